@@ -1,9 +1,9 @@
 """The safetensors container: its header read with suspicion, and a writer that streams.
 
-A file is an 8-byte little-endian header length, a JSON header `{name: {dtype, shape, data_offsets}}`
-with an optional `__metadata__`, then the tensors' bytes without gaps
-(https://github.com/huggingface/safetensors#format). As the header comes first and sizes are known
-from shapes, a file of any size can be written a few rows at a time.
+A file is the header's length in 8 little-endian bytes, a JSON header
+`{name: {dtype, shape, data_offsets}}` with an optional `__metadata__`, then the tensors' bytes
+without gaps (https://github.com/huggingface/safetensors#format). As the header comes first and
+sizes are known from shapes, a file of any size can be written a few rows at a time.
 """
 
 from __future__ import annotations

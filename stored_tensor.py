@@ -1,8 +1,8 @@
 """Where one tensor lies in a file, and how to read it: whole, or a few rows at a time.
 
-Every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`) comes down to
-the same facts: raw little-endian elements from some byte of some file on, a type, a shape and
-strides. A `StoredTensor` holds these facts, checked against the file, so that one reader serves all.
+Every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`) comes down
+to the same facts: raw little-endian elements from some byte of some file on, a type, a shape and
+strides. A `StoredTensor` holds these facts, checked against the file, and one reader serves all.
 
 The bytes are read, not mapped: pages of a mapped file count as resident memory of the process until
 the system takes them back, and a file cut short while it is mapped kills the process.

@@ -2,12 +2,13 @@
 
 A `.bin` is a pickle, which is a program, and running one from the internet runs whatever it says.
 Here the opcodes are read by a small stack machine that knows strings, numbers, containers and the
-handful of names a tensor is made of; there is no code path by which it could import or call anything
-else. Any other name is refused, by name.
+handful of names a tensor is made of; there is no code path by which it could import or call
+anything else. Any other name is refused, by name.
 
 Two containers exist (torch/serialization.py in the torch sources):
 
-- zip (torch >= 1.6): `<prefix>/data.pkl`, and each storage as an uncompressed entry `<prefix>/data/<key>`;
+- zip (torch >= 1.6): `<prefix>/data.pkl`, and each storage as an uncompressed entry
+  `<prefix>/data/<key>`;
 - legacy: five pickles (magic number, protocol, system info, the object, the list of storage keys),
   then for each key an 8-byte element count and the storage's bytes.
 
@@ -82,7 +83,8 @@ def read_torch(path: Path) -> list[StoredTensor]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path}: not a whole torch checkpoint ({error}): fetch it again") from error
+        cause = f"not a whole torch checkpoint ({error})"
+        raise UserError(f"{path}: {cause}: fetch it again") from error
 
 
 def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]]]:
@@ -90,7 +92,7 @@ def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {info.filename: info for info in archive.infolist()}
-            roots = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
+            roots = [name for name in entries if name.partition("/")[2] == "data.pkl"]
             if len(roots) != 1:
                 raise UserError("not a torch checkpoint: the archive has no data.pkl")
             prefix = roots[0].removesuffix("data.pkl")
@@ -123,7 +125,7 @@ def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
     file.seek(info.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise UserError(f"damaged archive: no entry where {info.filename} should be: fetch it again")
+        raise UserError(f"damaged archive: {info.filename} is not where it should be")
     lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     return info.header_offset + 30 + lengths
 
