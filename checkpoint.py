@@ -15,12 +15,14 @@ from types import TracebackType
 from typing import BinaryIO
 
 from backend import UserError, mx
+
 from safetensors_file import read_header
 from stored_tensor import StoredTensor
 from torch_pickle import read_torch
 
 SAFETENSORS = "model.safetensors"
 TORCH = "pytorch_model.bin"
+_LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 class Checkpoint:
@@ -163,6 +165,7 @@ def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     for path in paths:
+        _refuse_pointer(path)
         if path.suffix == ".safetensors":
             found, facts = read_header(path)
             metadata |= facts
@@ -172,3 +175,9 @@ def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
             if not weight_map or weight_map.get(tensor.name, path.name) == path.name:
                 tensors[tensor.name] = tensor
     return Checkpoint(list(tensors.values()), metadata)
+
+
+def _refuse_pointer(path: Path) -> None:
+    with open(path, "rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise UserError(f"{path} is a Git LFS pointer; run `git lfs pull` in its folder")

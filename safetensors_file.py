@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-import numpy as np
-
 from backend import UserError, mx
+
+import numpy as np
 from stored_tensor import StoredTensor, row_major
 
 _MAX_HEADER = 100_000_000  # as in the reference implementation
@@ -56,11 +56,11 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER):
-            raise UserError(f"{path}: not a whole safetensors file: {_guess(path, size)}")
+            raise UserError(f"{path}: not a whole safetensors file ({size} bytes): fetch it again")
         text = file.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_no_duplicates)
-        metadata = header.pop("__metadata__", None) or {}
+        metadata = dict(header.pop("__metadata__", None) or {})
         tensors = [_tensor(path, name, info, 8 + length) for name, info in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: damaged safetensors header: {error or 'malformed'}") from error
@@ -72,14 +72,7 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
         end += tensor.nbytes
     if end != size:
         raise UserError(f"{path}: has {size} bytes where its header says {end}: fetch it again")
-    return tensors, {str(key): str(value) for key, value in dict(metadata).items()}
-
-
-def _guess(path: Path, size: int) -> str:
-    with open(path, "rb") as file:
-        if file.read(24) == b"version https://git-lfs.g":
-            return "it is a Git LFS pointer; run `git lfs pull` in its folder"
-    return f"it has {size} bytes and a header that does not fit; fetch it again"
+    return tensors, {str(key): str(value) for key, value in metadata.items()}
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from backend import UserError
+
 from stored_tensor import StoredTensor
 
 _MAGIC = 0x1950A86A20F9469CFC6C
