@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
-from backend import UserError, mx
 from acceptance import Sampling, fold, row_key, verify
+from backend import UserError, mx
 from drafters import Drafter, DraftModel
 from model import T5
 from results import Chunk, Result, Row, Settings

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from backend import UserError, mx
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
+from backend import UserError, mx
 from model import T5
 
 

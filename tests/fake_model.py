@@ -8,9 +8,9 @@ or reads past it, changes the output. Everything is small enough to enumerate.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from backend import mx
 import numpy as np
 
+from backend import mx
 from drafters import DraftModel
 
 START, EOS = 0, 1

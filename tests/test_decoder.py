@@ -2,6 +2,10 @@
 
 import numpy as np
 import pytest
+
+from acceptance import row_key
+from backend import UserError
+from decoder import Engine, SpeculativeDecoder
 from fake_model import (
     EOS,
     START,
@@ -14,10 +18,6 @@ from fake_model import (
     random_table,
     without,
 )
-
-from acceptance import row_key
-from backend import UserError
-from decoder import Engine, SpeculativeDecoder
 from results import Row, Settings
 
 V = 7

@@ -10,11 +10,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from backend import mx
-from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 
 from acceptance import fold, row_key
+from backend import mx
 from decoder import Engine
+from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 from results import Row, Settings
 from test_acceptance import total_variation_bound
 

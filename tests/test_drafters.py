@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from backend import UserError, mx
-from fake_model import FakeModel, drafter, good, greedy, random_table
 
 from acceptance import Sampling, row_key
+from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from drafters import DraftModel
+from fake_model import FakeModel, drafter, good, greedy, random_table
 
 V = 7
 TABLE = random_table(V)
