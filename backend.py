@@ -50,6 +50,7 @@ def load_openblas(
 _found = load_openblas()
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
+import mlx.nn as nn  # noqa: E402, F401
 
 
 def cpu_only() -> bool:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-
 import mlx.core as mx
 import numpy as np
+
+import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
 
 
 def relative_buckets(
