@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
-from backend import UserError
+from backend import UserError, mx
 from model import T5
 
 
