@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 
-import mlx.core as mx
 import numpy as np
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
+from backend import mx
 
 
 def relative_buckets(
