@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
+
 import mlx.core as mx
 
 # A residual lighter than this is rounding noise of two equal distributions.

@@ -24,13 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
 import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
-from acceptance import Sampling, fold, row_key, verify
 from backend import UserError
-from drafters import Drafter, DraftModel
+
+import mlx.core as mx
 from model import T5
-from results import Chunk, Result, Row, Settings
 from text import StreamingDetokenizer, decode, same_vocabulary
+
+from acceptance import Sampling, fold, row_key, verify
+from drafters import Drafter, DraftModel
+from results import Chunk, Result, Row, Settings
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
 DEFAULT_BATCH_SIZE = 8

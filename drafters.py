@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
-from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError
+
+import mlx.core as mx
 from model import T5
+
+from acceptance import DRAFT, Sampling, fold, probabilities, sample
 
 
 @dataclass

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
 from backend import UserError
+
+import mlx.core as mx
 
 
 @dataclass(frozen=True)
