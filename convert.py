@@ -22,18 +22,17 @@ from pathlib import Path
 
 from backend import UserError, mx
 
-from config import T5Config
-from mlx.utils import tree_flatten
-from model import T5
 from tqdm import tqdm
-from weights import keep_float32, quantize_predicate, read_config, select
 
 from checkpoint import Checkpoint, open_checkpoint
+from config import T5Config
 from hub import SMALL_FILES, resolve
+from model import T5, select_tensors
 from output_folder import check_output, new_folder, require_space
 from quantization import MODES, Quantization
 from safetensors_file import SafetensorsWriter, data_size
 from stored_tensor import READABLE
+from weights import keep_float32, quantize_predicate, read_config
 
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 BLOCK_BYTES = 16 << 20  # read at once; memory is a few times this
@@ -69,9 +68,9 @@ class Step:
         cast = rows.astype(self.dtype)
         if self.dtype == mx.float16 and mx.any(mx.isinf(cast) & mx.isfinite(rows)).item():
             raise UserError(f"{self.source} has numbers too large for float16; use bfloat16")
-        return (
-            self.quantization.quantize(self.name, cast) if self.quantization else {self.name: cast}
-        )
+        if self.quantization is None:
+            return {self.name: cast}
+        return self.quantization.quantize(self.name, cast)
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Type and full shape of each output array, by name, in the order they are stored."""
@@ -160,12 +159,10 @@ def plan(
     if checkpoint.metadata.get("format") == "mlx":
         raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
-    model = T5(config, separate_head=True)  # lazy: none of its random weights is ever computed
-    expected = {name: array.shape for name, array in tree_flatten(model.parameters())}
-    names = select(config, checkpoint, expected)
+    names = select_tensors(config, checkpoint)
     layers = {
         f"{path}.weight"
-        for path, module in model.named_modules()
+        for path, module in T5(config).named_modules()  # lazy: its random weights are never made
         if quantization and quantize_predicate(path, module)
     }
     steps = []
@@ -251,8 +248,6 @@ def small_cache() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     args = _parser().parse_args(argv)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that what was begun is cleared away
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     options = vars(args)
     source = options.pop("model")
     default = Path("models") / Path(source).expanduser().resolve().name
@@ -290,4 +285,6 @@ def _is_ours(name: str) -> bool:
 
 
 if __name__ == "__main__":
+    for terminated in (signal.SIGTERM, signal.SIGHUP):  # so that what was begun is cleared away
+        signal.signal(terminated, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -23,16 +23,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-from backend import UserError
-
-import mlx.core as mx
-from model import T5
-from text import StreamingDetokenizer, decode, same_vocabulary
-
 from acceptance import Sampling, fold, row_key, verify
+from backend import UserError, mx
 from drafters import Drafter, DraftModel
+from model import T5
 from results import Chunk, Result, Row, Settings
+from text import StreamingDetokenizer, decode, same_vocabulary
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
 DEFAULT_BATCH_SIZE = 8

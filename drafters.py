@@ -15,13 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-from backend import UserError
-
-import mlx.core as mx
-from model import T5
-
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
+from backend import UserError, mx
+from model import T5
 
 
 @dataclass

@@ -210,10 +210,9 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
 
 
 def _load(args: argparse.Namespace) -> tuple[SpeculativeDecoder, console.Painter | None]:
-    from model import load
-
     import pair
     from decoder import SpeculativeDecoder
+    from model import load
 
     chosen = pair.choose(args.model, args.draft_model, args.regular_decode)
     model, tokenizer = load(chosen.target, args.dtype)

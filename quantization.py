@@ -52,7 +52,7 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether rows of this length divide into groups; mlx-lm leaves other layers as they are."""
+        """Whether rows of this length divide into groups; if not, mlx-lm leaves the layer alone."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-from backend import UserError
-
-import mlx.core as mx
+from backend import UserError, mx
 
 
 @dataclass(frozen=True)
