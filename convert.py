@@ -174,8 +174,8 @@ def plan(
         steps.append(Step(source, name, shape, stored, how))
     left = sum(step.name in layers and not step.quantization for step in steps)
     if layers and left == len(layers.intersection(step.name for step in steps)):
-        group = f"--q-group-size {quantization.group_size}"
-        raise UserError(f"no layer's rows divide into groups of {group}; choose a smaller one")
+        cause = f"no layer's rows divide into groups of {quantization.group_size}"
+        raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
     if left:
         print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
     return steps
