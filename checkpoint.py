@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import BinaryIO
 
 from backend import UserError, mx
-
 from safetensors_file import read_header
 from stored_tensor import StoredTensor
 from torch_pickle import read_torch

@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from backend import UserError, mx
-
 from tqdm import tqdm
 
+from backend import UserError, mx
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from hub import SMALL_FILES, resolve

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from backend import UserError
-
 from checkpoint import SAFETENSORS, TORCH
 
 TOKENIZER_FILES = (

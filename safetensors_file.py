@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from backend import UserError, mx
-
 import numpy as np
 
+from backend import UserError, mx
 from stored_tensor import StoredTensor, row_major
 
 _MAX_HEADER = 100_000_000  # as in the reference implementation

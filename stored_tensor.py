@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from backend import UserError, mx
-
 import numpy as np
+
+from backend import UserError, mx
 
 # Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
 # numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
