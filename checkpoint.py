@@ -58,6 +58,10 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
 
+    def require_readable(self, name: str) -> None:
+        """Raises `UserError` unless `read` knows the tensor's type."""
+        self._tensors[name].require_readable()
+
     def read(self, name: str) -> mx.array:
         """One whole tensor in its stored type.
 

@@ -96,6 +96,11 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
     return StoredTensor(name, path, dtype, itemsize, shape, row_major(shape), data_start + begin)
 
 
+def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
+    """Bytes that tensors, given as to `SafetensorsWriter`, take in a file besides its header."""
+    return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
+
+
 class SafetensorsWriter:
     """Writes one file, header first, then each tensor's bytes as they come; a context manager.
 
