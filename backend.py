@@ -1,9 +1,6 @@
 """What must happen before MLX is imported, and the error every module raises.
 
-Import this module first wherever MLX is used:
-
-    import backend  # noqa: F401  (first: it chooses the matrix library)
-    import mlx.core as mx
+Import it before MLX; ruff's import order (pyproject.toml) sees to that.
 
 The CPU wheel of MLX for Linux carries a reference BLAS that runs on one core: a product of two
 1024 x 1024 matrices takes 20 times as long as with OpenBLAS, and six rows cost six times as much
