@@ -256,8 +256,9 @@ def _write_all(
     args: argparse.Namespace,
 ) -> int:
     """Write every text, in order, as soon as it and all before it are finished."""
-    from text import StreamingDetokenizer
     from tqdm import tqdm
+
+    from text import StreamingDetokenizer
 
     def paint(result: Result) -> str:
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
