@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backend import UserError, default_dtype_is_float32, mx, nn, tree_flatten
+from backend import UserError, cpu_only, mx, nn, tree_flatten
 from bias import RelativeBias
 from cache import Cache, Slots
 from checkpoint import Checkpoint, open_checkpoint
@@ -326,7 +326,7 @@ def _compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtyp
     """The type to compute in: as wanted, or as the embedding is stored."""
     if wanted is None:
         embedding = next(name for name in EMBEDDINGS if name in stored.names)
-        wanted = "float32" if default_dtype_is_float32() else stored.dtype(embedding)
+        wanted = "float32" if cpu_only() else stored.dtype(embedding)
     name = str(wanted).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
