@@ -11,7 +11,7 @@ import model as model_module
 from backend import UserError, mx, nn, tree_flatten
 from checkpoint import open_checkpoint
 from config import T5Config
-from families import SHAPE, UNTIED
+from families import SHAPE, UNTIED, torch
 from model import T5, expected_parameters, load, select_tensors
 from weights import HEAD, keep_float32, quantize_predicate
 
@@ -143,6 +143,17 @@ def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path):
     logits, expected = (np.array(m(IDS, TARGET)) for m in (model, tied))
     np.testing.assert_array_equal(logits[..., :-1], expected[..., :-1])
     assert np.abs(logits[..., -1] - expected[..., -1]).min() > 1e-3
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["t5", "flan", "umt5"])
+def test_torch_file(made, tmp_path, name, legacy):
+    """pytorch_model.bin as torch saves the model itself, tied names sharing their storage."""
+    reference = made(name)
+    (tmp_path / "config.json").write_text(json.dumps(reference.family.raw))
+    state, path = reference.model.state_dict(), tmp_path / "pytorch_model.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    assert_same(load(tmp_path)[0], load(reference.folder)[0])
 
 
 def test_mlx_folder(tmp_path, plain):
