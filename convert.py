@@ -115,6 +115,8 @@ def convert(
             is damaged or no T5, or too little disk space. Nothing is left behind.
     """
     path = Path(mlx_path).expanduser().resolve()
+    if not quantize and (q_bits, q_group_size, q_mode) != (None, None, "affine"):
+        raise UserError("--q-bits, --q-group-size and --q-mode quantise only together with -q")
     quantization = Quantization.choose(q_bits, q_group_size, q_mode) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
