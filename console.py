@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from decoder import Result, Stats
+    from results import Result, Stats
+    from text import StreamingDetokenizer
 
 
 class InputError(ValueError):
@@ -119,47 +120,34 @@ class Painter:
     ends inside a character is shown with the token that completes it.
     """
 
-    def __init__(self, tokenizer, no_color: bool):
-        self._tokenizer = tokenizer
+    def __init__(self, no_color: bool):
         self._draft, self._target = (
             ("[{}]", "{}") if no_color else ("\033[32m{}\033[0m", "\033[35m{}\033[0m")
         )
 
     @property
     def legend(self) -> str:
-        return (
-            "tokens by author: "
-            + self._draft.format("draft, kept by the target")
-            + " "
-            + self._target.format("target")
-        )
+        """One line that explains the colours."""
+        draft, target = self._draft.format("by the draft"), self._target.format("by the target")
+        return f"tokens: {draft} {target}"
 
-    def begin(self) -> None:
-        """Start a text."""
-        from text import StreamingDetokenizer
+    def paint(self, pieces: Iterable[str], accepted: Iterable[bool], rest: str = "") -> str:
+        """Text coloured token by token.
 
-        self._detokenizer = StreamingDetokenizer(self._tokenizer)
+        Args:
+            pieces: the text that each token completed.
+            accepted: for each of them, whether the draft proposed it.
+            rest: text after the last of them, which the target gets.
+        """
+        authors = [(text, self._draft if drafted else self._target)
+                   for text, drafted in zip(pieces, accepted, strict=True)]  # fmt: skip
+        authors.append((rest, self._target))
+        return "".join(author.format(text) for text, author in authors if text)
 
-    def paint(self, tokens: Iterable[int], accepted: Iterable[bool]) -> str:
-        """The next tokens as coloured text; `accepted` tells for each if the draft wrote it."""
-        self._author = self._target
-        painted = []
-        for token, drafted in zip(tokens, accepted, strict=True):
-            self._author = self._draft if drafted else self._target
-            painted.append(self._wrapped(self._detokenizer.add([token])))
-        return "".join(painted)
-
-    def finish(self) -> str:
-        """What is left of a text after its last token."""
-        return self._wrapped(self._detokenizer.finish())
-
-    def line(self, result: Result) -> str:
-        """A whole result, coloured, on one line."""
-        self.begin()
-        return one_line(self.paint(result.tokens, result.accepted) + self.finish())
-
-    def _wrapped(self, text: str) -> str:
-        return self._author.format(text) if text else ""
+    def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
+        """A whole result, coloured, on one line; the detokenizer is a fresh one."""
+        pieces = [detokenizer.add([token]) for token in result.tokens]
+        return one_line(self.paint(pieces, result.accepted, detokenizer.finish()))
 
 
 class Results:
@@ -168,14 +156,16 @@ class Results:
     Args:
         path: file to write; None is standard output.
         as_json: one JSON object a line; otherwise one text a line.
-        painter: colours the texts; where they go to a file or are JSON, it shows them on standard
-            error besides.
+        paint: makes a coloured line of a result; where results go to a file or are JSON, it is
+            shown on standard error besides.
     """
 
-    def __init__(self, path: str | None, as_json: bool, painter: Painter | None):
+    def __init__(
+        self, path: str | None, as_json: bool, paint: Callable[[Result], str] | None = None
+    ):
         self._file: TextIO = open(path, "w", encoding="utf-8") if path else sys.stdout
         self._close = path is not None
-        self._as_json, self._painter = as_json, painter
+        self._as_json, self._paint = as_json, paint
         self._aside = path is not None or as_json
 
     def __enter__(self) -> Results:
@@ -188,10 +178,10 @@ class Results:
     def write(self, prompt: str, result: Result) -> None:
         """Write one result."""
         line = json_line(prompt, result) if self._as_json else one_line(result.text)
-        if self._painter and self._aside:
-            print(self._painter.line(result), file=sys.stderr)
-        elif self._painter:
-            line = self._painter.line(result)
+        if self._paint and self._aside:
+            print(self._paint(result), file=sys.stderr)
+        elif self._paint:
+            line = self._paint(result)
         print(line, file=self._file, flush=True)
 
 
@@ -220,17 +210,18 @@ def summary(stats: Sequence[Stats], seconds: float) -> str:
 
     Args:
         stats: those of every result.
-        seconds: wall-clock time they took together.
+        seconds: how long they took together.
     """
-    tokens = sum(s.generated_tokens for s in stats)
-    calls = sum(s.target_calls for s in stats)
+    tokens, calls = sum(s.generated_tokens for s in stats), sum(s.target_calls for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    parts = [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
-    if len(stats) > 1:
-        parts.insert(0, f"{len(stats)} prompts")
+    parts = [f"{len(stats)} prompts"] if len(stats) > 1 else []
+    parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
     if drafted:
         parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")
     if calls:
-        parts.append(f"{tokens / calls:.2f} tokens per target call")
+        decided = sum(s.tokens_per_call * s.target_calls for s in stats)
+        parts.append(f"{decided / calls:.2f} tokens per target call")
     peak = max((s.peak_memory_bytes for s in stats), default=0)
-    return " · ".join([*parts, f"peak memory {peak / 1e9:.2f} GB"])
+    if peak:
+        parts.append(f"peak memory {peak / 1e9:.2f} GB")
+    return " · ".join(parts)

@@ -115,7 +115,7 @@ class Engine:
             for row in self.rows
         ]
         proposal = None
-        if self.drafter and any(lengths):
+        if self.drafter:
             proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
 
         block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)

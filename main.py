@@ -23,6 +23,7 @@ import console
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
+    from results import Result
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -194,9 +195,10 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
     import backend  # not before: `--help` and a mistake in an option need not wait for MLX
 
     try:
-        decoder, painter = _load(args)
+        decoder = _load(args)
         if args.prompt is None and args.input_file is None:
             _tell(f"prompt: {DEFAULT_PROMPT}")
+        painter = console.Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
         if painter:
             _tell(painter.legend)
         options = {
@@ -204,12 +206,12 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
         }
         if len(prompts) == 1 and not (args.input_file or args.output_file or args.json):
             return _stream(decoder, prompts[0], options, painter)
-        return _generate(decoder, prompts, options, painter, args)
+        return _write_all(decoder, prompts, options, painter, args)
     except backend.UserError as error:
         raise console.InputError(str(error)) from None
 
 
-def _load(args: argparse.Namespace) -> tuple[SpeculativeDecoder, console.Painter | None]:
+def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     import pair
     from decoder import SpeculativeDecoder
     from model import load
@@ -218,65 +220,63 @@ def _load(args: argparse.Namespace) -> tuple[SpeculativeDecoder, console.Painter
     model, tokenizer = load(chosen.target, args.dtype)
     draft, draft_tokenizer = load(chosen.draft, args.dtype) if chosen.draft else (None, None)
     decoder = SpeculativeDecoder(
-        model,
-        draft,
-        tokenizer,
-        num_draft=args.num_draft,
-        delta=args.delta,
-        draft_tokenizer=draft_tokenizer,
+        model, draft, tokenizer, args.num_draft, args.delta, draft_tokenizer=draft_tokenizer
     )
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
-    no_color = bool(os.environ.get("NO_COLOR"))
-    return decoder, console.Painter(tokenizer, no_color) if args.verbose else None
+    return decoder
 
 
 def _stream(
     decoder: SpeculativeDecoder, prompt: str, options: dict, painter: console.Painter | None
 ) -> int:
     """Show one text while it is generated."""
-    began, tokens, drafted, stats = time.perf_counter(), 0, 0, None
-    if painter:
-        painter.begin()
+    status, stats = 0, None
     with contextlib.closing(decoder.stream(prompt, **options)) as chunks:
         try:
             for chunk in chunks:
-                text = painter.paint(chunk.tokens, chunk.accepted) if painter else chunk.text
+                stats, text = chunk.stats, chunk.text
+                if painter:
+                    rest = text[sum(map(len, chunk.pieces)) :]
+                    text = painter.paint(chunk.pieces, chunk.accepted, rest)
                 print(text, end="", flush=True)
-                tokens, drafted = tokens + len(chunk.tokens), drafted + sum(chunk.accepted)
-                stats = chunk.result and chunk.result.stats
-            print(painter.finish() if painter else "", flush=True)
         except KeyboardInterrupt:
-            print(flush=True)
-            seconds = time.perf_counter() - began
-            _tell(f"interrupted: {tokens} tokens in {seconds:.2f} s, {drafted} of them drafted")
-            return INTERRUPTED
-    _tell(console.summary([stats], time.perf_counter() - began))
-    return 0
+            status = INTERRUPTED
+    print(flush=True)
+    if stats:
+        done = "interrupted: " if status else ""
+        _tell(done + console.summary([stats], stats.decode_seconds))
+    return status
 
 
-def _generate(
+def _write_all(
     decoder: SpeculativeDecoder,
     prompts: list[str],
     options: dict,
     painter: console.Painter | None,
     args: argparse.Namespace,
 ) -> int:
-    """Write all texts in order, a batch at a time, so that memory does not grow with the file."""
+    """Write every text, in order, as soon as it and all before it are finished."""
     from tqdm import tqdm
 
+    from text import StreamingDetokenizer
+
+    def paint(result: Result) -> str:
+        return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
+
     as_json = args.json or (args.output_file or "").endswith(".jsonl")
-    results = console.Results(args.output_file, as_json, painter)
-    # In a terminal a bar would run through the texts; without one there is nobody to watch it.
+    # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
     began, stats, status = time.perf_counter(), [], 0
-    with results, tqdm(total=len(prompts), unit=" prompts", disable=hidden) as bar:
+    with (
+        console.Results(args.output_file, as_json, paint if painter else None) as output,
+        tqdm(total=len(prompts), unit=" prompts", disable=hidden) as bar,
+    ):
         try:
-            for start in range(0, len(prompts), args.batch_size):
-                batch = prompts[start : start + args.batch_size]
-                for prompt, result in zip(batch, decoder.generate(batch, **options), strict=True):
-                    results.write(prompt, result)
-                    stats.append(result.stats)
-                    bar.update()
+            results = decoder.results(prompts, batch_size=args.batch_size, **options)
+            for prompt, result in zip(prompts, results, strict=True):
+                output.write(prompt, result)
+                stats.append(result.stats)
+                bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
     done = f"interrupted: {len(stats)} of {len(prompts)} prompts done · " if status else ""

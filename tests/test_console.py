@@ -18,6 +18,7 @@ class FakeStats:
     target_calls: int = 4
     drafted: int = 12
     accepted: int = 6
+    tokens_per_call: float = 2.5
     peak_memory_bytes: int = 2_500_000_000
 
 
@@ -25,6 +26,7 @@ class FakeStats:
 class FakeResult:
     text: str
     tokens: list[int] = field(default_factory=lambda: [5, 6])
+    accepted: list[bool] = field(default_factory=lambda: [True, False])
     finish_reason: str = "stop"
     stats: FakeStats = field(default_factory=FakeStats)
 
@@ -129,7 +131,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
 
 def test_plain_results_take_one_line_each(tmp_path):
     path = tmp_path / "out.txt"
-    with console.Results(str(path), as_json=False, painter=None) as results:
+    with console.Results(str(path), as_json=False, paint=None) as results:
         results.write("p", FakeResult("one\ntwo\r\nthree"))
         assert path.read_text() == "one\\ntwo\\nthree\n", "a finished result is on disk at once"
         results.write("q", FakeResult(""))
@@ -137,7 +139,7 @@ def test_plain_results_take_one_line_each(tmp_path):
 
 
 def test_json_results_are_exact(capsys):
-    with console.Results(None, as_json=True, painter=None) as results:
+    with console.Results(None, as_json=True, paint=None) as results:
         results.write("p\u2028é", FakeResult("one\ntwo"))
     line, end = capsys.readouterr().out.split("\n")
     assert end == ""
@@ -145,6 +147,53 @@ def test_json_results_are_exact(capsys):
     assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
     assert (record["prompt"], record["text"]) == ("p\u2028é", "one\ntwo")
     assert record["stats"]["drafted"] == 12
+
+
+def test_coloured_json_stays_json(capsys):
+    with console.Results(None, as_json=True, paint=lambda result: "coloured") as results:
+        results.write("p", FakeResult("plain"))
+    out, err = capsys.readouterr()
+    assert json.loads(out)["text"] == "plain"
+    assert err == "coloured\n"
+
+
+def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsys, tmp_path):
+    for path in (None, str(tmp_path / "out.txt")):
+        with console.Results(path, as_json=False, paint=lambda result: "coloured") as results:
+            results.write("p", FakeResult("plain"))
+    assert capsys.readouterr() == ("coloured\n", "coloured\n")
+    assert (tmp_path / "out.txt").read_text() == "plain\n"
+
+
+# ---- who wrote what ------------------------------------------------------------------------------
+
+
+def test_every_token_has_its_author():
+    painter = console.Painter(no_color=True)
+    assert painter.paint(["Le", " chat", "", "s"], [True, False, True, True]) == "[Le] chat[s]"
+    assert painter.paint(["Le"], [True], "\ufffd") == "[Le]\ufffd"
+
+
+def test_colours_are_turned_off_after_every_token():
+    painted = console.Painter(no_color=False).paint(["a", "b"], [True, False])
+    assert painted == "\033[32ma\033[0m\033[35mb\033[0m"
+
+
+def test_a_coloured_line_does_not_split_a_character():
+    class Bytes:
+        """Two tokens make one character, as in ByT5."""
+
+        held = 0
+
+        def add(self, tokens: list[int]) -> str:
+            self.held += len(tokens)
+            return "é" if self.held == 2 else ""
+
+        def finish(self) -> str:
+            return "\n"
+
+    line = console.Painter(no_color=True).line(FakeResult("é\n"), Bytes())
+    assert line == "é\\n"
 
 
 # ---- statistics ----------------------------------------------------------------------------------
@@ -158,7 +207,9 @@ def test_the_summary_of_one_text():
 
 
 def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
-    regular = FakeStats(target_calls=10, drafted=0, accepted=0, peak_memory_bytes=1)
+    regular = FakeStats(
+        target_calls=10, drafted=0, accepted=0, tokens_per_call=1.0, peak_memory_bytes=0
+    )
     line = console.summary([FakeStats(), regular], 4.0)
     assert line.startswith("2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s")
     assert "1.43 tokens per target call" in line

@@ -56,8 +56,11 @@ def test_catches_up_with_whatever_was_committed():
     assert offsets == [3, 2, 1]
     assert [row[:1] for row in block[1:]] == [[5], [6]]
     assert block[0] == [first[2], 5]
-    # Steps without a draft leave more to catch up with.
-    rows = [[*row, 2, 3, 4, 5] for row in rows]
+    # Rejected proposals, then steps without a draft, leave more to catch up with.
+    for token in (2, 3, 4, 5):
+        rows = [[*row, token] for row in rows]
+        if token < 5:
+            assert draft.propose(rows, [0] * 3, sampling(3), None) is None
     third = draft.propose(rows, [1, 3, 2], sampling(3), None)
     assert third.lengths == [1, 3, 2]
     assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
@@ -65,10 +68,10 @@ def test_catches_up_with_whatever_was_committed():
 
 def test_rows_leave_and_join():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
-    draft.propose([[0], [0]], [3, 3], sampling(2), None)
+    tokens = draft.propose([[0], [0]], [3, 3], sampling(2), None).tokens.tolist()
     draft.keep([1])
     draft.insert(mx.array([SOURCE]), None)
-    rows = [[0, 4, 2], [0]]
+    rows = [[0, tokens[1][0], 2], [0]]
     proposal = draft.propose(rows, [2, 2], sampling(2), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
     draft.keep([])
