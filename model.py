@@ -32,6 +32,7 @@ from weights import (
     quantize,
     quantize_predicate,
     read_config,
+    read_mlx,
     sanitize,
     select,
 )
@@ -317,11 +318,7 @@ def _load_mlx(
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))
-    arrays = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        arrays |= mx.load(str(file))
-    tensors = ((name, arrays.pop(name)) for name in stored.names)
-    fill(model, tensors, _compute_dtype(dtype, stored))
+    fill(model, read_mlx(folder), _compute_dtype(dtype, stored))
     return model
 
 
