@@ -6,10 +6,10 @@ import json
 from collections import OrderedDict
 from pathlib import Path
 
-import mlx.core as mx
 import safetensors.torch
 import torch
 
+from backend import mx
 from config import T5Config
 from model import expected_parameters
 from weights import HEAD, tensor_names

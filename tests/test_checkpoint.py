@@ -7,13 +7,12 @@ import os
 import random
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 import torch
 
 import checkpoints
-from backend import UserError
+from backend import UserError, mx
 from checkpoint import open_checkpoint, read_weight_map
 from checkpoints import views
 

@@ -6,18 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from mlx.utils import tree_flatten
 
 import checkpoints
 import convert as module
 import families
 import peak_memory
-from backend import UserError
+from backend import UserError, mx, tree_flatten
 from checkpoints import TINY, arrays, siblings
 from convert import convert
 from model import load

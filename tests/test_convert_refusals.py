@@ -10,13 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 import torch
 
 import checkpoints
 import convert as module
-from backend import UserError
+from backend import UserError, mx
 from checkpoints import TINY, arrays, siblings
 from convert import convert, main
 from fake_hub import FakeHub, serve

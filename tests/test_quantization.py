@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
 
 import checkpoints
-from backend import UserError
+from backend import UserError, mx, nn, tree_flatten
 from checkpoints import TINY, arrays
 from convert import convert
 from model import load

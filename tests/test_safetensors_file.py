@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import struct
 
-import mlx.core as mx
 import pytest
 
-from backend import UserError
+from backend import UserError, mx
 from checkpoint import Checkpoint, open_checkpoint
 from safetensors_file import SafetensorsWriter
 
