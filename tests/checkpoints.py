@@ -119,9 +119,8 @@ def siblings(path: Path) -> set[str]:
 
 
 def tiny(folder: Path) -> Path:
-    """A small checkpoint with the files that lie beside weights, wanted and not."""
+    """A small checkpoint with other files beside it, wanted and not; it has no tokenizer."""
     save(random_state(TINY), folder, config=TINY)
-    for name in ("spiece.model", "tokenizer_config.json", "generation_config.json"):
-        (folder / name).write_text(name)
+    (folder / "generation_config.json").write_text("{}")
     (folder / "tf_model.h5").touch()
     return folder

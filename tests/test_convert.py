@@ -18,6 +18,7 @@ import peak_memory
 from backend import UserError, mx, tree_flatten
 from checkpoints import TINY, arrays, siblings
 from convert import convert
+from hub import TOKENIZER_FILES
 from model import load
 from weights import sanitize
 
@@ -118,14 +119,15 @@ def test_shards_and_index(tiny, tmp_path, monkeypatch):
 
 
 def test_what_lies_beside_the_weights(tiny, tmp_path):
+    for name in TOKENIZER_FILES:
+        (tiny / name).write_text(name)
     out = convert(tiny, tmp_path / "out", dtype="float16")
     assert {file.name for file in out.iterdir()} == {
         "config.json",
         "model.safetensors",
         "model.safetensors.index.json",
-        "spiece.model",
-        "tokenizer_config.json",
         "generation_config.json",
+        *TOKENIZER_FILES,
     }
     assert (out / "spiece.model").read_text() == "spiece.model"
     assert json.loads((out / "config.json").read_text()) == {**TINY, "torch_dtype": "float16"}

@@ -85,8 +85,8 @@ def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
     (out / "photos").mkdir()
     with pytest.raises(UserError, match=r"more than a converted model \(photos\)"):
         convert(tiny, out, overwrite=True)
-    with pytest.raises(UserError, match="spiece.model is a file"):
-        convert(tiny, tiny / "spiece.model", overwrite=True)
+    with pytest.raises(UserError, match="config.json is a file"):
+        convert(tiny, tiny / "config.json", overwrite=True)
 
 
 def test_the_source_is_safe(tiny, tmp_path):
