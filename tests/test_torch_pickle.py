@@ -100,11 +100,19 @@ def test_a_tensor_larger_than_its_storage(tmp_path, format):
         open_checkpoint(checkpoints.save(state, tmp_path, format))
 
 
-def test_a_tensor_reaching_out_of_its_storage(tmp_path):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    (
+        (b"K\x02K\x03\x86", b"K\x02K\x04\x86"),  # the shape (2, 3)
+        (b"K\x03K\x01\x86", b"K\x05K\x01\x86"),  # the strides (3, 1)
+        (b"QK\x00", b"QK\x01"),  # the offset, which follows the storage
+    ),
+)
+def test_a_tensor_reaching_out_of_its_storage(tmp_path, old, new):
     path = checkpoints.save({"a": torch.ones(2, 3)}, tmp_path, "legacy") / "pytorch_model.bin"
-    shape = b"K\x02K\x03\x86"  # (2, 3), then the strides (3, 1)
-    assert path.read_bytes().count(shape) == 1
-    path.write_bytes(path.read_bytes().replace(shape, b"K\x02K\x04\x86"))
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
     with pytest.raises(UserError, match="a reaches beyond its storage of 6"):
         open_checkpoint(tmp_path)
 
