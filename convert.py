@@ -4,7 +4,7 @@
 
 Flags and output follow mlx-lm. Every tensor streams from the checkpoint through cast and
 quantisation into its place in the output, a few rows at a time, so that memory does not depend on
-the model's size: a 45 GB checkpoint converts on a machine with 8 GB.
+the size of the model (tests/peak_memory.py measures it).
 """
 
 from __future__ import annotations
