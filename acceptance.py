@@ -27,8 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
+from backend import mx
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6

@@ -1,6 +1,8 @@
 """What must happen before MLX is imported, and the error every module raises.
 
-Import it before MLX; ruff's import order (pyproject.toml) sees to that.
+Every module takes MLX from here, so that nothing imports it too early:
+
+    from backend import mx, nn
 
 The CPU wheel of MLX for Linux carries a reference BLAS that runs on one core: a product of two
 1024 x 1024 matrices takes 20 times as long as with OpenBLAS, and six rows cost six times as much
@@ -50,6 +52,11 @@ def load_openblas(
 _found = load_openblas()
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
+import mlx.nn as nn  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+
+__all__ = ["UserError", "cpu_only", "default_dtype_is_float32", "load_openblas"]
+__all__ += ["mx", "nn", "tree_flatten"]
 
 
 def cpu_only() -> bool:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-
-import mlx.core as mx
 import numpy as np
+
+from backend import mx
 
 
 def relative_buckets(

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-
-import mlx.core as mx
+from backend import mx
 
 BLOCK = 64  # slots are added, and attended to, in multiples of this
 

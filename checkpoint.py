@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import BinaryIO
 
 from backend import UserError, mx
-
 from safetensors_file import read_header
 from stored_tensor import StoredTensor
 from torch_pickle import read_torch
@@ -58,6 +57,10 @@ class Checkpoint:
         """A value that two names have in common exactly if they are the same bytes read alike."""
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
+
+    def require_readable(self, name: str) -> None:
+        """Raises `UserError` unless `read` knows the tensor's type."""
+        self._tensors[name].require_readable()
 
     def read(self, name: str) -> mx.array:
         """One whole tensor in its stored type.

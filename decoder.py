@@ -23,10 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
 from acceptance import Sampling, fold, row_key, verify
-from backend import UserError
+from backend import UserError, mx
 from drafters import Drafter, DraftModel
 from model import T5
 from results import Chunk, Result, Row, Settings
@@ -117,7 +115,7 @@ class Engine:
             for row in self.rows
         ]
         proposal = None
-        if self.drafter and any(lengths):
+        if self.drafter:
             proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
 
         block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)

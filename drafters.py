@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
-from backend import UserError
+from backend import UserError, mx
 from model import T5
 
 
@@ -66,7 +64,7 @@ class Drafter(Protocol):
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Guesses what follows.
+        """Guesses what follows. Called once a step, also when no row can use a proposal.
 
         Args:
             committed: tokens of each row so far, the start token first.
@@ -132,9 +130,14 @@ class DraftModel:
         lengths: Sequence[int],
         sampling: Sampling,
         keys: mx.array | None,
-    ) -> Proposal:
+    ) -> Proposal | None:
         """Decodes max(lengths) tokens in one lazy graph; see `Drafter.propose`."""
+        # The block fed last step is true up to the last accepted proposal, and the
+        # target then added one token that is not in the cache.
+        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
         gamma = max(lengths)
+        if gamma == 0:
+            return None
         logits = self._catch_up(committed, gamma)
         tokens, q = [], []
         for i in range(gamma):
@@ -166,12 +169,11 @@ class DraftModel:
         was accepted. Rows that lack fewer tokens are padded; the padding lands
         in slots that are written again before any query can see them.
         """
-        cached = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
-        pending = [list(row[have:]) for have, row in zip(cached, committed, strict=True)]
+        pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
         block = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
         self.cache.reserve(max(map(len, committed)) + max(width, gamma))
-        logits = self.model.decode(self._known(block), self.cache, cached)
+        logits = self.model.decode(self._known(block), self.cache, self.fed)
         last = mx.array([len(row) - 1 for row in pending])
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from backend import UserError
-
 from checkpoint import SAFETENSORS, TORCH
 
 TOKENIZER_FILES = (
@@ -88,7 +87,7 @@ def _download(name: str, revision: str | None) -> Path:
         info = HfApi().model_info(name, revision=revision)
         files = choose_files(sibling.rfilename for sibling in info.siblings or ())
         _require(files, where)
-        return Path(snapshot_download(name, revision=info.sha, allow_patterns=files))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except UserError:
         raise
     except errors.GatedRepoError:

@@ -16,12 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backend import UserError, default_dtype_is_float32
-
-import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
-
+from backend import UserError, default_dtype_is_float32, mx, nn, tree_flatten
 from bias import RelativeBias
 from cache import Cache, Slots
 from checkpoint import Checkpoint, open_checkpoint

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import backend  # noqa: F401  (before mlx: it chooses the CPU's matrix library)
-import mlx.core as mx
-from backend import UserError
+from backend import UserError, mx
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from backend import UserError, mx
-
 import numpy as np
+
+from backend import UserError, mx
 from stored_tensor import StoredTensor, row_major
 
 _MAX_HEADER = 100_000_000  # as in the reference implementation
@@ -94,6 +94,11 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
         raise ValueError(f"{name} has {end - begin} bytes, which is not its shape's size")
     shape = tuple(shape)
     return StoredTensor(name, path, dtype, itemsize, shape, row_major(shape), data_start + begin)
+
+
+def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
+    """Bytes that tensors, given as to `SafetensorsWriter`, take in a file besides its header."""
+    return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
 
 class SafetensorsWriter:

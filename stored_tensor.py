@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from backend import UserError, mx
-
 import numpy as np
+
+from backend import UserError, mx
 
 # Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
 # numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
@@ -81,11 +81,7 @@ class StoredTensor:
         Raises:
             UserError: the type is not one that MLX computes with, or the file ends too early.
         """
-        if self.dtype not in READABLE:
-            raise UserError(
-                f"{self.path}: {self.name} is {self.dtype}; "
-                f"only {', '.join(READABLE)} can be read: save the checkpoint in one of these"
-            )
+        self.require_readable()
         rows, *rest = self.shape or (1,)
         row = math.prod(rest)
         step = max(1, max_bytes // max(1, row * self.itemsize))
@@ -98,6 +94,14 @@ class StoredTensor:
                 flat = np.ascontiguousarray(whole[start : start + count])
             shape = (count, *rest) if self.shape else ()
             yield self._to_mlx(flat.reshape(shape))
+
+    def require_readable(self) -> None:
+        """Raises `UserError` unless the type is one of `READABLE`."""
+        if self.dtype not in READABLE:
+            raise UserError(
+                f"{self.path}: {self.name} is {self.dtype}; "
+                f"only {', '.join(READABLE)} can be read: save the checkpoint in one of these"
+            )
 
     def read(self, file: BinaryIO) -> mx.array:
         """The whole tensor in its stored type; `file` and errors as in `blocks`."""

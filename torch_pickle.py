@@ -26,7 +26,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from backend import UserError
-
 from stored_tensor import StoredTensor
 
 _MAGIC = 0x1950A86A20F9469CFC6C

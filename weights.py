@@ -11,11 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from backend import UserError
-
-import mlx.core as mx
-import mlx.nn as nn
-
+from backend import UserError, mx, nn
 from checkpoint import Checkpoint
 from config import T5Config
 

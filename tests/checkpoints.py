@@ -8,6 +8,10 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
+from config import T5Config
+from model import expected_parameters
+from weights import HEAD, tensor_names
+
 FORMATS = ("safetensors", "zip", "legacy")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -54,3 +58,15 @@ def write(state: object, path: Path, format: str) -> Path:
     else:
         torch.save(state, path, _use_new_zipfile_serialization=format == "zip")
     return path
+
+
+def random_state(config: dict, dtype: str = "float32") -> dict[str, torch.Tensor]:
+    """Random tensors by Hugging Face's names, for a config.json with a tied head."""
+    ours = T5Config.from_dict(config)
+    shapes = expected_parameters(ours)
+    generator = torch.Generator().manual_seed(0)
+    return {
+        theirs: torch.rand(shapes[name], generator=generator).to(getattr(torch, dtype))
+        for theirs, name in tensor_names(ours).items()
+        if name != HEAD
+    }

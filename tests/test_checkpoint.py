@@ -12,13 +12,13 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
-from backend import UserError
-
-import checkpoints
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+
+import checkpoints
+from backend import UserError
 from checkpoint import Checkpoint, open_checkpoint, read_weight_map
 from safetensors_file import SafetensorsWriter
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from backend import UserError
-
 import pytest
 
 import pair
+from backend import UserError
 
 
 @pytest.fixture(autouse=True)
