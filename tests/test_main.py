@@ -45,12 +45,12 @@ def byte_model(folder: Path, noise: float = 0.0) -> Path:
     config = transformers.T5Config(vocab_size=384, decoder_start_token_id=0, **sizes)
     tokenizer = transformers.ByT5Tokenizer()
     letters = sorted(set(tokenizer.encode("abcdefghijklmnopqrstuvwxyzàáâãçèéê")[:-1]))
-    generator = torch.Generator().manual_seed(0)
+    own, others = (torch.Generator().manual_seed(seed) for seed in (0, 1))
     state = {}
     for name, value in transformers.T5ForConditionalGeneration(config).state_dict().items():
         scale = 1.0 if name == "shared.weight" or value.ndim == 1 else value.shape[-1] ** -0.5
-        state[name] = scale * torch.randn(value.shape, generator=generator)
-        state[name] += noise * scale * torch.randn(value.shape)
+        weight = torch.randn(value.shape, generator=own)
+        state[name] = scale * (weight + noise * torch.randn(value.shape, generator=others))
     head = torch.zeros(config.vocab_size, config.d_model)
     head[letters] = 16 * state["lm_head.weight"][letters]
     state["lm_head.weight"] = head
@@ -138,14 +138,14 @@ def test_a_draft_with_another_vocabulary_is_refused(run, models):
 # ---- one prompt ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temp", "1", "--seed", "3"]])
+@pytest.mark.parametrize("sampling", [[], ["--temp", "0.5", "--seed", "3"]])
 def test_the_streamed_text_is_the_text(run, models, sampling):
     argv = [*models, *sampling, "-m", "120", "--prompt", "Étude"]
     status, streamed, err = run(*argv)
     _, out, _ = run(*argv, "--json")
     assert status == 0
     assert streamed == json.loads(out)["text"] + "\n"
-    assert "120 tokens in" in err
+    assert re.search(r"\d+ tokens in", err)
 
 
 def test_every_write_is_whole_characters(models):
