@@ -84,6 +84,7 @@ def run(capsys):
 def start(*argv: str, **options) -> subprocess.Popen:
     """Runs the command line in a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    pipes["env"] = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen([sys.executable, str(ROOT / "main.py"), *argv], **pipes)
 
 
@@ -209,6 +210,16 @@ def test_with_one_seed_equal_prompts_are_independent_samples(run, models):
     assert first != second
     assert texts(run(*argv, "--seed", "1")[1]) == [first, second]
     assert texts(run(*argv, "--seed", "2")[1])[0] != first
+
+
+def test_the_batch_size_bounds_memory(run, models):
+    prompts = [part for i in range(8) for part in ("--prompt", str(i) * 200)]
+    argv = [*models, "-m", "8", "--json", *prompts]
+    small, large = (
+        json.loads(run(*argv, "--batch-size", size)[1].splitlines()[-1])["stats"]
+        for size in ("1", "8")
+    )
+    assert 2 * small["peak_memory_bytes"] < large["peak_memory_bytes"]
 
 
 def test_regular_and_speculative_decoding_agree(run, models):
