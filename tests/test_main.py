@@ -18,7 +18,9 @@ import main
 
 ROOT = Path(main.__file__).parent
 BUNDLED = ROOT / "demo"
-TRANSLATION = "@@TRANSLATION@@"
+TRANSLATION = (
+    "Allons au magasin et achetons des provisions, notamment des œufs, des avocats et du pain."
+)
 STATS = {
     "prompt_tokens": int,
     "generated_tokens": int,
