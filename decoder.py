@@ -25,7 +25,7 @@ from numbers import Integral
 
 from acceptance import Sampling, fold, row_key, verify
 from backend import UserError, mx
-from drafters import Drafter, DraftModel
+from drafters import Drafter, DraftModel, Proposal
 from model import T5
 from results import Chunk, Result, Row, Settings
 from text import StreamingDetokenizer, decode, same_vocabulary
@@ -59,9 +59,10 @@ class Engine:
     def insert(self, rows: Sequence[Row]) -> None:
         """Encodes the source of new rows and adds them to the batch."""
         started = self.clock()
-        ids, mask = _pad([row.ids for row in rows], self.target.config.pad_token_id)
+        sources = [row.ids for row in rows]
+        ids, mask = _pad(sources, self.target.config.pad_token_id)
         cache = self.target.cache(self.target.encode(ids, mask), mask)
-        drafter_state = self.drafter.insert(ids, mask) if self.drafter else []
+        drafter_state = self.drafter.insert(sources, ids, mask) if self.drafter else []
         mx.eval(cache.state, drafter_state)
         if self.cache is None:
             self.cache = cache
@@ -79,11 +80,13 @@ class Engine:
         Waits for the device once.
         """
         started = self.clock()
-        drafted, outcome = self._draft_and_verify()
+        proposal, outcome = self._draft_and_verify()
         outcome = outcome.tolist()  # the step's only synchronisation
         seconds = self.clock() - started
-        for row, count, (accepted, *tokens) in zip(self.rows, drafted, outcome, strict=True):
-            row.commit(tokens[: accepted + 1], count, accepted, self.target.config.eos_token_id)
+        eos = self.target.config.eos_token_id
+        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
+            drafted, writer = (proposal.lengths[i], proposal.writers[i]) if proposal else (0, "")
+            row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos)
             row.stats.decode_seconds += seconds
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
@@ -99,12 +102,12 @@ class Engine:
             self.drafter.keep(rows)
         self._set_rows([self.rows[row] for row in rows])
 
-    def _draft_and_verify(self) -> tuple[list[int], mx.array]:
+    def _draft_and_verify(self) -> tuple[Proposal | None, mx.array]:
         """Puts one step into the graph without waiting for it.
 
         Returns:
-            The number of proposals a row, and (B, T + 1) int32: how many were
-            accepted, then the tokens as `acceptance.verify` returns them.
+            What was proposed, and (B, T + 1) int32: how many of it were accepted,
+            then the tokens as `acceptance.verify` returns them.
         """
         committed = [row.committed for row in self.rows]
         positions = [row.decided for row in self.rows]
@@ -130,7 +133,7 @@ class Engine:
         accepted, tokens = verify(
             logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
         )
-        return lengths, mx.concatenate([accepted[:, None], tokens], axis=1)
+        return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch and collects their settings and keys."""
@@ -275,14 +278,14 @@ class SpeculativeDecoder:
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
-            tokens, accepted = row.output(seen)
+            tokens, writers = row.output(seen)
             pieces = [detokenizer.add([token]) for token in tokens] if detokenizer else []
             text, result = "".join(pieces), None
             if row.finish_reason is not None:
                 text += detokenizer.finish() if detokenizer else ""
                 result = self._result(row)
             row.update_rates()
-            yield Chunk(text, tokens, accepted, pieces, row.stats, result)
+            yield Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def _settings(self, max_tokens: int, temp: float, top_k: int, top_p: float) -> Settings:
         return Settings(
@@ -312,11 +315,11 @@ class SpeculativeDecoder:
         return Row(ids, settings, key)
 
     def _result(self, row: Row) -> Result:
-        tokens, accepted = row.output()
+        tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()
         text = decode(self.tokenizer, tokens) if self.tokenizer else None
-        return Result(text, tokens, accepted, row.finish_reason, row.stats)
+        return Result(text, tokens, writers, row.finish_reason, row.stats)
 
 
 def _key(seed: int | Sequence[int], index: int, count: int) -> mx.array:

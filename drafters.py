@@ -29,11 +29,13 @@ class Proposal:
         q: (B, gamma, V) probabilities the tokens were drawn from, or None if
             the proposals are deterministic, q(x) = 1.
         lengths: how many proposals of each row are real.
+        writers: who proposed them, one of "draft" and "copy" a row.
     """
 
     tokens: mx.array
     q: mx.array | None
     lengths: list[int]
+    writers: list[str]
 
 
 class Drafter(Protocol):
@@ -45,11 +47,14 @@ class Drafter(Protocol):
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
-    def insert(self, ids: mx.array, mask: mx.array | None) -> list[mx.array]:
+    def insert(
+        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
+    ) -> list[mx.array]:
         """Adds rows at the end of the batch.
 
         Args:
-            ids: (B, S) source tokens, padded at the right.
+            sources: source tokens of each row.
+            ids: (B, S) the same, padded at the right.
             mask: (B, S), 1 where ids are real; None if all are.
 
         Returns:
@@ -114,7 +119,9 @@ class DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target)
 
-    def insert(self, ids: mx.array, mask: mx.array | None) -> list[mx.array]:
+    def insert(
+        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
+    ) -> list[mx.array]:
         """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
         cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
         if self.cache is None:
@@ -152,7 +159,8 @@ class DraftModel:
                 token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
             tokens.append(token)
         self.fed = [len(row) + gamma - 1 for row in committed]
-        return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths))
+        writers = ["draft"] * len(lengths)
+        return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths), writers)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""

@@ -57,6 +57,8 @@ class Stats:
         target_calls: forward passes of the target's decoder.
         drafted: tokens proposed.
         accepted: proposals that are part of the output (EOS may be one).
+        copied: those of `drafted` that were copied from the source, by no model.
+        copied_accepted: those of `accepted` that were.
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
         tokens_per_call: tokens decided, EOS included, per target call: exactly
             1 in regular decoding.
@@ -71,6 +73,8 @@ class Stats:
     target_calls: int = 0
     drafted: int = 0
     accepted: int = 0
+    copied: int = 0
+    copied_accepted: int = 0
     acceptance_rate: float = 0.0
     tokens_per_call: float = 0.0
     encode_seconds: float = 0.0
@@ -88,7 +92,7 @@ class Row:
         settings: how to decode it.
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
-        accepted: for each of them after the start token, whether it was drafted.
+        writers: who wrote each of them after the start token: "draft", "copy" or "target".
         finish_reason: None while running, then "stop" or "length".
         stats: counts and times.
     """
@@ -97,7 +101,7 @@ class Row:
     settings: Settings
     key: mx.array
     committed: list[int] = field(default_factory=list)
-    accepted: list[bool] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -106,13 +110,16 @@ class Row:
         """Tokens decided so far, EOS included."""
         return len(self.committed) - 1
 
-    def commit(self, tokens: list[int], drafted: int, accepted: int, eos: int) -> None:
+    def commit(
+        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int
+    ) -> None:
         """Takes over what a step decided.
 
         Args:
             tokens: the accepted proposals and the target's own token.
             drafted: proposals that were judged.
             accepted: how many of them were kept.
+            writer: who proposed them.
             eos: the end token; what follows it is dropped and not counted.
         """
         if eos in tokens:
@@ -120,12 +127,15 @@ class Row:
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
-        self.accepted += [i < accepted for i in range(len(tokens))]
+        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
         self.stats.target_calls += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
+        if writer == "copy":
+            self.stats.copied += drafted
+            self.stats.copied_accepted += accepted
 
     def update_rates(self) -> None:
         """Works out the statistics that follow from the counts."""
@@ -136,10 +146,10 @@ class Row:
         if stats.decode_seconds > 0:
             stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
 
-    def output(self, start: int = 0) -> tuple[list[int], list[bool]]:
+    def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
         end = self.decided - (self.finish_reason == "stop")
-        return self.committed[1 + start : 1 + end], self.accepted[start:end]
+        return self.committed[1 + start : 1 + end], self.writers[start:end]
 
 
 @dataclass
@@ -149,16 +159,21 @@ class Result:
     Attributes:
         text: the decoded tokens; None without a tokenizer.
         tokens: generated ids, without start token and EOS.
-        accepted: for each token, whether the draft proposed it.
+        writers: who wrote each token: "draft", "copy" (from the source) or "target".
         finish_reason: "stop" at EOS, "length" at max_tokens.
         stats: counts and times.
     """
 
     text: str | None
     tokens: list[int]
-    accepted: list[bool]
+    writers: list[str]
     finish_reason: str
     stats: Stats
+
+    @property
+    def accepted(self) -> list[bool]:
+        """For each token, whether it was a proposal."""
+        return [writer != "target" for writer in self.writers]
 
 
 @dataclass
@@ -168,7 +183,7 @@ class Chunk:
     Attributes:
         text: new text, whole characters only; "" without a tokenizer.
         tokens: new ids, without EOS.
-        accepted: for each of them, whether the draft proposed it.
+        writers: who wrote each of them, as in `Result`.
         pieces: for each of them, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
@@ -176,7 +191,12 @@ class Chunk:
 
     text: str
     tokens: list[int]
-    accepted: list[bool]
+    writers: list[str]
     pieces: list[str]
     stats: Stats
     result: Result | None = None
+
+    @property
+    def accepted(self) -> list[bool]:
+        """For each token, whether it was a proposal."""
+        return [writer != "target" for writer in self.writers]

@@ -16,6 +16,7 @@ from backend import mx
 from decoder import Engine
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 from results import Row, Settings
+from source_copy import STRONG_MATCH, CopyOrDraft, SourceCopy, Trail
 from test_acceptance import total_variation_bound
 
 V, MAX_TOKENS, DRAWS = 5, 3, 12_000
@@ -49,7 +50,7 @@ def expected(target, draft, num_draft, delta, **sampling):
         if left is None:  # a new block: one token a step is the target's own
             left = min(num_draft, MAX_TOKENS - len(seen))
         p = law(target, seen, **sampling)
-        if left == 0:
+        if left == 0 or draft(SOURCE, seen) is None:
             for token in np.flatnonzero(p):
                 walk((*seen, int(token)), probability * p[token], None)
             return
@@ -66,10 +67,10 @@ def expected(target, draft, num_draft, delta, **sampling):
     return outcome
 
 
-def sampled(target, draft, num_draft, delta, **sampling):
+def sampled(target, draft, num_draft, delta, make=drafter, **sampling):
     """The same, from the engine: one batch of DRAWS rows of the same prompt."""
     model = FakeModel(target, V)
-    engine = Engine(model, drafter(draft, model))
+    engine = Engine(model, make(draft, model))
     settings = Settings(MAX_TOKENS, delta=delta, num_draft=num_draft, **sampling)
     keys = fold(mx.broadcast_to(row_key(0, 0), (DRAWS, 2)), mx.arange(DRAWS), 0)
     rows = [Row(list(SOURCE), settings, key) for key in keys]
@@ -79,9 +80,9 @@ def sampled(target, draft, num_draft, delta, **sampling):
     return Counter(tuple(row.committed[1:]) for row in rows)
 
 
-def check(target, draft, num_draft, delta, **sampling):
+def check(target, draft, num_draft, delta, make=drafter, **sampling):
     exact = expected(target, draft, num_draft, delta, **sampling)
-    seen = sampled(target, draft, num_draft, delta, **sampling)
+    seen = sampled(target, draft, num_draft, delta, make, **sampling)
     assert sum(exact.values()) == pytest.approx(1)
     assert set(seen) <= set(exact), "a sequence was written that has probability 0"
     distance = sum(abs(seen[s] / DRAWS - exact[s]) for s in exact) / 2
@@ -125,6 +126,41 @@ def test_the_length_of_the_draft_does_not_matter(num_draft):
 @pytest.mark.parametrize("case", ["good draft", "disagrees everywhere", "p = 0 where q = 1"])
 def test_after_temperature_top_k_and_top_p(case, sampling):
     check(*CASES[case], 2, 0.0, **sampling)
+
+
+def copying(source, seen):
+    """The law of copied proposals: all mass on the next token of the trail, if there is one."""
+    trail = Trail(source, 0)
+    trail.follow(seen[1:])
+    tokens, _ = trail.proposal(1)
+    return always(tokens[0], V)(source, seen) if tokens else None
+
+
+def copying_or_good(source, seen):
+    """A copy after strong matches, the draft model's law otherwise."""
+    trail = Trail(source, 0)
+    trail.follow(seen[1:])
+    tokens, match = trail.proposal(1)
+    strong = match >= STRONG_MATCH and tokens
+    return always(tokens[0], V)(source, seen) if strong else good(TABLE)(source, seen)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+def test_with_copied_proposals(delta):
+    def make(_, model):
+        return SourceCopy()
+
+    check(TABLE, copying, 2, delta, make, **PLAIN)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+def test_with_copies_beside_drafts(delta):
+    """One proposal a step, so that what a row does is a function of its tokens alone."""
+
+    def make(_, model):
+        return CopyOrDraft(SourceCopy(), drafter(good(TABLE), model))
+
+    check(TABLE, copying_or_good, 1, delta, make, **PLAIN)
 
 
 def test_a_wrong_rule_would_be_seen():
