@@ -4,7 +4,7 @@
 
 Flags and output follow mlx-lm. Every tensor streams from the checkpoint through cast and
 quantisation into its place in the output, a few rows at a time, so that memory does not depend on
-the model's size: a 45 GB checkpoint converts on a machine with 8 GB.
+the size of the model (tests/peak_memory.py measures it).
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def convert(
             is damaged or no T5, or too little disk space. Nothing is left behind.
     """
     path = Path(mlx_path).expanduser().resolve()
+    if not quantize and (q_bits, q_group_size, q_mode) != (None, None, "affine"):
+        raise UserError("--q-bits, --q-group-size and --q-mode quantise only together with -q")
     quantization = Quantization.choose(q_bits, q_group_size, q_mode) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
