@@ -223,5 +223,6 @@ def summary(stats: Sequence[Stats], seconds: float) -> str:
         parts.append(f"{decided / calls:.2f} tokens per target call")
     peak = max((s.peak_memory_bytes for s in stats), default=0)
     if peak:
-        parts.append(f"peak memory {peak / 1e9:.2f} GB")
+        size = f"{peak / 1e9:.2f} GB" if peak >= 1e8 else f"{peak / 1e6:.1f} MB"
+        parts.append(f"peak memory {size}")
     return " · ".join(parts)

@@ -50,25 +50,7 @@ def tensor_names(config: T5Config) -> dict[str, str]:
     return names
 
 
-def sanitize(config: T5Config, name: str) -> str | None:
-    """Our name for a tensor of a Hugging Face checkpoint, None if it is one to ignore.
-
-    Raises:
-        UserError: a model with this config has no tensor of that name.
-    """
-    if name == _STRAY:
-        return None
-    if name in EMBEDDINGS:
-        return EMBEDDING
-    try:
-        return tensor_names(config)[name]
-    except KeyError:
-        raise UserError(f"the tensors do not fit config.json: unexpected {name}") from None
-
-
-def select(
-    config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]
-) -> dict[str, str]:
+def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
     """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
 
     Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)

@@ -11,8 +11,8 @@ import model as model_module
 from backend import UserError, mx, nn, tree_flatten
 from checkpoint import open_checkpoint
 from config import T5Config
-from families import SHAPE, STRAY, UNTIED
-from model import T5, expected_parameters, load, sanitize, select_tensors
+from families import SHAPE, UNTIED, torch
+from model import T5, expected_parameters, load, select_tensors
 from weights import HEAD, keep_float32, quantize_predicate
 
 IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])
@@ -58,32 +58,15 @@ def assert_same(model, other):
     np.testing.assert_array_equal(*(np.array(m(IDS, TARGET)) for m in (model, other)))
 
 
-def test_sanitize(reference):
+def test_select(reference):
+    """Each parameter once, and the head only if it has values of its own."""
     config = T5Config.from_dict(reference.family.raw)
-    expected = expected_parameters(config)
     with open_checkpoint(reference.folder) as checkpoint:
-        ours = {name: sanitize(config, name) for name in checkpoint.names}
-        for name, mine in ours.items():
-            assert (name == STRAY) if mine is None else checkpoint.shape(name) == expected[mine]
         selected = select_tensors(config, checkpoint)
-    missing = expected.keys() - set(selected.values())
-    assert missing == (set() if reference.family.separate_head else {HEAD})
-    assert len(set(selected.values())) == len(selected)
-    assert selected.items() <= ours.items()
-
-
-@pytest.mark.parametrize("name", [
-    "encoder.block.2.layer.1.DenseReluDense.wi.weight",  # one of a gated model is not
-    "encoder.block.6.layer.0.SelfAttention.q.weight",
-    "decoder.block.2.layer.0.SelfAttention.q.weight",
-    "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
-    "encoder.block.0.layer.0.SelfAttention.q.bias",
-    "classifier.weight",
-])  # fmt: skip
-def test_sanitize_refuses(made, name):
-    config = T5Config.from_dict(made("byt5").family.raw)
-    with pytest.raises(UserError, match=name):
-        sanitize(config, name)
+        assert selected.keys() <= set(checkpoint.names)
+    expected = expected_parameters(config, reference.family.separate_head)
+    assert sorted(selected.values()) == sorted(expected)
+    assert HEAD in expected_parameters(config)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +93,17 @@ def test_many_missing_tensors_are_counted(made, tmp_path):
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["encoder.block.0.layer.0.SelfAttention.q.bias", "x"])
+@pytest.mark.parametrize("name", [
+    "encoder.block.0.layer.1.DenseReluDense.wi.weight",  # the model is gated
+    "encoder.block.6.layer.0.SelfAttention.q.weight",  # it has layers 0 to 5
+    "decoder.block.2.layer.0.SelfAttention.q.weight",  # 0 to 1
+    "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",  # not umT5
+    "encoder.block.0.layer.0.SelfAttention.q.bias",
+    "classifier.weight",
+])  # fmt: skip
 def test_an_unexpected_tensor_is_named(made, tmp_path, name):
-    folder = edited(made("t5").folder, tmp_path / "m", lambda t: {**t, name: np.ones(3)})
+    tensor = {name: np.zeros((48, 32), np.float32)}
+    folder = edited(made("byt5").folder, tmp_path / "m", lambda tensors: {**tensors, **tensor})
     with pytest.raises(UserError, match=f"unexpected {name}$"):
         load(folder)
 
@@ -152,6 +143,17 @@ def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path):
     logits, expected = (np.array(m(IDS, TARGET)) for m in (model, tied))
     np.testing.assert_array_equal(logits[..., :-1], expected[..., :-1])
     assert np.abs(logits[..., -1] - expected[..., -1]).min() > 1e-3
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["t5", "flan", "umt5"])
+def test_torch_file(made, tmp_path, name, legacy):
+    """pytorch_model.bin as torch saves the model itself, tied names sharing their storage."""
+    reference = made(name)
+    (tmp_path / "config.json").write_text(json.dumps(reference.family.raw))
+    state, path = reference.model.state_dict(), tmp_path / "pytorch_model.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    assert_same(load(tmp_path)[0], load(reference.folder)[0])
 
 
 def test_mlx_folder(tmp_path, plain):
@@ -253,7 +255,7 @@ def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
     plain.set_dtype(stored)
     folder = mlx_folder(tmp_path / "m", plain, RAW)
     for cpu in (True, False):
-        monkeypatch.setattr(model_module, "default_dtype_is_float32", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(model_module, "cpu_only", lambda cpu=cpu: cpu)
         weights = dict(tree_flatten(load(folder, dtype)[0].parameters()))
         expected = (mx.float32 if cpu else stored) if dtype is None else dtype
         expected = getattr(mx, expected) if isinstance(expected, str) else expected
