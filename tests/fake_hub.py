@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 
@@ -37,6 +39,13 @@ class FakeHub:
         """Names of the files whose content has been asked for."""
         gets = (path for method, path in self.requests if method == "GET" and "/resolve/" in path)
         return {path.split("/resolve/")[1].split("/", 1)[1] for path in gets}
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Variables for a process that shall use this Hub, and nothing of the user's own."""
+        ours = ("HF_", "TRANSFORMERS_")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
+        return kept | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body for a path."""

@@ -223,7 +223,7 @@ def test_from_the_hub(tiny, tmp_path):
         run = subprocess.run(
             [sys.executable, str(ROOT / "convert.py"), "--model", "google-t5/t5-tiny"],
             cwd=tmp_path,
-            env=os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")},
+            env=hub.environment(tmp_path / "hf"),
             capture_output=True,
             text=True,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -54,12 +53,9 @@ def ask(hub, tmp_path):
             "    try: print(resolve(*model.split('@')))\n"
             "    except UserError as error: print(f'error: {error}')"
         )
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")}
         command = [sys.executable, "-c", code, *models]
-        run = subprocess.run(
-            command, env=kept | own | settings, capture_output=True, text=True, timeout=60
-        )
+        settings = hub.environment(tmp_path / "hf") | settings
+        run = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr
         return run.stdout.splitlines()
 

@@ -64,6 +64,15 @@ def test_broken_safetensors(tmp_path, data):
         open_checkpoint(tmp_path)
 
 
+def test_a_name_that_occurs_twice(tmp_path):
+    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    text = b"{" + entry + b"," + entry + b"}"
+    data = struct.pack("<Q", len(text)) + text + bytes(8)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="a name occurs twice"):
+        open_checkpoint(tmp_path)
+
+
 def test_writer_round_trip(tmp_path):
     a, b = mx.random.normal((4, 6)).astype(mx.bfloat16), mx.arange(5, dtype=mx.uint32)
     wanted = {"a": ("bfloat16", (4, 6)), "b": ("uint32", (5,)), "e": ("float32", (0,))}

@@ -1,6 +1,7 @@
 """Tokenizers as their publishers trained them, and text that streams in whole characters."""
 
 import json
+import logging
 import random
 import shutil
 import socket
@@ -137,32 +138,44 @@ def test_damaged_files(folders, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])
-def test_loading_stays_in_the_folder(folders, tmp_path, monkeypatch, kind):
-    """No network, and no code that the folder brings along."""
+def test_loading_asks_nobody(folders, monkeypatch, kind):
+    asked = []
+
+    def refuse(*arguments):
+        asked.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert load_tokenizer(folders / kind).encode("the store")
+    assert asked == []
+
+
+@pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])
+def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
     folder = shutil.copytree(folders / kind, tmp_path / "m")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["auto_map"] = {"AutoTokenizer": ["theirs.Evil", "theirs.Evil"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-
-    def refuse(*_):
-        raise AssertionError("network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     try:
         load_tokenizer(folder)
-    except UserError:
-        pass
+    except UserError as error:
+        assert "\n" not in str(error)
     assert not (tmp_path / "ran").exists()
 
 
-def test_long_prompts_raise_no_warning(folders, tmp_path, capfd):
+def test_long_prompts_raise_no_warning(folders, tmp_path, caplog):
     folder = shutil.copytree(folders / "t5", tmp_path / "m")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 9}))
-    assert len(load_tokenizer(folder).encode("the store " * 50)) > 100
-    assert capfd.readouterr().err == ""
+    logger = logging.getLogger("transformers")  # does not propagate to the root
+    logger.addHandler(caplog.handler)
+    try:
+        assert len(load_tokenizer(folder).encode("the store " * 50)) > 100
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
 
 
 def samples(tokenizer, seed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 
@@ -158,3 +159,25 @@ def test_legacy_storages_lie_where_torch_reads_them(tmp_path):
     data = path.read_bytes()
     assert data[offset:].startswith(views()["base"].numpy().tobytes())
     assert torch.equal(torch.load(path)["base"], views()["base"])
+
+
+@pytest.mark.parametrize("count", (5, 7, 2**62))
+def test_a_legacy_storage_of_another_size(tmp_path, count):
+    path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "legacy") / "pytorch_model.bin"
+    data = path.read_bytes()
+    values = struct.pack("<6f", *[1.0] * 6)
+    path.write_bytes(data.replace(struct.pack("<q", 6) + values, struct.pack("<q", count) + values))
+    with pytest.raises(UserError, match="storage .* is cut short or has another size"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_archive_entry_that_ends_behind_the_file(tmp_path):
+    path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "zip") / "pytorch_model.bin"
+    data = bytearray(path.read_bytes())
+    header = data.index(b"PK\x01\x02")
+    while not data[header + 46 :].startswith(b"pytorch_model/data/0"):
+        header = data.index(b"PK\x01\x02", header + 1)
+    data[header + 20 : header + 28] = struct.pack("<II", 2**30, 2**30)  # its two sizes
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="data/0 lies beyond the end of the file"):
+        open_checkpoint(tmp_path)
