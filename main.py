@@ -86,8 +86,9 @@ def _model_options(group: argparse._ArgumentGroup) -> None:
         "--draft-model",
         "--draft-model-name",
         metavar="NAME",
-        help="the draft, named likewise; none: regular decoding (default: the one that belongs to "
-        "the target, if there is one)",
+        help="the draft, named likewise; lookup: copy from the source, without a second model; "
+        "NAME+lookup: both; none: regular decoding (default: the one that belongs to the target, "
+        "if there is one)",
     )
     group.add_argument(
         "--dtype",
@@ -214,11 +215,16 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
 def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     import pair
     from decoder import SpeculativeDecoder
+    from drafters import DraftModel
     from model import load
+    from source_copy import CopyOrDraft, SourceCopy
 
     chosen = pair.choose(args.model, args.draft_model, args.regular_decode)
     model, tokenizer = load(chosen.target, args.dtype)
     draft, draft_tokenizer = load(chosen.draft, args.dtype) if chosen.draft else (None, None)
+    if chosen.lookup:
+        copy = SourceCopy.of(tokenizer)
+        draft = CopyOrDraft(copy, DraftModel(draft, model)) if draft else copy
     decoder = SpeculativeDecoder(
         model, draft, tokenizer, args.num_draft, args.delta, draft_tokenizer=draft_tokenizer
     )
@@ -237,7 +243,7 @@ def _stream(
                 stats, text = chunk.stats, chunk.text
                 if painter:
                     rest = text[sum(map(len, chunk.pieces)) :]
-                    text = painter.paint(chunk.pieces, chunk.accepted, rest)
+                    text = painter.paint(chunk.pieces, chunk.writers, rest)
                 print(text, end="", flush=True)
         except KeyboardInterrupt:
             status = INTERRUPTED
