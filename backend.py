@@ -13,6 +13,7 @@ takes the place of the bundled one. On macOS and with CUDA nothing is changed.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 
@@ -50,12 +51,29 @@ import mlx.core as mx  # noqa: E402  (only now: the library above must come firs
 import mlx.nn as nn  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 
-__all__ = ["UserError", "cpu_only", "hint", "load_openblas", "mx", "nn", "tree_flatten"]
+__all__ = [
+    "UserError",
+    "cpu_only",
+    "device_name",
+    "hint",
+    "load_openblas",
+    "mx",
+    "nn",
+    "tree_flatten",
+]
 
 
 def cpu_only() -> bool:
     """Whether this machine has no device that MLX can use but the CPU."""
     return not (mx.metal.is_available() or mx.cuda.is_available())
+
+
+def device_name() -> str:
+    """What computes, as far as it decides about speed: the GPU, or the CPU, its cores and BLAS."""
+    name = str(mx.device_info().get("device_name", "unknown"))
+    if mx.default_device().type != mx.cpu:
+        return name
+    return f"{name}, {os.cpu_count()} cores, {'own BLAS' if _found else 'reference BLAS'}"
 
 
 def hint(found: bool, cpu: bool) -> str:
