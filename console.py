@@ -217,12 +217,16 @@ def summary(stats: Sequence[Stats], seconds: float) -> str:
     parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
     if drafted:
         parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")
-    copied = sum(s.copied_accepted for s in stats)
+    copied = sum(s.speculation.copied_accepted for s in stats)
     if copied:
         parts.append(f"{copied} copied")
     if calls:
         decided = sum(s.tokens_per_call * s.target_calls for s in stats)
         parts.append(f"{decided / calls:.2f} tokens per target call")
+    off = [s.speculation.switched_off for s in stats if s.speculation.switched_off]
+    if off:
+        where = f" for {len(off)} of {len(stats)}" if len(stats) > 1 else ""
+        parts.append(f"speculation off{where} ({off[-1]})")
     peak = max((s.peak_memory_bytes for s in stats), default=0)
     if peak:
         size = f"{peak / 1e9:.2f} GB" if peak >= 1e8 else f"{peak / 1e6:.1f} MB"

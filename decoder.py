@@ -23,11 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
-from acceptance import Sampling, fold, row_key, verify
+from acceptance import Sampling, fold, verify
 from backend import UserError, mx
+from calibration import measure_costs
+from draft_length import AUTO, Costs, Estimate
 from drafters import Drafter, DraftModel, Proposal
 from model import T5
-from results import Chunk, Result, Row, Settings
+from pacer import Pacer
+from results import Chunk, Result, Row, Settings, pad, prompt_key
 from text import StreamingDetokenizer, decode, same_vocabulary
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
@@ -42,6 +45,7 @@ class Engine:
         target: T5,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
+        pacer: Pacer | None = None,
     ) -> None:
         """Starts an empty batch.
 
@@ -49,8 +53,10 @@ class Engine:
             target: the model whose output is wanted.
             drafter: where proposals come from; None for regular decoding.
             clock: seconds, for the statistics.
+            pacer: how many to propose, for rows whose num_draft is "auto".
         """
         self.target, self.drafter, self.clock = target, drafter, clock
+        self.pacer = pacer or Pacer()
         self.rows: list[Row] = []
         self.cache = None
         self.keys: mx.array | None = None  # (B, 2)
@@ -60,7 +66,7 @@ class Engine:
         """Encodes the source of new rows and adds them to the batch."""
         started = self.clock()
         sources = [row.ids for row in rows]
-        ids, mask = _pad(sources, self.target.config.pad_token_id)
+        ids, mask = pad(sources, self.target.config.pad_token_id)
         cache = self.target.cache(self.target.encode(ids, mask), mask)
         drafter_state = self.drafter.insert(sources, ids, mask) if self.drafter else []
         mx.eval(cache.state, drafter_state)
@@ -83,11 +89,14 @@ class Engine:
         proposal, outcome = self._draft_and_verify()
         outcome = outcome.tolist()  # the step's only synchronisation
         seconds = self.clock() - started
-        eos = self.target.config.eos_token_id
+        eos, judged, count = self.target.config.eos_token_id, [], len(self.rows)
+        lengths = proposal.lengths if proposal else [0] * count
+        writers = proposal.writers if proposal else [""] * count
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            drafted, writer = (proposal.lengths[i], proposal.writers[i]) if proposal else (0, "")
-            row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos)
+            counted = row.commit(tokens[: accepted + 1], lengths[i], accepted, writers[i], eos)
+            judged.append(counted)
             row.stats.decode_seconds += seconds
+        self.pacer.observe([row.pace for row in self.rows], lengths, writers, judged)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -112,11 +121,7 @@ class Engine:
         committed = [row.committed for row in self.rows]
         positions = [row.decided for row in self.rows]
         keys = None if self.sampling.all_greedy else fold(self.keys, mx.array(positions), 0)
-        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
-        lengths = [
-            min(row.settings.num_draft, row.settings.max_tokens - row.decided - 1)
-            for row in self.rows
-        ]
+        lengths = self._lengths(committed)
         proposal = None
         if self.drafter:
             proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
@@ -134,6 +139,17 @@ class Engine:
             logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
         )
         return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
+
+    def _lengths(self, committed: list[list[int]]) -> list[int]:
+        """How many proposals each row is to get at most."""
+        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+        rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
+        wanted = [row.settings.num_draft for row in self.rows]
+        if self.drafter and AUTO in wanted:
+            paces, sampled = zip(*((r.pace, r.settings.temp > 0) for r in self.rows), strict=True)
+            auto = self.pacer.lengths(paces, self.drafter.kinds(committed), rooms, sampled)
+            wanted = [a if n == AUTO else n for n, a in zip(wanted, auto, strict=True)]
+        return list(map(min, wanted, rooms)) if self.drafter else [0] * len(rooms)
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch and collects their settings and keys."""
@@ -155,11 +171,12 @@ class SpeculativeDecoder:
         model: T5,
         draft_model: T5 | Drafter | None = None,
         tokenizer=None,
-        num_draft: int = 5,
+        num_draft: int | str = 5,
         delta: float = 0.0,
         *,
         draft_tokenizer=None,
         clock: Callable[[], float] = time.perf_counter,
+        costs: Costs | None = None,
     ) -> None:
         """Pairs the models.
 
@@ -168,17 +185,18 @@ class SpeculativeDecoder:
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
             tokenizer: as `model.load` returns it; None if prompts are token ids.
-            num_draft: tokens proposed a step, at least 1.
+            num_draft: tokens proposed a step, at least 1; "auto" chooses anew for every step.
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
+            costs: of passes, for "auto"; None measures them the first time on a machine.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
-        if num_draft < 1:
+        if num_draft != AUTO and (isinstance(num_draft, str) or num_draft < 1):
             raise UserError(
-                f"num_draft is {num_draft}; it must be at least 1 "
+                f'num_draft is {num_draft}; it must be at least 1, or "auto" '
                 "(for regular decoding give no draft model)"
             )
         if tokenizer is not None and draft_tokenizer is not None:
@@ -188,6 +206,10 @@ class SpeculativeDecoder:
         self.drafter = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
+        if num_draft == AUTO and self.drafter and costs is None:
+            costs = measure_costs(model, self.drafter.model)
+        self.costs = costs
+        self.history: dict[str, Estimate] = {}  # of what greedy rows got so far
 
     def generate(
         self,
@@ -238,12 +260,14 @@ class SpeculativeDecoder:
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         settings = self._settings(max_tokens, temp, top_k, top_p)
-        rows = [self._row(p, settings, _key(seed, i, len(prompts))) for i, p in enumerate(prompts)]
+        rows = [
+            self._row(p, settings, prompt_key(seed, i, len(prompts))) for i, p in enumerate(prompts)
+        ]
         return self._run(rows, batch_size)
 
     def _run(self, rows: list[Row], batch_size: int) -> Iterator[Result]:
         """Keeps up to batch_size rows in flight; yields results in the order of `rows`."""
-        engine = self._engine()
+        engine = self._engine(min(batch_size, len(rows)))
         waiting = list(reversed(rows))
         for row in rows:
             while row.finish_reason is None:
@@ -267,7 +291,9 @@ class SpeculativeDecoder:
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
-        row = self._row(prompt, self._settings(max_tokens, temp, top_k, top_p), _key(seed, 0, 1))
+        row = self._row(
+            prompt, self._settings(max_tokens, temp, top_k, top_p), prompt_key(seed, 0, 1)
+        )
         return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
@@ -292,10 +318,11 @@ class SpeculativeDecoder:
             max_tokens, temp, top_k, top_p, self.defaults.delta, self.defaults.num_draft
         )
 
-    def _engine(self) -> Engine:
+    def _engine(self, width: int = 1) -> Engine:
         mx.reset_peak_memory()
         drafter = self.drafter.fresh() if self.drafter else None
-        return Engine(self.model, drafter, self.clock)
+        pacer = Pacer(self.costs, width, self.history)
+        return Engine(self.model, drafter, self.clock, pacer)
 
     def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
         """Checks a prompt and turns it into a row."""
@@ -320,23 +347,3 @@ class SpeculativeDecoder:
         row.stats.peak_memory_bytes = mx.get_peak_memory()
         text = decode(self.tokenizer, tokens) if self.tokenizer else None
         return Result(text, tokens, writers, row.finish_reason, row.stats)
-
-
-def _key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
-    """The random key of prompt `index` of `count`."""
-    if isinstance(seed, Sequence):
-        if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
-        seed, index = seed[index], 0
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
-    return row_key(seed, index)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
-    width = max(map(len, rows))
-    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
-    if all(len(row) == width for row in rows):
-        return ids, None
-    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])

@@ -42,7 +42,12 @@ class Drafter(Protocol):
     """Proposes tokens for the rows of one batch.
 
     Rows are known by their place. Nothing here may wait for the device.
+
+    Attributes:
+        model: the model that is asked, None if there is none.
     """
+
+    model: T5 | None
 
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
@@ -79,6 +84,13 @@ class Drafter(Protocol):
 
         Returns:
             The proposal, or None if there is nothing to propose.
+        """
+
+    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
+        """What would be proposed for each row now.
+
+        Proposals of a kind are about equally good, and each kind is learned about by itself
+        (pacer.py): "draft" of a model; "copy" of no model, "weak copy" if little speaks for it.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -161,6 +173,10 @@ class DraftModel:
         self.fed = [len(row) + gamma - 1 for row in committed]
         writers = ["draft"] * len(lengths)
         return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths), writers)
+
+    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
+        """The model is asked for every row; see `Drafter.kinds`."""
+        return ["draft"] * len(committed)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""

@@ -44,8 +44,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def number(kind: type, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
-    """An argparse type: an int or float that fits; `wanted` tells the user what does."""
+def number(kind: Callable, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
+    """An argparse type: a number that fits; `wanted` tells the user what does."""
 
     def parse(text: str) -> float:
         try:
@@ -133,7 +133,9 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
     gamma = number(
-        int, lambda n: n >= 1, "a whole number of at least 1 (or --regular-decode for no draft)"
+        lambda text: text if text == "auto" else int(text),
+        lambda n: n == "auto" or n >= 1,
+        "a whole number of at least 1 or auto (or --regular-decode for no draft)",
     )
     temp = number(float, lambda t: 0 <= t < math.inf, "a number of at least 0")
     top_p = number(float, lambda p: 0 < p <= 1, "a number above 0 and up to 1")
@@ -144,7 +146,12 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
             *names, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})"
         )
 
-    add("--num-draft", type=gamma, default=5, help="tokens the draft proposes at a time")
+    add(
+        "--num-draft",
+        type=gamma,
+        default=5,
+        help="tokens the draft proposes at a time; auto: as many as pay at the moment",
+    )
     add(
         "--delta",
         type=fraction,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from acceptance import row_key
 from backend import UserError, mx
+from draft_length import AUTO
+from pacer import PRIOR, Pace
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,8 @@ class Settings:
         top_k: sample among this many likeliest tokens; 0 is off.
         top_p: sample among the likeliest tokens that reach this mass; 1 is off.
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
-        num_draft: tokens proposed a step (gamma); 0 decodes regularly.
+        num_draft: tokens proposed a step (gamma); 0 decodes regularly, "auto" lets the engine
+            choose for every step.
 
     Raises:
         UserError: a value is out of its range.
@@ -28,7 +33,7 @@ class Settings:
     top_k: int = 0
     top_p: float = 1.0
     delta: float = 0.0
-    num_draft: int = 5
+    num_draft: int | str = 5
 
     def __post_init__(self) -> None:
         allowed = {
@@ -37,11 +42,80 @@ class Settings:
             "top_k": (self.top_k >= 0, "0 (off) or more"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
             "delta": (0 <= self.delta <= 1, "between 0 (lossless) and 1"),
-            "num_draft": (self.num_draft >= 0, "0 (regular decoding) or more"),
+            "num_draft": (
+                self.num_draft == AUTO
+                or (not isinstance(self.num_draft, str) and self.num_draft >= 0),
+                'a number, 0 (regular decoding) or more, or "auto"',
+            ),
         }
         for name, (valid, expected) in allowed.items():
             if not valid:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be {expected}")
+
+
+@dataclass
+class Speculation:
+    """Why speculation was as fast as it was, for one prompt.
+
+    What depends on costs is None where they are unknown: they are measured for "auto" only.
+
+    Attributes:
+        copied: those of `drafted` that were copied from the source, by no model.
+        copied_accepted: those of `accepted` that were.
+        steps_by_length: how many steps had 0, 1, … proposals.
+        drafted_by_position: how many proposals stood first, second, … in their step.
+        accepted_by_position: how many of those were kept.
+        acceptance_by_position: their ratio.
+        alpha: probability that a proposal is kept given that all before it were, by kind of
+            proposal ("draft", "copy", "weak copy"), estimated from the last ones.
+        c: cost of a draft pass relative to a regular step of the target.
+        verify_cost: cost of verifying, v(gamma + 1) / v(1), on average over the steps.
+        predicted_speedup: over regular decoding, from alpha and the costs, step by step.
+        real_speedup: the same from the time that the steps took; a regular step is taken
+            to take what it took in the calibration.
+        switched_off: one line on why there were no proposals at the end; None if there were.
+    """
+
+    copied: int = 0
+    copied_accepted: int = 0
+    steps_by_length: list[int] = field(default_factory=list)
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    acceptance_by_position: list[float] = field(default_factory=list)
+    alpha: dict[str, float] = field(default_factory=dict)
+    c: float | None = None
+    verify_cost: float | None = None
+    predicted_speedup: float | None = None
+    real_speedup: float | None = None
+    switched_off: str | None = None
+
+    def count(self, drafted: int, accepted: int, writer: str) -> None:
+        """Counts one step's proposals."""
+        _count(self.steps_by_length, drafted + 1, [drafted])
+        _count(self.drafted_by_position, drafted, range(drafted))
+        _count(self.accepted_by_position, drafted, range(accepted))
+        if writer == "copy":
+            self.copied += drafted
+            self.copied_accepted += accepted
+
+    def explain(self, pace: Pace, tokens_per_call: float, decode_seconds: float) -> None:
+        """Works out what follows from the counts and from what the row has learned."""
+        pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        self.acceptance_by_position = [kept / drafted for kept, drafted in pairs]
+        self.alpha = {kind: e.alpha(PRIOR, 0.0) for kind, e in pace.estimates.items()}
+        self.switched_off = pace.off
+        if pace.steps:
+            self.c, self.verify_cost = pace.c / pace.steps, pace.verify / pace.steps
+            self.predicted_speedup = pace.promised / pace.spent
+            if decode_seconds > 0:
+                self.real_speedup = tokens_per_call * pace.regular / decode_seconds
+
+
+def _count(counts: list[int], size: int, places: Iterable[int]) -> None:
+    """Adds one at these places of a list that has at least `size` entries afterwards."""
+    counts += [0] * (size - len(counts))
+    for place in places:
+        counts[place] += 1
 
 
 @dataclass
@@ -57,8 +131,6 @@ class Stats:
         target_calls: forward passes of the target's decoder.
         drafted: tokens proposed.
         accepted: proposals that are part of the output (EOS may be one).
-        copied: those of `drafted` that were copied from the source, by no model.
-        copied_accepted: those of `accepted` that were.
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
         tokens_per_call: tokens decided, EOS included, per target call: exactly
             1 in regular decoding.
@@ -66,6 +138,7 @@ class Stats:
         decode_seconds: all steps this row took part in.
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: most memory MLX held at once during the call.
+        speculation: why it was as fast as it was.
     """
 
     prompt_tokens: int = 0
@@ -73,14 +146,13 @@ class Stats:
     target_calls: int = 0
     drafted: int = 0
     accepted: int = 0
-    copied: int = 0
-    copied_accepted: int = 0
     acceptance_rate: float = 0.0
     tokens_per_call: float = 0.0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0
     peak_memory_bytes: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 @dataclass
@@ -95,6 +167,7 @@ class Row:
         writers: who wrote each of them after the start token: "draft", "copy" or "target".
         finish_reason: None while running, then "stop" or "length".
         stats: counts and times.
+        pace: what was learned about its proposals.
     """
 
     ids: list[int]
@@ -104,6 +177,7 @@ class Row:
     writers: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def decided(self) -> int:
@@ -112,7 +186,7 @@ class Row:
 
     def commit(
         self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int
-    ) -> None:
+    ) -> tuple[int, int]:
         """Takes over what a step decided.
 
         Args:
@@ -121,6 +195,9 @@ class Row:
             accepted: how many of them were kept.
             writer: who proposed them.
             eos: the end token; what follows it is dropped and not counted.
+
+        Returns:
+            Of `drafted` and of `accepted`, how many count.
         """
         if eos in tokens:
             tokens = tokens[: tokens.index(eos) + 1]
@@ -133,9 +210,8 @@ class Row:
         self.stats.target_calls += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
-        if writer == "copy":
-            self.stats.copied += drafted
-            self.stats.copied_accepted += accepted
+        self.stats.speculation.count(drafted, accepted, writer)
+        return drafted, accepted
 
     def update_rates(self) -> None:
         """Works out the statistics that follow from the counts."""
@@ -145,6 +221,7 @@ class Row:
         stats.tokens_per_call = self.decided / max(stats.target_calls, 1)
         if stats.decode_seconds > 0:
             stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
+        stats.speculation.explain(self.pace, stats.tokens_per_call, stats.decode_seconds)
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
@@ -200,3 +277,27 @@ class Chunk:
     def accepted(self) -> list[bool]:
         """For each token, whether it was a proposal."""
         return [writer != "target" for writer in self.writers]
+
+
+def prompt_key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
+    """The random key of prompt `index` of `count`.
+
+    Raises:
+        UserError: a seed is out of range, or there is not one a prompt.
+    """
+    if isinstance(seed, Sequence):
+        if len(seed) != count:
+            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
+        seed, index = seed[index], 0
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
+    return row_key(seed, index)
+
+
+def pad(rows: Sequence[Sequence[int]], token: int) -> tuple[mx.array, mx.array | None]:
+    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
+    width = max(map(len, rows))
+    ids = mx.array([list(row) + [token] * (width - len(row)) for row in rows], mx.int32)
+    if all(len(row) == width for row in rows):
+        return ids, None
+    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])

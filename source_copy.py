@@ -23,6 +23,7 @@ from typing import Any
 from acceptance import Sampling, one_hot
 from backend import mx
 from drafters import Drafter, Proposal
+from model import T5
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
@@ -97,6 +98,8 @@ def _agreement(a: Sequence[int], b: Sequence[int]) -> int:
 class SourceCopy:
     """A drafter that copies; see `drafters.Drafter` for its verbs."""
 
+    model = None
+
     def __init__(self, prefix_ends: Collection[int] = ()):
         """Takes the tokens that can end a task prefix (":"), none if there are no prefixes."""
         self.prefix_ends = frozenset(prefix_ends)
@@ -131,6 +134,12 @@ class SourceCopy:
         rows = [trail.proposal(n)[0] for trail, n in zip(self.trails, lengths, strict=True)]
         return copied(rows)
 
+    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
+        """Tells copies that a match speaks for from others; see `Drafter.kinds`."""
+        self.follow(committed)
+        strong = [trail.proposal(1)[1] >= STRONG_MATCH for trail in self.trails]
+        return ["copy" if match else "weak copy" for match in strong]
+
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
         self.trails = [self.trails[row] for row in rows]
@@ -163,6 +172,11 @@ class CopyOrDraft:
         """Combines two drafters; the draft model's passes are saved while all rows copy."""
         self.copy, self.draft = copy, draft
 
+    @property
+    def model(self) -> T5 | None:
+        """The draft model."""
+        return self.draft.model
+
     def fresh(self) -> CopyOrDraft:
         """Returns a drafter for another batch, without rows."""
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
@@ -187,6 +201,12 @@ class CopyOrDraft:
         wanted = [0 if row else n for row, n in zip(rows, lengths, strict=True)]
         copies, drafts = copied(rows), self.draft.propose(committed, wanted, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
+
+    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
+        """Whose proposals each row would get; see `Drafter.kinds`."""
+        self.copy.follow(committed)
+        offers = [trail.proposal(1) for trail in self.copy.trails]
+        return ["copy" if t and match >= STRONG_MATCH else "draft" for t, match in offers]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""

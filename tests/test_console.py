@@ -12,15 +12,21 @@ from console import InputError
 
 
 @dataclass
+class FakeSpeculation:
+    copied_accepted: int = 0
+    switched_off: str | None = None
+
+
+@dataclass
 class FakeStats:
     prompt_tokens: int = 3
     generated_tokens: int = 10
     target_calls: int = 4
     drafted: int = 12
     accepted: int = 6
-    copied_accepted: int = 0
     tokens_per_call: float = 2.5
     peak_memory_bytes: int = 2_500_000_000
+    speculation: FakeSpeculation = field(default_factory=FakeSpeculation)
 
 
 @dataclass

@@ -33,6 +33,7 @@ STATS = {
     "decode_seconds": float,
     "tokens_per_second": float,
     "peak_memory_bytes": int,
+    "speculation": dict,
 }
 PROMPTS = ["Étude", "a", "le chat est noir", "?", "one two three four five"]
 

@@ -160,7 +160,8 @@ def test_copying_pays_where_the_output_follows_the_source():
     model = FakeModel(editing_table(7, change=0.1), V)
     stats = [r.stats for r in SpeculativeDecoder(model, SourceCopy()).generate(SOURCES[3:] * 2)]
     assert all(s.tokens_per_call > 2 for s in stats)
-    assert all(s.copied == s.drafted and s.copied_accepted == s.accepted for s in stats)
+    assert all(s.speculation.copied == s.drafted for s in stats)
+    assert all(s.speculation.copied_accepted == s.accepted for s in stats)
 
 
 def test_statistics_say_who_proposed_what():
@@ -170,8 +171,8 @@ def test_statistics_say_who_proposed_what():
     )
     stats, ended = result.stats, result.finish_reason == "stop"
     assert set(result.writers) == {"copy", "draft", "target"}
-    assert 0 <= stats.copied_accepted - result.writers.count("copy") <= ended
-    drafted = stats.accepted - stats.copied_accepted
+    assert 0 <= stats.speculation.copied_accepted - result.writers.count("copy") <= ended
+    drafted = stats.accepted - stats.speculation.copied_accepted
     assert 0 <= drafted - result.writers.count("draft") <= ended
 
 
