@@ -215,6 +215,13 @@ def test_the_summary_of_one_text():
     )
 
 
+def test_the_summary_says_why_nothing_was_proposed():
+    off = FakeStats(speculation=FakeSpeculation(switched_off="alpha 0.05"))
+    assert "speculation off (alpha 0.05)" in console.summary([off], 1.0)
+    assert "speculation off for 1 of 2 (alpha 0.05)" in console.summary([FakeStats(), off], 1.0)
+    assert "speculation" not in console.summary([FakeStats()], 1.0)
+
+
 def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
     regular = FakeStats(
         target_calls=10, drafted=0, accepted=0, tokens_per_call=1.0, peak_memory_bytes=0

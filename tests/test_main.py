@@ -225,12 +225,14 @@ def test_the_batch_size_bounds_memory(run, models):
     assert 2 * small["peak_memory_bytes"] < large["peak_memory_bytes"]
 
 
-def test_regular_and_speculative_decoding_agree(run, models):
+def test_regular_and_speculative_decoding_agree(run, models, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # "auto" keeps its measurements there
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     argv = [*models, "-m", "40", "--json", *prompts]
     regular = texts(run(*argv, "--regular-decode")[1])
-    for num_draft in ("1", "4", "9"):
+    for num_draft in ("1", "4", "9", "auto"):
         assert texts(run(*argv, "--num-draft", num_draft)[1]) == regular
+    assert len(list((tmp_path / "t5-mlx").iterdir())) == 2
 
 
 # ---- bad input -----------------------------------------------------------------------------------
@@ -240,6 +242,7 @@ def test_regular_and_speculative_decoding_agree(run, models):
     ("argv", "message"),
     [
         (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
+        (["--num-draft", "AUTO"], "--num-draft: .*whole number of at least 1 or auto"),
         (["--num-draft", "many"], "--num-draft: .*whole number"),
         (["--delta", "1.5"], "--delta: .*from 0 to 1"),
         (["--delta", "nan"], "--delta: .*from 0 to 1"),
