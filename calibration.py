@@ -85,9 +85,18 @@ def sample(
     for _ in range(ROUNDS):
         for n in POSITIONS:
             if len(least) >= 2 and clock() - began + least.get(n, max(least.values())) > budget:
-                return Curve(tuple(sorted(least.items())))
+                return _rising(least)
             least[n] = min(seconds(n), least.get(n, math.inf))
-    return Curve(tuple(sorted(least.items())))
+    return _rising(least)
+
+
+def _rising(least: dict[int, float]) -> Curve:
+    """The curve through these points: fewer positions never cost more than more of them."""
+    points, lowest = [], math.inf
+    for n in sorted(least, reverse=True):
+        lowest = min(lowest, least[n])
+        points.append((n, lowest))
+    return Curve(tuple(reversed(points)))
 
 
 def read(file: Path, key: dict[str, Any]) -> Curve | None:

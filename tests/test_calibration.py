@@ -65,6 +65,12 @@ def test_the_least_of_several_counts():
     assert {s for _, s in curve.points} == {0.001}
 
 
+def test_fewer_positions_never_cost_more():
+    clock = Clock()
+    curve = sample(timed(clock, {1: 5.0, 6: 2.0}.get), budget=0.4, clock=clock)
+    assert curve.points == ((1, 2.0), (6, 2.0))
+
+
 def test_measured_once_and_then_read(tmp_path):
     target, draft = model(), model(d_ff=4)
     first = measure_costs(target, draft, tmp_path)
