@@ -1,0 +1,349 @@
+"""Sentences of one clause: statements, commands, errands, questions, "there is".
+
+Every template returns (English with marks, French before elision), without capital and full stop.
+"""
+
+from collections.abc import Callable
+
+from demo import french
+from demo import predicates as say
+from demo.clauses import (
+    Manner,
+    Predicate,
+    ambiguous,
+    clause,
+    gerund,
+    imperative,
+    infinitive,
+    question,
+)
+from demo.english import AUXILIARY, COUNTED, mark, plain
+from demo.lexicon import Noun
+from demo.phrases import (
+    NounPhrase,
+    Words,
+    noun_phrase,
+    place,
+    subject,
+    time,
+)
+
+Both = tuple[str, str]
+
+_TENSES = {
+    "habit": ("present",) * 9 + ("should", "can", "like_to", "would_like_to", "used_to"),
+    "past": ("past",) * 9 + ("past_progressive", "wanted_to"),
+    "future": ("future",) * 5 + ("going_to",) * 4 + ("must", "have_to", "want_to", "need_to",
+                                                     "would_like_to", "can", "hope_to"),
+    "present": ("progressive",) * 3 + ("must", "want_to", "have_to"),
+    "none": ("present", "present", "progressive", "past", "past", "perfect", "future", "going_to",
+             "can", "must", "should", "just", "want_to", "have_to", "need_to", "would_like_to",
+             "used_to", "prefer_to"),
+}
+_STATE_TENSES = {"habit": ("present", "present", "used_to"), "past": ("past",),
+                 "future": ("future", "future", "going_to"), "present": ("present",),
+                 "none": ("present", "present", "past", "future", "used_to")}
+_PORTABLE = ("food", "mass", "clothes", "item", "reading", "animal")
+_NEVER = ("present", "past", "perfect")
+_NO_NEGATION = ("used_to", "have_to", "just", "hope_to", "prefer_to")
+_NO_QUESTION = ("used_to", "just", "hope_to", "prefer_to", "wanted_to", "would_like_to")
+
+
+def choose_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str,
+                  negation: float = 0.2) -> Manner | None:
+    """A tense that goes with the period; None if the English would be ambiguous."""
+    tense = g.rng.choice((_STATE_TENSES if predicate.state else _TENSES)[period])
+    negative, adverb = "", ("", "")
+    if predicate.negatable and tense not in _NO_NEGATION and g.chance(negation):
+        options = ["pas"] * 6
+        if period == "none":
+            options += ["jamais"] * (tense in _NEVER) + ["plus"] * (tense == "present")
+        negative = g.rng.choice(options)
+    at_will = not predicate.state or predicate.en.base == "be"
+    often = period == "none" and tense == "present" and at_will and negative in ("", "pas")
+    if often and g.chance(0.3):
+        adverb = g.phrase("frequency") if not negative else g.rng.choice(
+            g.lexicon.phrases["frequency"][:2])
+    elif tense == "perfect" and not negative and g.chance(0.5):
+        adverb = ("already", "déjà")
+    manner = Manner(tense, negative, adverb, g.chance(0.7))
+    return None if ambiguous(predicate, manner, who) else manner
+
+
+def _period(g: Words) -> str:
+    return g.rng.choices(("habit", "past", "future", "present", "none"), (4, 6, 5, 1, 5))[0]
+
+
+def simple(g: Words, who: NounPhrase | None = None, period: str = "", timed: float = 0.5,
+           make: Callable[[Words], Predicate] = say.action, negation: float = 0.2) -> Both:
+    """A clause, perhaps with place or time, no punctuation."""
+    who = who or subject(g)
+    period = period or _period(g)
+    while True:
+        predicate = make(g)
+        manner = choose_manner(g, who, predicate, period, negation)
+        if manner:
+            break
+    en, fr = clause(who, predicate, manner)
+    if period in ("none",) or manner.negative in ("jamais", "plus") or not g.chance(timed):
+        return en, fr
+    time_en, time_fr = time(g, period)
+    if g.chance(0.25):
+        return f"{time_en}, {en}", f"{time_fr}, {fr}"
+    return f"{en} {time_en}", f"{fr} {time_fr}"
+
+
+def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Both:
+    """Somebody or something is somehow, somewhere, some age."""
+    period = period or g.rng.choice(("none", "none", "past", "future"))
+    draw = g.rng.random()
+    if who or draw < 0.5:
+        who = who or subject(g)
+        make = g.rng.choice((lambda g: say.being_adjective(g, who), say.being_somewhere,
+                             say.feeling, say.age, lambda g: say.being_job(g, who)))
+        return simple(g, who, period, make=make)
+    noun = g.noun("food", "mass", "clothes", "item", "furniture", "vehicle", "building", "room",
+                  "animal", "reading", "topic", "place", "device", "region")
+    thing = noun_phrase(g, noun, g.rng.choice(("the", "the+", "my", "my+", "this", "owner")),
+                        modify=0)
+    if draw < 0.7 or draw > 0.85 and noun.kind not in _PORTABLE:
+        return simple(g, thing, period, make=lambda g: say.being_adjective(g, thing, noun))
+    if draw < 0.85:
+        return simple(g, thing, "none", make=lambda g: say.comparing(g, thing, noun))
+    return simple(g, thing, period, make=_position)
+
+
+def _position(g: Words) -> Predicate:
+    """be on the table, under the bed ..."""
+    en, fr = g.rng.choice((("on", "sur"), ("under", "sous"), ("behind", "derrière"), ("in", "dans"),
+                           ("next to", "")))
+    noun = g.noun("item:box", "item:bag", "item:basket", "room") if en == "in" else g.noun(
+        "furniture")
+    where = noun_phrase(g, noun, g.rng.choice(("the", "the", "my")), modify=0.1)
+    return say.being(f"{en} {where.en}", f"{fr} {where.fr}" if fr else f"à côté {where.of()}")
+
+
+def statement(g: Words) -> Both:
+    """A main clause, now and then with a place."""
+    if g.chance(0.3):
+        return described(g)
+    if g.chance(0.12):
+        return simple(g, make=say.liking, period="none", negation=0.25)
+    if g.chance(0.25):
+        return simple(g, make=lambda g: say.intransitive(g).extended(*place(g)))
+    return simple(g)
+
+
+def purpose(g: Words) -> Both:
+    """... to buy some bread / before going home / without ..."""
+    who = subject(g)
+    aim = say.doing(g)
+    if g.chance(0.6):
+        make, (en, fr) = say.motion, infinitive(aim, who.person)
+        link, lien = "to", "pour"
+    else:
+        make, (en, fr) = say.doing, gerund(aim, who.person)
+        link, lien = g.rng.choice((("before", "avant de"), ("without", "sans")))
+        if link == "without" and aim.fr_negative:
+            link, lien = "before", "avant de"
+    main = simple(g, who, timed=0, make=make, negation=0.1)
+    return f"{main[0]} {link} {en}", f"{main[1]} {lien} {fr}"
+
+
+def commands(g: Words) -> Both:
+    """Close the door / let's go to the market and buy ... / don't open the window."""
+    who = g.rng.choice((2, 3))
+    if g.chance(0.2):
+        predicate = _negatable(g)
+        en, fr = imperative(predicate, who, negative=True)
+    else:
+        en, fr = imperative(say.doing(g), who)
+        if g.chance(0.45):
+            more = imperative(say.doing(g), who)
+            en, fr = f"{en} and {more[0].removeprefix(lets(who))}", f"{fr} et {more[1]}"
+    if who == 3 and g.chance(0.4):
+        if g.chance(0.5):
+            return f"please {en}", f"{fr}, s'il vous plaît"
+        return f"{en}, please", f"{fr}, s'il vous plaît"
+    if g.chance(0.3):
+        en_time, fr_time = time(g, "future")
+        return f"{en} {en_time}", f"{fr} {fr_time}"
+    return en, fr
+
+
+def lets(who: int) -> str:
+    """What begins a proposal."""
+    return "let's " if who == 2 else ""
+
+
+def _negatable(g: Words) -> Predicate:
+    while not (predicate := say.doing(g)).negatable:
+        pass
+    return predicate
+
+
+def errand(g: Words) -> Both:
+    """Let's go to the store and buy some groceries including eggs, avocadoes, and bread."""
+    category = g.rng.choice(g.lexicon.nouns["category"])
+    go = say.from_action(g.lexicon.actions["motion"][0], *_to_shop(g, category))
+    buy = say.shopping(g, category)
+    draw = g.rng.random()
+    if draw < 0.4:
+        who = g.rng.choice((2, 2, 3))
+        first, second = imperative(go, who), imperative(buy, who)
+        return (f"{first[0]} and {second[0].removeprefix(lets(who))}",
+                f"{first[1]} et {second[1]}")
+    who = subject(g)
+    tense = g.rng.choice(("past", "future", "going_to", "want_to", "must", "have_to", "should",
+                          "would_like_to", "need_to"))
+    if draw < 0.6:
+        return clause(who, buy, Manner(tense))
+    if draw < 0.8:
+        en, fr = clause(who, go, Manner(tense))
+        more = infinitive(buy, who.person)
+        return f"{en} to {more[0]}", f"{fr} pour {more[1]}"
+    tense = g.rng.choice(("past", "future"))
+    first, second = clause(who, go, Manner(tense)), clause(_silent(who), buy, Manner(tense))
+    second_en = second[0].removeprefix("will ")
+    return f"{first[0]} and {second_en}", f"{first[1]} et {second[1]}"
+
+
+def _silent(who: NounPhrase) -> NounPhrase:
+    """The same subject, left out."""
+    return NounPhrase("", "", who.person, who.gender, who.plural, who.kind)
+
+
+_SHOPS = {"clothes": ("store",), "school supplies": ("store", "bookstore", "supermarket"),
+          "tools": ("store",), "furniture": ("store",), "gifts": ("store", "market"),
+          "household goods": ("store", "supermarket")}
+
+
+def _to_shop(g: Words, category: Noun) -> Both:
+    shop = g.rng.choice(_SHOPS.get(category.en, ("store", "market", "supermarket", "farm")))
+    where = noun_phrase(g, g.noun(f"place:{shop}"), "the", modify=0.05)
+    return f"to {where.en}", french.to(where.fr)
+
+
+_WH = (("where", "où"), ("when", "quand"), ("why", "pourquoi"), ("how", "comment"))
+
+
+def asking(g: Words) -> Both:
+    """Does ... ? Why ... ? How many ... ? Where is ... ? Who ... ?"""
+    make = g.rng.choices((_yes_no, _wh, _how_many, _what, _who, _where_is), (6, 5, 2, 2, 2, 1))[0]
+    en, fr = make(g)
+    return en + "?", fr + " ?"
+
+
+def _question_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str) -> Manner:
+    while True:
+        manner = choose_manner(g, who, predicate, period, negation=0)
+        if manner and manner.tense not in _NO_QUESTION and not manner.adverb[0]:
+            return manner
+
+
+def _asker(g: Words) -> tuple[NounPhrase, Predicate]:
+    """No "I": one seldom asks about oneself; nothing ambiguous under "did"."""
+    while True:
+        who, predicate = subject(g), say.action(g)
+        if who.person != 0 and predicate.en.base != predicate.en.past:
+            return who, predicate
+
+
+def _yes_no(g: Words) -> Both:
+    if g.chance(0.25):
+        who = subject(g)
+        predicate = g.rng.choice((say.being_somewhere, say.feeling,
+                                  lambda g: say.being_adjective(g, who)))(g)
+    else:
+        who, predicate = _asker(g)
+    period = _period(g)
+    en, fr = question(who, predicate, _question_manner(g, who, predicate, period))
+    if period == "none" or g.chance(0.5):
+        return en, fr
+    when = time(g, period)
+    return f"{en} {when[0]}", f"{fr} {when[1]}"
+
+
+def _wh(g: Words) -> Both:
+    who, predicate = _asker(g)
+    word = g.rng.choice(_WH)
+    period = g.rng.choice(("past", "future", "none"))
+    return question(who, predicate, _question_manner(g, who, predicate, period), word)
+
+
+def _object_question(g: Words) -> tuple[NounPhrase, Predicate]:
+    action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
+                           if not a.fr_rest and not a.en.rest and a.en.base != a.en.past])
+    return subject(g), say.from_action(action)
+
+
+def _how_many(g: Words) -> Both:
+    who = subject(g)
+    while True:
+        action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
+                               if not a.fr_rest and a.en.base != a.en.past])
+        noun = g.noun(g.rng.choice(action.objects))
+        if noun.kind not in ("kin", "role", "region"):
+            break
+    amount = "how much" if noun.mass else "how many"
+    predicate = Predicate(action.en, action.fr, state=action.state,
+                          agreement=(noun.gender, not noun.mass))
+    manner = _question_manner(g, who, predicate, g.rng.choice(("past", "future", "none")))
+    word = f"{amount} {noun.en_plural if noun.mass else mark_plural(noun)}"
+    return question(who, predicate, manner, (word, f"combien de {noun.fr_plural}"))
+
+
+def mark_plural(noun: Noun) -> str:
+    """The plural after "how many", marked as counted."""
+    simple_plural = " " not in noun.en and noun.en_plural == noun.en + "s"
+    return mark(noun.en_plural, COUNTED) if simple_plural else noun.en_plural
+
+
+def _what(g: Words) -> Both:
+    who, predicate = _object_question(g)
+    period = g.rng.choice(("past", "future", "habit"))
+    manner = _question_manner(g, who, predicate, period)
+    en, fr = question(who, predicate, manner, ("what", ""))
+    fr = fr.strip().replace("est-ce que", "qu'est-ce que", 1)
+    when = time(g, period)
+    return f"{en} {when[0]}", f"{fr} {when[1]}"
+
+
+def _who(g: Words) -> Both:
+    who = NounPhrase("who", "qui", 1, "m", False, "pronoun")
+    return simple(g, who, g.rng.choice(("past", "future", "none")), timed=0, negation=0)
+
+
+def _where_is(g: Words) -> Both:
+    noun = g.noun("item", "clothes", "school", "tool", "place", "kin", "vehicle")
+    thing = noun_phrase(g, noun, "my" if noun.kind == "kin" else g.rng.choice(
+        ("the", "my", "my+", "owner")), modify=0.4)
+    past = g.chance(0.25)
+    be = ("were" if past else "are") if thing.plural else ("was" if past else "is")
+    verb = french.conjugate("être")
+    form = (verb.imperfect if past else verb.present)[thing.person]
+    return f"where {mark(be, AUXILIARY)} {thing.en}", f"où {form} {thing.fr}"
+
+
+def existence(g: Words) -> Both:
+    """There are some apples in the basket."""
+    noun = g.noun("food", "mass", "drink", "item", "furniture", "animal", "reading", "role",
+                  "vegetable", "school", "device")
+    modes = ("some", "lot") if noun.mass else ("a", "some+", "number+", "several+", "many+")
+    thing = noun_phrase(g, noun, g.rng.choice(modes))
+    fr_form, past, future = g.rng.choice((("il y a", False, False), ("il y a", False, False),
+                                          ("il y avait", True, False), ("il y aura", False, True)))
+    be = "will be" if future else mark(
+        ("were" if past else "are") if thing.plural else ("was" if past else "is"), AUXILIARY)
+    where = place(g) if g.chance(0.5) else _inside(g)
+    if thing.fr_negative and g.chance(0.3):
+        negated = "won't be" if future else plain(be) + "n't" + be[len(plain(be)):]
+        fr = fr_form.replace("il y", "il n'y") + " pas"
+        return (f"there {negated} {thing.en_negative} {where[0]}",
+                f"{fr} {thing.fr_negative} {where[1]}")
+    return f"there {be} {thing.en} {where[0]}", f"{fr_form} {thing.fr} {where[1]}"
+
+
+def _inside(g: Words) -> Both:
+    predicate = _position(g)
+    return predicate.en_tail, predicate.fr_tail
