@@ -305,7 +305,7 @@ def liking_to(g: Words) -> Both:
 
 _TEMPLATES = ((statement, 24), (asking, 13), (commands, 9), (errand, 9), (existence, 5),
               (purpose, 6), (weather_report, 3), (price, 2), (possession, 3), (because, 5),
-              (contrast, 5), (when_future, 3), (if_real, 3), (if_unreal, 2), (meanwhile, 3),
+              (contrast, 8), (when_future, 3), (if_real, 3), (if_unreal, 2), (meanwhile, 3),
               (opinion, 4), (who_relative, 4), (that_relative, 4), (shopping_list, 5),
               (liking_to, 3))
 

@@ -57,7 +57,8 @@ def choose_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str,
     if predicate.negatable and tense not in _NO_NEGATION and g.chance(negation):
         options = ["pas"] * 6
         if period == "none":
-            options += ["jamais"] * (tense in _NEVER) + ["plus"] * (tense == "present")
+            options += ["jamais"] * (tense in _NEVER)
+            options += ["plus"] * (tense == "present" and not predicate.fr_tail.startswith("plus "))
         negative = g.rng.choice(options)
     at_will = not predicate.state or predicate.en.base == "be"
     often = period == "none" and tense == "present" and at_will and negative in ("", "pas")
@@ -154,12 +155,11 @@ def commands(g: Words) -> Both:
     """Close the door / let's go to the market and buy ... / don't open the window."""
     who = g.rng.choice((2, 3))
     if g.chance(0.2):
-        predicate = _negatable(g)
-        en, fr = imperative(predicate, who, negative=True)
+        en, fr = imperative(_to_command(g, negatable=True), who, negative=True)
     else:
-        en, fr = imperative(say.doing(g), who)
+        en, fr = imperative(_to_command(g), who)
         if g.chance(0.45):
-            more = imperative(say.doing(g), who)
+            more = imperative(_to_command(g), who)
             en, fr = f"{en} and {more[0].removeprefix(lets(who))}", f"{fr} et {more[1]}"
     if who == 3 and g.chance(0.4):
         if g.chance(0.5):
@@ -176,10 +176,12 @@ def lets(who: int) -> str:
     return "let's " if who == 2 else ""
 
 
-def _negatable(g: Words) -> Predicate:
-    while not (predicate := say.doing(g)).negatable:
-        pass
-    return predicate
+def _to_command(g: Words, negatable: bool = False) -> Predicate:
+    """Something one may ask for: nobody asks for too many apples."""
+    while True:
+        predicate = say.doing(g)
+        if "too many" not in predicate.en_tail and (predicate.negatable or not negatable):
+            return predicate
 
 
 def errand(g: Words) -> Both:
@@ -335,7 +337,7 @@ def existence(g: Words) -> Both:
                                           ("il y avait", True, False), ("il y aura", False, True)))
     be = "will be" if future else mark(
         ("were" if past else "are") if thing.plural else ("was" if past else "is"), AUXILIARY)
-    where = place(g) if g.chance(0.5) else _inside(g)
+    where = _inside(g) if noun.kind in _PORTABLE and g.chance(0.6) else place(g)
     if thing.fr_negative and g.chance(0.3):
         negated = "won't be" if future else plain(be) + "n't" + be[len(plain(be)):]
         fr = fr_form.replace("il y", "il n'y") + " pas"
