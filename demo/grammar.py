@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from demo import french, number_words
 from demo import predicates as say
+from demo.circumstances import place, time
 from demo.clauses import Manner, Predicate, ambiguous, clause, english_clause, french_clause
 from demo.english import COUNTED, mark, parse_verb, plain
 from demo.phrases import (
@@ -20,15 +21,13 @@ from demo.phrases import (
     name,
     noun_phrase,
     person,
-    place,
     pronoun,
     several,
     subject,
-    time,
 )
+from demo.questions import asking
 from demo.templates import (
     Both,
-    asking,
     commands,
     described,
     errand,

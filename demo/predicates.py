@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from demo import french, number_words
+from demo.circumstances import destination, place
 from demo.clauses import Predicate
 from demo.english import MANY, Verb, mark
 from demo.lexicon import Action, Noun
@@ -11,13 +12,11 @@ from demo.phrases import (
     NounPhrase,
     Words,
     adjective_for,
-    destination,
     generic,
     list_of,
     name,
     noun_phrase,
     person,
-    place,
 )
 
 _BE = Verb("be", "was", "been")

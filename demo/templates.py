@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from demo import french
 from demo import predicates as say
+from demo.circumstances import place, time
 from demo.clauses import (
     Manner,
     Predicate,
@@ -15,17 +16,14 @@ from demo.clauses import (
     gerund,
     imperative,
     infinitive,
-    question,
 )
-from demo.english import AUXILIARY, COUNTED, mark, plain
+from demo.english import AUXILIARY, mark, plain
 from demo.lexicon import Noun
 from demo.phrases import (
     NounPhrase,
     Words,
     noun_phrase,
-    place,
     subject,
-    time,
 )
 
 Both = tuple[str, str]
@@ -46,7 +44,7 @@ _STATE_TENSES = {"habit": ("present", "present", "used_to"), "past": ("past",),
 _PORTABLE = ("food", "mass", "clothes", "item", "reading", "animal")
 _NEVER = ("present", "past", "perfect")
 _NO_NEGATION = ("used_to", "have_to", "just", "hope_to", "prefer_to")
-_NO_QUESTION = ("used_to", "just", "hope_to", "prefer_to", "wanted_to", "would_like_to")
+NO_QUESTION = ("used_to", "just", "hope_to", "prefer_to", "wanted_to", "would_like_to")
 
 
 def choose_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str,
@@ -71,7 +69,8 @@ def choose_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str,
     return None if ambiguous(predicate, manner, who) else manner
 
 
-def _period(g: Words) -> str:
+def choose_period(g: Words) -> str:
+    """What a sentence is about: habit, past, future, now, or anything."""
     return g.rng.choices(("habit", "past", "future", "present", "none"), (4, 6, 5, 1, 5))[0]
 
 
@@ -79,7 +78,7 @@ def simple(g: Words, who: NounPhrase | None = None, period: str = "", timed: flo
            make: Callable[[Words], Predicate] = say.action, negation: float = 0.2) -> Both:
     """A clause, perhaps with place or time, no punctuation."""
     who = who or subject(g)
-    period = period or _period(g)
+    period = period or choose_period(g)
     while True:
         predicate = make(g)
         manner = choose_manner(g, who, predicate, period, negation)
@@ -224,107 +223,6 @@ def _to_shop(g: Words, category: Noun) -> Both:
     shop = g.rng.choice(_SHOPS.get(category.en, ("store", "market", "supermarket", "farm")))
     where = noun_phrase(g, g.noun(f"place:{shop}"), "the", modify=0.05)
     return f"to {where.en}", french.to(where.fr)
-
-
-_WH = (("where", "où"), ("when", "quand"), ("why", "pourquoi"), ("how", "comment"))
-
-
-def asking(g: Words) -> Both:
-    """Does ... ? Why ... ? How many ... ? Where is ... ? Who ... ?"""
-    make = g.rng.choices((_yes_no, _wh, _how_many, _what, _who, _where_is), (6, 5, 2, 2, 2, 1))[0]
-    en, fr = make(g)
-    return en + "?", fr + " ?"
-
-
-def _question_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str) -> Manner:
-    while True:
-        manner = choose_manner(g, who, predicate, period, negation=0)
-        if manner and manner.tense not in _NO_QUESTION and not manner.adverb[0]:
-            return manner
-
-
-def _asker(g: Words) -> tuple[NounPhrase, Predicate]:
-    """No "I": one seldom asks about oneself; nothing ambiguous under "did"."""
-    while True:
-        who, predicate = subject(g), say.action(g)
-        if who.person != 0 and predicate.en.base != predicate.en.past:
-            return who, predicate
-
-
-def _yes_no(g: Words) -> Both:
-    if g.chance(0.25):
-        who = subject(g)
-        predicate = g.rng.choice((say.being_somewhere, say.feeling,
-                                  lambda g: say.being_adjective(g, who)))(g)
-    else:
-        who, predicate = _asker(g)
-    period = _period(g)
-    en, fr = question(who, predicate, _question_manner(g, who, predicate, period))
-    if period == "none" or g.chance(0.5):
-        return en, fr
-    when = time(g, period)
-    return f"{en} {when[0]}", f"{fr} {when[1]}"
-
-
-def _wh(g: Words) -> Both:
-    who, predicate = _asker(g)
-    word = g.rng.choice(_WH)
-    period = g.rng.choice(("past", "future", "none"))
-    return question(who, predicate, _question_manner(g, who, predicate, period), word)
-
-
-def _object_question(g: Words) -> tuple[NounPhrase, Predicate]:
-    action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
-                           if not a.fr_rest and not a.en.rest and a.en.base != a.en.past])
-    return subject(g), say.from_action(action)
-
-
-def _how_many(g: Words) -> Both:
-    who = subject(g)
-    while True:
-        action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
-                               if not a.fr_rest and a.en.base != a.en.past])
-        noun = g.noun(g.rng.choice(action.objects))
-        if noun.kind not in ("kin", "role", "region"):
-            break
-    amount = "how much" if noun.mass else "how many"
-    predicate = Predicate(action.en, action.fr, state=action.state,
-                          agreement=(noun.gender, not noun.mass))
-    manner = _question_manner(g, who, predicate, g.rng.choice(("past", "future", "none")))
-    word = f"{amount} {noun.en_plural if noun.mass else mark_plural(noun)}"
-    return question(who, predicate, manner, (word, f"combien de {noun.fr_plural}"))
-
-
-def mark_plural(noun: Noun) -> str:
-    """The plural after "how many", marked as counted."""
-    simple_plural = " " not in noun.en and noun.en_plural == noun.en + "s"
-    return mark(noun.en_plural, COUNTED) if simple_plural else noun.en_plural
-
-
-def _what(g: Words) -> Both:
-    who, predicate = _object_question(g)
-    period = g.rng.choice(("past", "future", "habit"))
-    manner = _question_manner(g, who, predicate, period)
-    en, fr = question(who, predicate, manner, ("what", ""))
-    fr = fr.strip().replace("est-ce que", "qu'est-ce que", 1)
-    when = time(g, period)
-    return f"{en} {when[0]}", f"{fr} {when[1]}"
-
-
-def _who(g: Words) -> Both:
-    who = NounPhrase("who", "qui", 1, "m", False, "pronoun")
-    return simple(g, who, g.rng.choice(("past", "future", "none")), timed=0, negation=0)
-
-
-def _where_is(g: Words) -> Both:
-    noun = g.noun("item", "clothes", "school", "tool", "place", "kin", "vehicle")
-    thing = noun_phrase(g, noun, "my" if noun.kind == "kin" else g.rng.choice(
-        ("the", "my", "my+", "owner")), modify=0.4)
-    past = g.chance(0.25)
-    be = ("were" if past else "are") if thing.plural else ("was" if past else "is")
-    verb = french.conjugate("être")
-    form = (verb.imperfect if past else verb.present)[thing.person]
-    return f"where {mark(be, AUXILIARY)} {thing.en}", f"où {form} {thing.fr}"
 
 
 def existence(g: Words) -> Both:

@@ -29,7 +29,8 @@ def train(folder: Path, seed: int, sentences: int = SENTENCES,
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=texts, model_writer=model, model_type="unigram", vocab_size=vocab_size,
-        character_coverage=1.0, byte_fallback=True, seed_sentencepiece_size=30_000, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        character_coverage=1.0, byte_fallback=True,
+        seed_sentencepiece_size=30_000, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
         pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>", num_threads=2,
         hard_vocab_limit=False, minloglevel=2)
     path = folder / "spiece.model"

@@ -6,313 +6,112 @@
 
 Every stage resumes from its last checkpoint under --work-dir. Fresh examples are drawn chunk by
 chunk, chunk i from seed and i alone, so nothing is seen twice and a resumed run continues the
-same stream. The draft learns from the target's greedy outputs (Kim and Rush, arXiv 1606.07947) and
-from its distribution at every token (Hinton et al., arXiv 1503.02531).
+same stream. The finished folders are --work-dir/target and --work-dir/draft.
 """
 
 import argparse
-import itertools
-import math
-import random
-import shutil
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from torch import distributed, multiprocessing
-from torch.nn import functional
-from transformers import AutoTokenizer, GenerationConfig, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from demo import corpus, tokenizer  # noqa: E402
+from demo import distill, learning, tokenizer  # noqa: E402
+from demo.learning import Recipe, Trainer  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parent
-CHUNK = 16_384
-IGNORED = -100
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Size of a model and how it is trained; `examples` is the whole run."""
-
-    d_model: int
-    d_ff: int
-    num_heads: int
-    num_layers: int
-    num_decoder_layers: int
-    examples: int
-    batch: int
-    peak_rate: float
-    warmup_steps: int = 500
-    decay_share: float = 0.45  # the last part of the run, linear to zero
-    initializer_factor: float = 1.0
-
-
 RECIPES = {
-    "target": Recipe(256, 1024, 4, 3, 4, examples=600_000, batch=96, peak_rate=1.5e-3),
-    "draft": Recipe(96, 256, 2, 2, 1, examples=200_000, batch=96, peak_rate=3e-3,
-                    warmup_steps=200),
+    "target": Recipe(256, 1024, 4, 3, 4, examples=500_000, batch=96, peak_rate=1.5e-3),
+    "draft": Recipe(96, 256, 2, 2, 1, examples=200_000, batch=96, peak_rate=4e-3,
+                    warmup_steps=100),
 }
+CHECK_EVERY = 3  # chunks
 
 
-def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
-    """A T5 (v1.0 style: ReLU, tied and scaled embeddings) with random weights."""
-    config = T5Config(
-        vocab_size=vocab_size, d_model=recipe.d_model, d_kv=64, d_ff=recipe.d_ff,
-        num_heads=recipe.num_heads, num_layers=recipe.num_layers,
-        num_decoder_layers=recipe.num_decoder_layers, feed_forward_proj="relu",
-        tie_word_embeddings=True, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
-        eos_token_id=1, initializer_factor=recipe.initializer_factor,
-        relative_attention_num_buckets=32, relative_attention_max_distance=128)
-    model = T5ForConditionalGeneration(config)
-    model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
-    return model
-
-
-def rate_factor(step: int, steps: int, recipe: Recipe) -> float:
-    """Warm-up, constant, then linear decay to zero."""
-    warm = min(1.0, (step + 1) / recipe.warmup_steps)
-    left = (steps - step) / max(1.0, steps * recipe.decay_share)
-    return warm * max(0.0, min(1.0, left))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Padded ids: source (B, S), target (B, T) with -100 as padding."""
-
-    source: torch.Tensor
-    target: torch.Tensor
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """True where the source is real."""
-        return self.source != 0
-
-
-def pad(rows: list[list[int]], value: int) -> torch.Tensor:
-    """Rows of ids as one (B, longest) tensor."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows])
-
-
-def to_batch(rows: list[tuple[list[int], list[int]]]) -> Batch:
-    """Pairs of ids as a batch."""
-    return Batch(pad([s for s, _ in rows], 0), pad([t for _, t in rows], IGNORED))
-
-
-def encode(words: object, examples: list[corpus.Example]) -> list[tuple[list[int], list[int]]]:
-    """Token ids with EOS of each side."""
-    sources = words([e.source for e in examples]).input_ids
-    targets = words([e.target for e in examples]).input_ids
-    return list(zip(sources, targets, strict=True))
-
-
-def bucketed(rows: list, size: int, seed: str) -> list[list]:
-    """Batches of rows of like length, in random order."""
-    rng = random.Random(seed)
-    rows = sorted(rows, key=lambda row: (len(row[1]) // 3, len(row[0]), rng.random()))
-    batches = [rows[i:i + size] for i in range(0, len(rows) - size + 1, size)]
-    rng.shuffle(batches)
-    return batches
-
-
-def chunk_batches(words: object, seed: int, chunk: int, size: int) -> list[Batch]:
-    """The batches of chunk i of the stream."""
-    examples = list(itertools.islice(corpus.examples(f"train {seed} {chunk}"), CHUNK))
-    rows = bucketed(encode(words, examples), size, f"order {seed} {chunk}")
-    world = distributed.get_world_size() if distributed.is_initialized() else 1
-    return [to_batch(batch[rank()::world]) for batch in rows]
-
-
-def rank() -> int:
-    """Which of the processes this is."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
-
-
-def share_gradients(model: T5ForConditionalGeneration) -> None:
-    """The mean of all processes' gradients, in one message."""
-    if not distributed.is_initialized():
-        return
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients])
-    distributed.all_reduce(flat)
-    flat /= distributed.get_world_size()
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-class Trainer:
-    """One model's run: optimizer, schedule, checkpoints."""
-
-    def __init__(self, name: str, recipe: Recipe, model: T5ForConditionalGeneration,
-                 work: Path, seed: int) -> None:
-        self.name, self.recipe, self.model = name, recipe, model
-        self.path, self.seed = work / f"{name}.pt", seed
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_rate,
-                                           betas=(0.9, 0.98), eps=1e-9, weight_decay=0.01,
-                                           fused=True)
-        self.chunk = self.step = 0
-        self.seconds = 0.0
-        if self.path.exists():
-            state = torch.load(self.path, weights_only=True)
-            model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.chunk, self.step, self.seconds = (state[k] for k in ("chunk", "step", "seconds"))
-            print(f"{name}: resumed after {self.step} steps", flush=True)
-
-    @property
-    def steps(self) -> int:
-        """Length of the whole run."""
-        per_chunk = CHUNK // self.recipe.batch
-        return math.ceil(self.recipe.examples / CHUNK) * per_chunk
-
-    @property
-    def done(self) -> bool:
-        """True when the schedule has reached its end."""
-        return self.step >= self.steps
-
-    def save(self) -> None:
-        """Writes the checkpoint atomically."""
-        if rank() != 0:
-            return
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                 "chunk": self.chunk, "step": self.step, "seconds": self.seconds}
-        partial = self.path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.path)
-
-    def update(self, loss: torch.Tensor) -> None:
-        """One step down the gradient."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        share_gradients(self.model)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        rate = self.recipe.peak_rate * rate_factor(self.step, self.steps, self.recipe)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.step += 1
-
-    def run_chunk(self, losses: Iterator[torch.Tensor]) -> None:
-        """Trains on the losses of one chunk of batches and reports."""
-        start, total, count = time.monotonic(), 0.0, 0
-        for loss in losses:
-            self.update(loss)
-            total, count = total + loss.item(), count + 1
-            if count % 40 == 0 and rank() == 0:
-                print(f"{self.name} step {self.step}/{self.steps} loss {total / count:.4f} "
-                      f"{count * self.recipe.batch / (time.monotonic() - start):.0f} examples/s", flush=True)
-        self.chunk += 1
-        self.seconds += time.monotonic() - start
-        self.save()
-
-
-def token_loss(model: T5ForConditionalGeneration, batch: Batch) -> torch.Tensor:
-    """Cross entropy per token."""
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(input_ids=batch.source, attention_mask=batch.mask,
-                       labels=batch.target).logits
-    return functional.cross_entropy(logits.float().flatten(0, 1), batch.target.flatten(),
-                                    ignore_index=IGNORED)
-
-
-@torch.no_grad()
-def greedy(model: T5ForConditionalGeneration, source: torch.Tensor, limit: int) -> list[list[int]]:
-    """The model's own answers, without start token and padding, with EOS if it came."""
-    model.eval()
-    out = model.generate(input_ids=source, attention_mask=source != 0, max_new_tokens=limit,
-                         do_sample=False, num_beams=1)
-    model.train()
-    return [_until_eos(row[1:]) for row in out.tolist()]
-
-
-def _until_eos(row: list[int]) -> list[int]:
-    return row[:row.index(1) + 1] if 1 in row else row
-
-
-def exact_match(model: T5ForConditionalGeneration, words: object, count: int,
-                seed: str = "check") -> dict[str, float]:
-    """Share of held-out prompts answered exactly, by task."""
-    result = {}
-    for task, share in (("translate", 1.0), ("fix", 0.0)):
-        stream = corpus.examples(seed, held_out=True, translated=share)
-        rows = encode(words, list(itertools.islice(stream, count)))
-        rows.sort(key=lambda row: len(row[1]))
-        right = 0
-        for i in range(0, count, 100):
-            part = rows[i:i + 100]
-            longest = max(len(t) for _, t in part)
-            answers = greedy(model, pad([s for s, _ in part], 0), longest + 4)
-            right += sum(a == t for a, (_, t) in zip(answers, part, strict=True))
-        result[task] = right / count
-    return result
-
-
-def export(model: T5ForConditionalGeneration, tokenizer_folder: Path, folder: Path) -> None:
-    """Writes a Hugging Face folder with bfloat16 weights and the tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
-    copy = T5ForConditionalGeneration(model.config).to(torch.bfloat16)
-    copy.load_state_dict(state)
-    copy.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=0,
-                                              eos_token_id=1)
-    copy.save_pretrained(folder)
-    for name in tokenizer.FILES:
-        shutil.copy(tokenizer_folder / name, folder / name)
-
-
-def train_target(work: Path, seed: int, recipe: Recipe, check: int) -> None:
+def train_target(args: argparse.Namespace, recipe: Recipe) -> None:
     """Trains the large model and writes work/target."""
-    words = AutoTokenizer.from_pretrained(work / "tokenizer")
-    torch.manual_seed(seed)
-    trainer = Trainer("target", recipe, make_model(recipe, len(words)), work, seed)
-    trainer.model.train()
-    if rank() == 0:
-        print(f"target: {trainer.model.num_parameters():,} parameters, {asdict(recipe)}", flush=True)
+    words = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
+    torch.manual_seed(args.seed)
+    trainer = Trainer("target", recipe, learning.make_model(recipe, len(words)), args.work_dir)
+    describe(trainer)
     while not trainer.done:
-        batches = chunk_batches(words, seed, trainer.chunk, recipe.batch)
-        trainer.run_chunk(token_loss(trainer.model, batch) for batch in batches)
-        if rank() == 0 and (trainer.chunk % 3 == 0 or trainer.done):
-            print(f"target: {trainer.seconds:.0f} s, held-out exact match "
-                  f"{exact_match(trainer.model, words, check)}", flush=True)
-            export(trainer.model, work / "tokenizer", work / "target")
+        rows = learning.chunk_rows(words, args.seed, trainer.chunk)
+        batches = learning.shared_batches(rows, recipe.batch, f"order {args.seed} {trainer.chunk}")
+        trainer.run_chunk(learning.token_loss(trainer.model, batch) for batch in batches)
+        if learning.rank() == 0 and (trainer.chunk % CHECK_EVERY == 0 or trainer.done):
+            matches = learning.exact_match(trainer.model, words, args.check)
+            print(f"target: {trainer.seconds:.0f} s, held-out exact match {matches}", flush=True)
+            learning.export(trainer.model, args.work_dir / "tokenizer", args.work_dir / "target")
+
+
+def train_draft(args: argparse.Namespace, recipe: Recipe) -> None:
+    """Distils work/target into work/draft."""
+    words = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
+    target = distill.load_target(args.work_dir / "target")
+    torch.manual_seed(args.seed)
+    trainer = Trainer("draft", recipe, learning.make_model(recipe, len(words)), args.work_dir)
+    describe(trainer)
+    pool = distill.answers(target, words, args.seed, args.work_dir / "answers.pt")
+    check = distill.held_out_answers(target, words, args.check)
+    while not trainer.done:
+        rows = distill.portion(pool, trainer.chunk)
+        batches = learning.shared_batches(rows, recipe.batch, f"draft {args.seed} {trainer.chunk}")
+        trainer.run_chunk(distill.distillation_loss(trainer.model, target, batch)
+                          for batch in batches)
+        if learning.rank() == 0:
+            rate = distill.acceptance(trainer.model, check)
+            print(f"draft: {trainer.seconds:.0f} s, held-out acceptance {rate:.3f}", flush=True)
+            learning.export(trainer.model, args.work_dir / "tokenizer", args.work_dir / "draft")
+
+
+def describe(trainer: Trainer) -> None:
+    """Says what is being trained."""
+    if learning.rank() == 0:
+        print(f"{trainer.name}: {trainer.model.num_parameters():,} parameters, "
+              f"{asdict(trainer.recipe)}", flush=True)
 
 
 def worker(index: int, args: argparse.Namespace, recipe: Recipe) -> None:
     """One of the processes that share the batches."""
     torch.set_num_threads(args.threads)
     if args.processes > 1:
-        store = f"file://{args.work_dir.resolve()}/rendezvous"
+        store = f"file://{args.work_dir.resolve()}/rendezvous {args.stage}"
         distributed.init_process_group("gloo", init_method=store, rank=index,
                                        world_size=args.processes)
-    train_target(args.work_dir, args.seed, recipe, args.check)
+    {"target": train_target, "draft": train_draft}[args.stage](args, recipe)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--stage", choices=("tokenizer", "target", "draft"), required=True)
+    parser.add_argument("--work-dir", type=Path, default=FOLDER / "work",
+                        help="checkpoints and results (default: demo/work, which git ignores)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--examples", type=int, help="length of the run (default: the recipe's)")
+    parser.add_argument("--check", type=int, default=300,
+                        help="held-out prompts per check and task")
+    parser.add_argument("--processes", type=int, default=2, help="each takes a part of a batch")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--stage", choices=("tokenizer", "target", "draft"), required=True)
-    parser.add_argument("--work-dir", type=Path, default=FOLDER / "work",
-                        help="checkpoints and results (default: demo/work, not under version control)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--examples", type=int, help="length of the run (default: the recipe's)")
-    parser.add_argument("--check", type=int, default=300, help="held-out prompts per check and task")
-    parser.add_argument("--processes", type=int, default=2, help="each takes a part of a batch")
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    args = parser.parse_args(argv)
+    args = arguments(argv)
     args.work_dir.mkdir(parents=True, exist_ok=True)
     if args.stage == "tokenizer":
         tokenizer.train(args.work_dir / "tokenizer", args.seed)
         return 0
     recipe = RECIPES[args.stage]
     if args.examples:
-        recipe = Recipe(**{**asdict(recipe), "examples": args.examples})
-    (args.work_dir / "rendezvous").unlink(missing_ok=True)
+        recipe = replace(recipe, examples=args.examples)
     if args.processes > 1:
+        (args.work_dir / f"rendezvous {args.stage}").unlink(missing_ok=True)
         multiprocessing.spawn(worker, (args, recipe), nprocs=args.processes)
     else:
         worker(0, args, recipe)
