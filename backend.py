@@ -1,0 +1,73 @@
+"""What must happen before MLX is imported, and the error every module raises.
+
+Every module takes MLX from here, so that nothing imports it too early:
+
+    from backend import mx, nn
+
+The CPU wheel of MLX for Linux carries a reference BLAS that runs on one core: a product of two
+1024 x 1024 matrices takes 20 times as long as with OpenBLAS, and six rows cost six times as much
+as one, so that speculative decoding cannot pay. An OpenBLAS loaded into the process before MLX
+takes the place of the bundled one. On macOS and with CUDA nothing is changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+
+_HINT = (
+    "hint: OpenBLAS is not installed, so MLX computes on one core with its reference BLAS, about "
+    "20 times slower; on Debian or Ubuntu: apt install libopenblas0-pthread"
+)
+
+
+class UserError(ValueError):
+    """Bad input or a bad environment; the message is the one line that the user reads."""
+
+
+def load_openblas(
+    platform: str = sys.platform, loader: Callable[..., object] = ctypes.CDLL
+) -> bool:
+    """Load OpenBLAS so that an MLX imported afterwards uses it.
+
+    Args:
+        platform: as `sys.platform`; only Linux needs the library.
+        loader: opens a shared library by name and raises `OSError` if there is none.
+
+    Returns:
+        False if this platform could use OpenBLAS and it is not installed, True otherwise.
+    """
+    if not platform.startswith("linux"):
+        return True
+    for name in ("libopenblas.so.0", "libopenblas.so"):
+        try:
+            loader(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+_found = load_openblas()
+
+import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
+import mlx.nn as nn  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+
+__all__ = ["UserError", "cpu_only", "default_dtype_is_float32", "load_openblas"]
+__all__ += ["mx", "nn", "tree_flatten"]
+
+
+def cpu_only() -> bool:
+    """Whether this machine has no device that MLX can use but the CPU."""
+    return not (mx.metal.is_available() or mx.cuda.is_available())
+
+
+def default_dtype_is_float32() -> bool:
+    """Whether to compute in float32 unless told otherwise: half precision is slow on a CPU."""
+    return cpu_only()
+
+
+if not _found and cpu_only():
+    print(_HINT, file=sys.stderr)

@@ -1,0 +1,227 @@
+"""What the command line reads and what it shows: prompts in; texts, colours and statistics out.
+
+Prompts and results are UTF-8. Nothing here knows about MLX, so that bad input is refused before
+any model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from results import Result, Stats
+    from text import StreamingDetokenizer
+
+
+class InputError(ValueError):
+    """Input that cannot be used; the message is the one line that the user reads."""
+
+
+# ---- prompts in ----------------------------------------------------------------------------------
+
+
+def read_prompts(prompts: Sequence[str], input_file: str | None) -> list[str]:
+    """All prompts, in order, each checked.
+
+    Args:
+        prompts: prompts as given; "-" stands for the whole of standard input.
+        input_file: one prompt a line, or objects with a "prompt" where the name ends in .jsonl;
+            "-" is standard input, one prompt a line.
+
+    Raises:
+        InputError: a file or a line that cannot be read, or an empty prompt.
+    """
+    if input_file is not None:
+        return _read_lines(input_file)
+    texts = [_read_text("-").rstrip("\r\n") if prompt == "-" else prompt for prompt in prompts]
+    for given, text in zip(prompts, texts, strict=True):
+        where = "standard input" if given == "-" else "the prompt"
+        _check_prompt(text, where)
+    return texts
+
+
+def _read_lines(name: str) -> list[str]:
+    lines = [line.removesuffix("\r") for line in _read_text(name).split("\n")]
+    while lines and not lines[-1].strip():  # the end of the last line, and blank lines after it
+        lines.pop()
+    shown = "standard input" if name == "-" else name
+    if not lines:
+        raise InputError(f"{shown} is empty; write one prompt a line")
+    if name.endswith(".jsonl"):
+        lines = [_prompt_of(line, f"{shown} line {n}") for n, line in enumerate(lines, 1)]
+    for n, line in enumerate(lines, 1):
+        _check_prompt(line, f"{shown} line {n}")
+    return lines
+
+
+def _read_text(name: str) -> str:
+    shown = "standard input" if name == "-" else name
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{shown} line {line} is not UTF-8; save the text as UTF-8") from None
+    except FileNotFoundError:
+        raise InputError(f"there is no file {name}; check the path") from None
+    except OSError as error:
+        raise InputError(f"cannot read {shown}: {error.strerror}") from None
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON ({error.msg}, column {error.colno})") from None
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise InputError(f'{where} has no prompt; write {{"prompt": "…"}}')
+    return record["prompt"]
+
+
+def _check_prompt(text: str, where: str) -> None:
+    if not text.strip():
+        raise InputError(f"{where} is empty; write what the model is to work on")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes on the command line, or \ud800 in JSON
+        raise InputError(f"{where} is not valid Unicode; give it as UTF-8") from None
+
+
+def check_output(output_file: str, input_file: str | None) -> None:
+    """See before the work begins that its results can be written.
+
+    Raises:
+        InputError: the folder is missing or closed, or the file is the input itself.
+    """
+    path = Path(output_file)
+    if path.is_dir():
+        raise InputError(f"{output_file} is a folder; name a file for the results")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent} for {path.name}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{output_file} may not be written; choose another place")
+    if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
+        raise InputError(f"{output_file} is the input file too; give the results another name")
+
+
+# ---- texts out -----------------------------------------------------------------------------------
+
+
+class Painter:
+    """Shows who wrote each token: the draft's are green and the target's own magenta.
+
+    With `NO_COLOR` set (https://no-color.org) the draft's stand in brackets instead. A token that
+    ends inside a character is shown with the token that completes it.
+    """
+
+    def __init__(self, no_color: bool):
+        self._draft, self._target = (
+            ("[{}]", "{}") if no_color else ("\033[32m{}\033[0m", "\033[35m{}\033[0m")
+        )
+
+    @property
+    def legend(self) -> str:
+        """One line that explains the colours."""
+        draft, target = self._draft.format("by the draft"), self._target.format("by the target")
+        return f"tokens: {draft} {target}"
+
+    def paint(self, pieces: Iterable[str], accepted: Iterable[bool], rest: str = "") -> str:
+        """Text coloured token by token.
+
+        Args:
+            pieces: the text that each token completed.
+            accepted: for each of them, whether the draft proposed it.
+            rest: text after the last of them, which the target gets.
+        """
+        authors = [(text, self._draft if drafted else self._target)
+                   for text, drafted in zip(pieces, accepted, strict=True)]  # fmt: skip
+        authors.append((rest, self._target))
+        return "".join(author.format(text) for text, author in authors if text)
+
+    def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
+        """A whole result, coloured, on one line; the detokenizer is a fresh one."""
+        pieces = [detokenizer.add([token]) for token in result.tokens]
+        return one_line(self.paint(pieces, result.accepted, detokenizer.finish()))
+
+
+class Results:
+    """Writes finished results in order, each flushed, so that an interruption loses none.
+
+    Args:
+        path: file to write; None is standard output.
+        as_json: one JSON object a line; otherwise one text a line.
+        paint: makes a coloured line of a result; where results go to a file or are JSON, it is
+            shown on standard error besides.
+    """
+
+    def __init__(
+        self, path: str | None, as_json: bool, paint: Callable[[Result], str] | None = None
+    ):
+        self._file: TextIO = open(path, "w", encoding="utf-8") if path else sys.stdout
+        self._close = path is not None
+        self._as_json, self._paint = as_json, paint
+        self._aside = path is not None or as_json
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._close:
+            self._file.close()
+
+    def write(self, prompt: str, result: Result) -> None:
+        """Write one result."""
+        line = json_line(prompt, result) if self._as_json else one_line(result.text)
+        if self._paint and self._aside:
+            print(self._paint(result), file=sys.stderr)
+        elif self._paint:
+            line = self._paint(result)
+        print(line, file=self._file, flush=True)
+
+
+def one_line(text: str) -> str:
+    r"""A text on one line: a line break in it is written as the two characters `\n`."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", r"\n")
+
+
+def json_line(prompt: str, result: Result) -> str:
+    """The object that `--json` promises to scripts."""
+    record = {
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stats": asdict(result.stats),
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def summary(stats: Sequence[Stats], seconds: float) -> str:
+    """One line of statistics.
+
+    Args:
+        stats: those of every result.
+        seconds: how long they took together.
+    """
+    tokens, calls = sum(s.generated_tokens for s in stats), sum(s.target_calls for s in stats)
+    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    parts = [f"{len(stats)} prompts"] if len(stats) > 1 else []
+    parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
+    if drafted:
+        parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")
+    if calls:
+        decided = sum(s.tokens_per_call * s.target_calls for s in stats)
+        parts.append(f"{decided / calls:.2f} tokens per target call")
+    peak = max((s.peak_memory_bytes for s in stats), default=0)
+    if peak:
+        parts.append(f"peak memory {peak / 1e9:.2f} GB")
+    return " · ".join(parts)

@@ -1,0 +1,289 @@
+"""Command line: a Hugging Face T5 checkpoint in, an MLX model folder out.
+
+    python convert.py --model google-t5/t5-small
+
+Flags and output follow mlx-lm. Every tensor streams from the checkpoint through cast and
+quantisation into its place in the output, a few rows at a time, so that memory does not depend on
+the model's size: a 45 GB checkpoint converts on a machine with 8 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from backend import UserError, mx
+from checkpoint import Checkpoint, open_checkpoint
+from config import T5Config
+from hub import SMALL_FILES, resolve
+from model import T5, select_tensors
+from output_folder import check_output, new_folder, require_space
+from quantization import MODES, Quantization
+from safetensors_file import SafetensorsWriter, data_size
+from stored_tensor import READABLE
+from weights import keep_float32, quantize_predicate, read_config
+
+SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
+BLOCK_BYTES = 16 << 20  # read at once; memory is a few times this
+_OUR_FILE = re.compile(
+    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|\.DS_Store"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor's way from the checkpoint to the output.
+
+    Attributes:
+        source: its name in the checkpoint.
+        name: its name in the output.
+        shape: its shape in the checkpoint.
+        dtype: the floating-point type it gets.
+        quantization: how to quantise it, if at all.
+    """
+
+    source: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    quantization: Quantization | None
+
+    def apply(self, rows: mx.array) -> dict[str, mx.array]:
+        """Rows of the source → the rows of each output array, by name.
+
+        Raises:
+            UserError: a number is too large for `dtype`.
+        """
+        cast = rows.astype(self.dtype)
+        if self.dtype == mx.float16 and mx.any(mx.isinf(cast) & mx.isfinite(rows)).item():
+            raise UserError(f"{self.source} has numbers too large for float16; use bfloat16")
+        if self.quantization is None:
+            return {self.name: cast}
+        return self.quantization.quantize(self.name, cast)
+
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and full shape of each output array, by name, in the order they are stored."""
+        rows, *rest = self.shape
+        sample = self.apply(mx.zeros((1, *rest), self.dtype))
+        return {
+            name: (str(array.dtype).removeprefix("mlx.core."), (rows, *array.shape[1:]))
+            for name, array in sample.items()
+        }
+
+
+def convert(
+    source: str | Path,
+    mlx_path: str | Path,
+    dtype: str = "bfloat16",
+    quantize: bool = False,
+    q_bits: int | None = None,
+    q_group_size: int | None = None,
+    q_mode: str = "affine",
+    revision: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Converts a Hugging Face T5 checkpoint into an MLX model folder.
+
+    Args:
+        source: a local folder or a Hub id.
+        mlx_path: the folder to write; it appears only when it is complete.
+        dtype: "bfloat16", "float16" or "float32". With float16 the feed-forward's output layers
+            `wo` stay in float32, because T5's values there leave the range of float16.
+        quantize: quantise attention and feed-forward; embeddings, the output head, norms and bias
+            tables are left in `dtype`.
+        q_bits: bits a weight; None is the mode's default.
+        q_group_size: weights that share a scale; None is the mode's default.
+        q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
+        revision: branch, tag or commit, if `source` is a Hub id.
+        overwrite: replace what an earlier conversion wrote to `mlx_path`.
+
+    Returns:
+        The folder written, absolute.
+
+    Raises:
+        UserError: a bad option, an output that exists, no access to the source, a checkpoint that
+            is damaged or no T5, or too little disk space. Nothing is left behind.
+    """
+    path = Path(mlx_path).expanduser().resolve()
+    quantization = Quantization.choose(q_bits, q_group_size, q_mode) if quantize else None
+    if dtype not in READABLE:
+        raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
+    try:
+        check_output(path, overwrite, _is_ours)
+        folder = resolve(str(source), revision)
+        if path == folder.resolve() or path in folder.resolve().parents:
+            raise UserError(f"{path} is or contains the source; choose another --mlx-path")
+        raw = read_config(folder)
+        with open_checkpoint(folder) as checkpoint:
+            steps = plan(raw, checkpoint, getattr(mx, dtype), quantization)
+            shards = split(steps, SHARD_BYTES)
+            small = [folder / name for name in SMALL_FILES if (folder / name).is_file()]
+            size = sum(data_size(step.outputs()) for step in steps)
+            require_space(path, size + sum(file.stat().st_size for file in small) + (1 << 20))
+            with new_folder(path, overwrite) as partial:
+                for file in small:
+                    shutil.copyfile(file, partial / file.name)
+                write_weights(partial, checkpoint, shards)
+                write_config(partial, raw, dtype, quantization)
+    except OSError as error:
+        raise UserError(f"cannot convert {source} to {path}: {error}") from error
+    return path
+
+
+def plan(
+    raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, quantization: Quantization | None
+) -> list[Step]:
+    """What to do with each tensor, in the order they lie on the disk.
+
+    Args:
+        raw: the source's config.json.
+        checkpoint: the source's tensors.
+        dtype: the type wanted.
+        quantization: the quantisation wanted, if any.
+
+    Raises:
+        UserError: the checkpoint is no T5 of this config, has a tensor of a type that cannot be
+            read, or no layer that could be quantised.
+    """
+    if checkpoint.metadata.get("format") == "mlx":
+        raise UserError("the source is an MLX folder already; convert the Hugging Face original")
+    config = T5Config.from_dict(raw)
+    names = select_tensors(config, checkpoint)
+    layers = {
+        f"{path}.weight"
+        for path, module in T5(config).named_modules()  # lazy: its random weights are never made
+        if quantization and quantize_predicate(path, module)
+    }
+    steps = []
+    for source in filter(names.__contains__, checkpoint.names):
+        checkpoint.require_readable(source)
+        name, shape = names[source], checkpoint.shape(source)
+        how = quantization if name in layers and quantization.fits(shape) else None
+        stored = mx.float32 if keep_float32(name, dtype) else dtype
+        steps.append(Step(source, name, shape, stored, how))
+    left = sum(step.name in layers and not step.quantization for step in steps)
+    if layers and left == len(layers.intersection(step.name for step in steps)):
+        cause = f"no layer's rows divide into groups of {quantization.group_size}"
+        raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
+    if left:
+        print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
+    return steps
+
+
+def split(steps: list[Step], shard_bytes: int) -> list[list[Step]]:
+    """Cuts the steps into shards of at most `shard_bytes`, but at least one tensor, each."""
+    shards: list[list[Step]] = []
+    room = 0
+    for step in steps:
+        size = data_size(step.outputs())
+        if size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(step)
+        room -= size
+    return shards
+
+
+def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Step]]) -> None:
+    """Writes every shard and the index, with a progress bar over the bytes read."""
+    weight_map: dict[str, str] = {}
+    size = 0
+    total = sum(checkpoint.nbytes(step.source) for shard in shards for step in shard)
+    options = {"unit": "B", "unit_scale": True, "unit_divisor": 1000, "disable": None}
+    with small_cache(), tqdm(total=total, desc="converting", **options) as bar:
+        for i, shard in enumerate(shards):
+            of = f"-{i + 1:05}-of-{len(shards):05}" if len(shards) > 1 else ""
+            file_name = f"model{of}.safetensors"
+            outputs = {name: form for step in shard for name, form in step.outputs().items()}
+            with SafetensorsWriter(folder / file_name, outputs, {"format": "mlx"}) as file:
+                for step in shard:
+                    for rows in checkpoint.blocks(step.source, BLOCK_BYTES):
+                        for name, array in step.apply(rows).items():
+                            file.append(name, array)
+                        bar.update(rows.nbytes)
+            weight_map |= dict.fromkeys(outputs, file_name)
+            size += data_size(outputs)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def write_config(folder: Path, raw: dict, dtype: str, quantization: Quantization | None) -> None:
+    """Writes the source's config.json with the type stored and how layers are quantised."""
+    config = raw | {"torch_dtype": dtype}
+    if "dtype" in raw:  # what transformers 5 calls it
+        config["dtype"] = dtype
+    if quantization:
+        # Twice, as mlx-lm does: MLX reads the first, the Hugging Face Hub shows the second.
+        config["quantization"] = config["quantization_config"] = asdict(quantization)
+    write_json(folder / "config.json", config)
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Writes a JSON file as Hugging Face formats them."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def small_cache() -> Iterator[None]:
+    """MLX keeps freed buffers for reuse; blocks of many sizes would pile up there."""
+    before = mx.set_cache_limit(BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(before)
+        mx.clear_cache()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    options = vars(args)
+    source = options.pop("model")
+    default = Path("models") / Path(source).expanduser().resolve().name
+    try:
+        path = convert(source, options.pop("mlx_path") or default, **options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    print(path)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Convert a Hugging Face T5 checkpoint into an MLX model folder."
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")
+    add("--mlx-path", help="folder to write (default: models/<last part of the name>)")
+    add("--dtype", default="bfloat16", choices=list(READABLE), help="default: %(default)s")
+    add("-q", "--quantize", action="store_true", help="quantise attention and feed-forward")
+    add("--q-bits", type=int, help="bits a weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)")
+    add("--q-group-size", type=int, help="weights that share a scale (default: the mode's)")
+    add("--q-mode", default="affine", choices=list(MODES), help="default: %(default)s")
+    add("--revision", help="branch, tag or commit of a Hub repository")
+    add("--overwrite", action="store_true", help="replace an earlier conversion")
+    return parser
+
+
+def _is_ours(name: str) -> bool:
+    return name in SMALL_FILES or _OUR_FILE.fullmatch(name) is not None
+
+
+if __name__ == "__main__":
+    for terminated in (signal.SIGTERM, signal.SIGHUP):  # so that what was begun is cleared away
+        signal.signal(terminated, lambda number, _: sys.exit(128 + number))
+    sys.exit(main())

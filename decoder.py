@@ -1,0 +1,339 @@
+"""The engine: speculative decoding of a batch whose rows are never aligned.
+
+One step, for all rows at once:
+
+    draft    the drafter proposes up to gamma tokens a row       (drafters.py)
+    verify   one pass of the target over gamma + 1 positions     (model.py)
+    accept   the longest acceptable prefix and one token more    (acceptance.py)
+    commit   the kept tokens join the row; nothing is copied
+
+After every step the target's cache of a row holds exactly committed[:-1]: the
+last committed token is the first of the next block. Slots past it may hold
+rejected proposals; the next block overwrites them before they can be seen.
+So rolling back is no work at all: a row's position is len(committed) - 1.
+
+Decoding without a draft is the same loop with nothing proposed. The method is
+that of https://arxiv.org/abs/2211.17192 and https://arxiv.org/abs/2302.01318.
+Symbols: B rows, S source positions, gamma proposals, T = gamma + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
+
+from acceptance import Sampling, fold, row_key, verify
+from backend import UserError, mx
+from drafters import Drafter, DraftModel
+from model import T5
+from results import Chunk, Result, Row, Settings
+from text import StreamingDetokenizer, decode, same_vocabulary
+
+# Rows decoded at once when the caller gives many prompts and no batch size.
+DEFAULT_BATCH_SIZE = 8
+
+
+class Engine:
+    """Rows in flight. `insert` adds some at any time, `step` advances all of them."""
+
+    def __init__(
+        self,
+        target: T5,
+        drafter: Drafter | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Starts an empty batch.
+
+        Args:
+            target: the model whose output is wanted.
+            drafter: where proposals come from; None for regular decoding.
+            clock: seconds, for the statistics.
+        """
+        self.target, self.drafter, self.clock = target, drafter, clock
+        self.rows: list[Row] = []
+        self.cache = None
+        self.keys: mx.array | None = None  # (B, 2)
+        self.sampling: Sampling | None = None
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Encodes the source of new rows and adds them to the batch."""
+        started = self.clock()
+        ids, mask = _pad([row.ids for row in rows], self.target.config.pad_token_id)
+        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        drafter_state = self.drafter.insert(ids, mask) if self.drafter else []
+        mx.eval(cache.state, drafter_state)
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        for row in rows:
+            row.committed = [self.target.config.decoder_start_token_id]
+            row.stats.prompt_tokens = len(row.ids)
+            row.stats.encode_seconds = self.clock() - started
+        self._set_rows(self.rows + list(rows))
+
+    def step(self) -> None:
+        """Drafts, verifies and commits once; rows that finish leave the batch.
+
+        Waits for the device once.
+        """
+        started = self.clock()
+        drafted, outcome = self._draft_and_verify()
+        outcome = outcome.tolist()  # the step's only synchronisation
+        seconds = self.clock() - started
+        for row, count, (accepted, *tokens) in zip(self.rows, drafted, outcome, strict=True):
+            row.commit(tokens[: accepted + 1], count, accepted, self.target.config.eos_token_id)
+            row.stats.decode_seconds += seconds
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order; the others leave the batch."""
+        if list(rows) == list(range(len(self.rows))):
+            return
+        if rows:
+            self.cache.keep(rows)
+        else:
+            self.cache = None
+        if self.drafter:
+            self.drafter.keep(rows)
+        self._set_rows([self.rows[row] for row in rows])
+
+    def _draft_and_verify(self) -> tuple[list[int], mx.array]:
+        """Puts one step into the graph without waiting for it.
+
+        Returns:
+            The number of proposals a row, and (B, T + 1) int32: how many were
+            accepted, then the tokens as `acceptance.verify` returns them.
+        """
+        committed = [row.committed for row in self.rows]
+        positions = [row.decided for row in self.rows]
+        keys = None if self.sampling.all_greedy else fold(self.keys, mx.array(positions), 0)
+        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+        lengths = [
+            min(row.settings.num_draft, row.settings.max_tokens - row.decided - 1)
+            for row in self.rows
+        ]
+        proposal = None
+        if self.drafter:
+            proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
+
+        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
+        drafts = q = None
+        if proposal is None:
+            lengths = [0] * len(self.rows)
+        else:
+            drafts, q, lengths = proposal.tokens, proposal.q, proposal.lengths
+            block = mx.concatenate([block, drafts], axis=1)
+        self.cache.reserve(max(positions) + block.shape[1])
+        logits = self.target.decode(block, self.cache, positions)
+        accepted, tokens = verify(
+            logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
+        )
+        return lengths, mx.concatenate([accepted[:, None], tokens], axis=1)
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        """Makes `rows` the batch and collects their settings and keys."""
+        self.rows = rows
+        if rows:
+            settings = [row.settings for row in rows]
+            self.keys = mx.stack([row.key for row in rows])
+            self.sampling = Sampling.of(
+                *([getattr(s, name) for s in settings] for name in ("temp", "top_k", "top_p")),
+                [s.delta for s in settings],
+            )
+
+
+class SpeculativeDecoder:
+    """Text to text with a target and, if given, a draft."""
+
+    def __init__(
+        self,
+        model: T5,
+        draft_model: T5 | Drafter | None = None,
+        tokenizer=None,
+        num_draft: int = 5,
+        delta: float = 0.0,
+        *,
+        draft_tokenizer=None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Pairs the models.
+
+        Args:
+            model: the target.
+            draft_model: a smaller T5 with the same tokenizer, a drafter, or None
+                for regular decoding.
+            tokenizer: as `model.load` returns it; None if prompts are token ids.
+            num_draft: tokens proposed a step, at least 1.
+            delta: relaxation of the acceptance rule, 0 (lossless) to 1.
+            draft_tokenizer: if given, compared with `tokenizer`.
+            clock: seconds, for the statistics.
+
+        Raises:
+            UserError: a value is out of range, or the vocabularies differ.
+        """
+        if num_draft < 1:
+            raise UserError(
+                f"num_draft is {num_draft}; it must be at least 1 "
+                "(for regular decoding give no draft model)"
+            )
+        if tokenizer is not None and draft_tokenizer is not None:
+            same_vocabulary(tokenizer, draft_tokenizer)
+        self.defaults = Settings(num_draft=num_draft, delta=delta)
+        self.model, self.tokenizer, self.clock = model, tokenizer, clock
+        self.drafter = (
+            DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
+        )
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        max_tokens: int = 256,
+        temp: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | Sequence[int] = 0,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> Result | list[Result]:
+        """Decodes one prompt or several.
+
+        Args:
+            prompts: a text, a list of texts, token ids, or a list of those.
+            max_tokens: generated tokens a prompt at most, EOS included.
+            temp: temperature; 0 is greedy.
+            top_k: sample among this many likeliest tokens; 0 is off.
+            top_p: sample among the likeliest tokens that reach this mass.
+            seed: of the whole call (row i then uses its own stream i), or one a
+                prompt: prompt i alone with seed[i] gives the same tokens.
+            batch_size: rows in flight at most; it bounds memory.
+
+        Returns:
+            One result, or a list in the order of the prompts.
+
+        Raises:
+            UserError: a value is out of range, a prompt is empty or has an id
+                outside the vocabulary, or texts are given without a tokenizer.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+        results = self.results(
+            [prompts] if single else prompts, max_tokens, temp, top_k, top_p, seed, batch_size
+        )
+        return next(results) if single else list(results)
+
+    def results(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        max_tokens: int = 256,
+        temp: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | Sequence[int] = 0,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> Iterator[Result]:
+        """`generate` for many prompts, each result as soon as it and all before it are done."""
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+        settings = self._settings(max_tokens, temp, top_k, top_p)
+        rows = [self._row(p, settings, _key(seed, i, len(prompts))) for i, p in enumerate(prompts)]
+        return self._run(rows, batch_size)
+
+    def _run(self, rows: list[Row], batch_size: int) -> Iterator[Result]:
+        """Keeps up to batch_size rows in flight; yields results in the order of `rows`."""
+        engine = self._engine()
+        waiting = list(reversed(rows))
+        for row in rows:
+            while row.finish_reason is None:
+                free = min(batch_size - len(engine.rows), len(waiting))
+                if free:
+                    engine.insert([waiting.pop() for _ in range(free)])
+                engine.step()
+            yield self._result(row)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 256,
+        temp: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[Chunk]:
+        """Decodes one prompt, step by step; arguments and errors as in `generate`.
+
+        Yields:
+            A chunk a step. The texts joined are the result's text.
+        """
+        row = self._row(prompt, self._settings(max_tokens, temp, top_k, top_p), _key(seed, 0, 1))
+        return self._follow(row)
+
+    def _follow(self, row: Row) -> Iterator[Chunk]:
+        """Decodes a row and yields what each step adds."""
+        engine = self._engine()
+        engine.insert([row])
+        detokenizer = StreamingDetokenizer(self.tokenizer) if self.tokenizer else None
+        while row.finish_reason is None:
+            seen = row.decided
+            engine.step()
+            tokens, accepted = row.output(seen)
+            pieces = [detokenizer.add([token]) for token in tokens] if detokenizer else []
+            text, result = "".join(pieces), None
+            if row.finish_reason is not None:
+                text += detokenizer.finish() if detokenizer else ""
+                result = self._result(row)
+            row.update_rates()
+            yield Chunk(text, tokens, accepted, pieces, row.stats, result)
+
+    def _settings(self, max_tokens: int, temp: float, top_k: int, top_p: float) -> Settings:
+        return Settings(
+            max_tokens, temp, top_k, top_p, self.defaults.delta, self.defaults.num_draft
+        )
+
+    def _engine(self) -> Engine:
+        mx.reset_peak_memory()
+        drafter = self.drafter.fresh() if self.drafter else None
+        return Engine(self.model, drafter, self.clock)
+
+    def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
+        """Checks a prompt and turns it into a row."""
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise UserError("a prompt is empty; write the text to work on")
+            if self.tokenizer is None:
+                raise UserError("text prompts need a tokenizer; this model folder has none")
+            prompt = self.tokenizer.encode(prompt)
+        ids = [int(token) for token in prompt]
+        if not ids:
+            raise UserError("a prompt is empty; give at least one token id")
+        vocab_size = self.model.config.vocab_size
+        bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
+        return Row(ids, settings, key)
+
+    def _result(self, row: Row) -> Result:
+        tokens, accepted = row.output()
+        row.update_rates()
+        row.stats.peak_memory_bytes = mx.get_peak_memory()
+        text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        return Result(text, tokens, accepted, row.finish_reason, row.stats)
+
+
+def _key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
+    """The random key of prompt `index` of `count`."""
+    if isinstance(seed, Sequence):
+        if len(seed) != count:
+            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
+        seed, index = seed[index], 0
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
+    return row_key(seed, index)
+
+
+def _pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
+    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
+    width = max(map(len, rows))
+    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
+    if all(len(row) == width for row in rows):
+        return ids, None
+    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])

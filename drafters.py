@@ -1,0 +1,192 @@
+"""Where proposals come from.
+
+A drafter guesses the next tokens of every row of a batch; the target checks
+them. Whatever it proposes, the output stays correct: a poor drafter only costs
+time. `DraftModel` is a smaller T5 with the same tokenizer, as in
+https://arxiv.org/abs/2211.17192. The engine (decoder.py) knows drafters only
+by the `Drafter` protocol.
+
+Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from acceptance import DRAFT, Sampling, fold, probabilities, sample
+from backend import UserError, mx
+from model import T5
+
+
+@dataclass
+class Proposal:
+    """What a drafter offers for one step.
+
+    Attributes:
+        tokens: (B, gamma) int32; a row's entries past its length are padding.
+        q: (B, gamma, V) probabilities the tokens were drawn from, or None if
+            the proposals are deterministic, q(x) = 1.
+        lengths: how many proposals of each row are real.
+    """
+
+    tokens: mx.array
+    q: mx.array | None
+    lengths: list[int]
+
+
+class Drafter(Protocol):
+    """Proposes tokens for the rows of one batch.
+
+    Rows are known by their place. Nothing here may wait for the device.
+    """
+
+    def fresh(self) -> Drafter:
+        """Returns a drafter of the same kind for another batch, without rows."""
+
+    def insert(self, ids: mx.array, mask: mx.array | None) -> list[mx.array]:
+        """Adds rows at the end of the batch.
+
+        Args:
+            ids: (B, S) source tokens, padded at the right.
+            mask: (B, S), 1 where ids are real; None if all are.
+
+        Returns:
+            Arrays to compute before the first step, so that encoding is timed
+            as such.
+        """
+
+    def propose(
+        self,
+        committed: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        sampling: Sampling,
+        keys: mx.array | None,
+    ) -> Proposal | None:
+        """Guesses what follows. Called once a step, also when no row can use a proposal.
+
+        Args:
+            committed: tokens of each row so far, the start token first.
+            lengths: how many proposals each row can use at most.
+            sampling: settings of the rows.
+            keys: (B, 2) keys of this step; None if every row is greedy.
+
+        Returns:
+            The proposal, or None if there is nothing to propose.
+        """
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order."""
+
+
+class DraftModel:
+    """A small T5 that decodes ahead of the target, token by token.
+
+    Its cache holds a prefix of each row's committed tokens. After a step that
+    is arithmetic: of the positions fed, those up to the last accepted proposal
+    are still true, and the next block simply overwrites the others.
+    """
+
+    def __init__(self, model: T5, target: T5) -> None:
+        """Pairs a draft with its target.
+
+        Args:
+            model: the draft.
+            target: the model that verifies; both must share a tokenizer, while
+                the widths of their embeddings may differ.
+
+        Raises:
+            UserError: the special tokens differ.
+        """
+        for name in ("eos_token_id", "decoder_start_token_id"):
+            theirs, ours = getattr(target.config, name), getattr(model.config, name)
+            if theirs != ours:
+                raise UserError(
+                    f"vocabularies differ: {name} is {theirs} in the target and {ours} in the "
+                    "draft; use a draft with the same tokenizer"
+                )
+        self.model, self.target = model, target
+        self.cache = None
+        self.fed: list[int] = []  # positions of each row that the cache has seen
+
+    def fresh(self) -> DraftModel:
+        """Returns a drafter with the same model and no rows."""
+        return DraftModel(self.model, self.target)
+
+    def insert(self, ids: mx.array, mask: mx.array | None) -> list[mx.array]:
+        """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
+        cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        self.fed += [0] * ids.shape[0]
+        return cache.state
+
+    def propose(
+        self,
+        committed: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        sampling: Sampling,
+        keys: mx.array | None,
+    ) -> Proposal | None:
+        """Decodes max(lengths) tokens in one lazy graph; see `Drafter.propose`."""
+        # The block fed last step is true up to the last accepted proposal, and the
+        # target then added one token that is not in the cache.
+        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
+        gamma = max(lengths)
+        if gamma == 0:
+            return None
+        logits = self._catch_up(committed, gamma)
+        tokens, q = [], []
+        for i in range(gamma):
+            if i > 0:
+                positions = [len(row) + i - 1 for row in committed]
+                logits = self.model.decode(self._known(tokens[-1]), self.cache, positions)
+            logits = logits[..., : self.target.config.vocab_size]
+            if sampling.all_greedy:
+                token = mx.argmax(logits, axis=-1).astype(mx.int32)
+            else:
+                q.append(probabilities(logits, sampling))
+                token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
+            tokens.append(token)
+        self.fed = [len(row) + gamma - 1 for row in committed]
+        return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order."""
+        self.fed = [self.fed[row] for row in rows]
+        if self.fed:
+            self.cache.keep(rows)
+        else:
+            self.cache = None
+
+    def _catch_up(self, committed: Sequence[Sequence[int]], gamma: int) -> mx.array:
+        """Feeds what was committed since the last proposal; logits (B, 1, V) after it.
+
+        Usually that is the target's last token, and the last proposal too if it
+        was accepted. Rows that lack fewer tokens are padded; the padding lands
+        in slots that are written again before any query can see them.
+        """
+        pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
+        width = max(map(len, pending))
+        block = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
+        self.cache.reserve(max(map(len, committed)) + max(width, gamma))
+        logits = self.model.decode(self._known(block), self.cache, self.fed)
+        last = mx.array([len(row) - 1 for row in pending])
+        return mx.take_along_axis(logits, last[:, None, None], axis=1)
+
+    def _known(self, ids: mx.array) -> mx.array:
+        """Ids that only the target has become padding: the draft may guess badly, not fail."""
+        config = self.model.config
+        if self.target.config.vocab_size <= config.vocab_size:
+            return ids
+        return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
+
+    def _widen(self, q: list[mx.array]) -> mx.array | None:
+        """Stacks the steps' q (B, 1, V) and gives ids that only the target has no mass."""
+        if not q:
+            return None
+        q = mx.concatenate(q, axis=1)
+        return mx.pad(q, ((0, 0), (0, 0), (0, self.target.config.vocab_size - q.shape[-1])))

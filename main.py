@@ -1,0 +1,292 @@
+"""Command line: prompts in, text and statistics out.
+
+    python main.py                                         # the default prompt, the bundled pair
+    python main.py --prompt "fix grammar: She have two cat."
+    python main.py --model t5-11b --draft-model t5-small --input-file prompts.txt
+
+Generated text goes to standard output and everything else to standard error. Exit status: 0 done,
+2 bad input (one line `error: …`), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import console
+
+if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
+    from results import Result
+
+DEFAULT_PROMPT = (
+    "translate English to French: Let's go to the store and buy some groceries including eggs, "
+    "avocadoes, and bread."
+)
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports every mistake as one line that starts with `error:`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with status 2."""
+        message = " ".join(message.removeprefix("argument ").split())
+        if message.startswith("unrecognized"):
+            message += "; see --help"
+        self.exit(2, f"error: {message}\n")
+
+
+def number(kind: type, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
+    """An argparse type: an int or float that fits; `wanted` tells the user what does."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"give {wanted}, not {text!r}")
+        return value
+
+    return parse
+
+
+def build_parser() -> Parser:
+    """All options of the command line."""
+    parser = Parser(
+        prog="main.py",
+        description="Run a T5 model several tokens at a time: a small draft model proposes, the "
+        "target model checks. Without options: the bundled pair translates a sentence.",
+        allow_abbrev=False,  # so that a script's options mean tomorrow what they mean today
+    )
+    _model_options(parser.add_argument_group("models"))
+    _prompt_options(parser.add_argument_group("prompts and results"))
+    _decoding_options(parser.add_argument_group("decoding"))
+    return parser
+
+
+def _model_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model",
+        "--model-name",
+        metavar="NAME",
+        help="the target: a folder, the name of a folder in models/, or a Hub id, which is "
+        "converted into models/ once (default: t5-11b with t5-small where models/ has both, "
+        "otherwise the bundled pair)",
+    )
+    group.add_argument(
+        "--draft-model",
+        "--draft-model-name",
+        metavar="NAME",
+        help="the draft, named likewise; none: regular decoding (default: the one that belongs to "
+        "the target, if there is one)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="compute in this type (default: the folder's; float32 where there is no GPU)",
+    )
+
+
+def _prompt_options(group: argparse._ArgumentGroup) -> None:
+    prompts = group.add_mutually_exclusive_group()
+    prompts.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="what to work on; may be given several times; - reads standard input as one prompt",
+    )
+    prompts.add_argument(
+        "--input-file",
+        metavar="FILE",
+        help='one prompt a line, or {"prompt": …} a line if the name ends in .jsonl; - reads '
+        "standard input, one prompt a line",
+    )
+    group.add_argument(
+        "--output-file",
+        metavar="FILE",
+        help="write results here, in input order: one text a line, or the objects of --json if "
+        "the name ends in .jsonl",
+    )
+    group.add_argument(
+        "--json", action="store_true", help="one JSON object a prompt, with tokens and statistics"
+    )
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="colour each token by who wrote it (brackets instead of colours if NO_COLOR is set)",
+    )
+
+
+def _decoding_options(group: argparse._ArgumentGroup) -> None:
+    count = number(int, lambda n: n >= 1, "a whole number of at least 1")
+    fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
+    gamma = number(
+        int, lambda n: n >= 1, "a whole number of at least 1 (or --regular-decode for no draft)"
+    )
+    temp = number(float, lambda t: 0 <= t < math.inf, "a number of at least 0")
+    top_p = number(float, lambda p: 0 < p <= 1, "a number above 0 and up to 1")
+
+    def add(*names: str, type: Callable, default: float, help: str) -> None:
+        metavar = names[-1].lstrip("-").replace("-", "_").upper()[0]
+        group.add_argument(
+            *names, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})"
+        )
+
+    add("--num-draft", type=gamma, default=5, help="tokens the draft proposes at a time")
+    add(
+        "--delta",
+        type=fraction,
+        default=0.0,
+        help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
+    )
+    add("--temp", type=temp, default=0.0, help="temperature of sampling; 0 decodes greedily")
+    add("--top-k", type=natural, default=0, help="sample from the k likeliest tokens; 0: all")
+    add("--top-p", type=top_p, default=1.0, help="sample from the likeliest tokens of this mass")
+    add("--seed", type=natural, default=0, help="of sampling; the same seed, the same text")
+    add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
+    add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
+    group.add_argument(
+        "--regular-decode",
+        action="store_true",
+        help="the target alone, one token at a time, to compare with",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments after the program's name; None takes the process's own.
+
+    Returns:
+        The exit status.
+    """
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8")
+    try:
+        prompts = console.read_prompts(args.prompt or [DEFAULT_PROMPT], args.input_file)
+        if args.output_file:
+            console.check_output(args.output_file, args.input_file)
+        return _run(args, prompts)
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever reads our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (console.InputError, OSError) as error:
+        parser.error(str(error))
+
+
+def _run(args: argparse.Namespace, prompts: list[str]) -> int:
+    import backend  # not before: `--help` and a mistake in an option need not wait for MLX
+
+    try:
+        decoder = _load(args)
+        if args.prompt is None and args.input_file is None:
+            _tell(f"prompt: {DEFAULT_PROMPT}")
+        painter = console.Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
+        if painter:
+            _tell(painter.legend)
+        options = {
+            name: getattr(args, name) for name in ("max_tokens", "temp", "top_k", "top_p", "seed")
+        }
+        if len(prompts) == 1 and not (args.input_file or args.output_file or args.json):
+            return _stream(decoder, prompts[0], options, painter)
+        return _write_all(decoder, prompts, options, painter, args)
+    except backend.UserError as error:
+        raise console.InputError(str(error)) from None
+
+
+def _load(args: argparse.Namespace) -> SpeculativeDecoder:
+    import pair
+    from decoder import SpeculativeDecoder
+    from model import load
+
+    chosen = pair.choose(args.model, args.draft_model, args.regular_decode)
+    model, tokenizer = load(chosen.target, args.dtype)
+    draft, draft_tokenizer = load(chosen.draft, args.dtype) if chosen.draft else (None, None)
+    decoder = SpeculativeDecoder(
+        model, draft, tokenizer, args.num_draft, args.delta, draft_tokenizer=draft_tokenizer
+    )
+    _tell(chosen.note)  # only now: an error is to be the only line on standard error
+    return decoder
+
+
+def _stream(
+    decoder: SpeculativeDecoder, prompt: str, options: dict, painter: console.Painter | None
+) -> int:
+    """Show one text while it is generated."""
+    status, stats = 0, None
+    with contextlib.closing(decoder.stream(prompt, **options)) as chunks:
+        try:
+            for chunk in chunks:
+                stats, text = chunk.stats, chunk.text
+                if painter:
+                    rest = text[sum(map(len, chunk.pieces)) :]
+                    text = painter.paint(chunk.pieces, chunk.accepted, rest)
+                print(text, end="", flush=True)
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+    print(flush=True)
+    if stats:
+        done = "interrupted: " if status else ""
+        _tell(done + console.summary([stats], stats.decode_seconds))
+    return status
+
+
+def _write_all(
+    decoder: SpeculativeDecoder,
+    prompts: list[str],
+    options: dict,
+    painter: console.Painter | None,
+    args: argparse.Namespace,
+) -> int:
+    """Write every text, in order, as soon as it and all before it are finished."""
+    from tqdm import tqdm
+
+    from text import StreamingDetokenizer
+
+    def paint(result: Result) -> str:
+        return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
+
+    as_json = args.json or (args.output_file or "").endswith(".jsonl")
+    # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
+    hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
+    began, stats, status = time.perf_counter(), [], 0
+    with (
+        console.Results(args.output_file, as_json, paint if painter else None) as output,
+        tqdm(total=len(prompts), unit=" prompts", disable=hidden) as bar,
+    ):
+        try:
+            results = decoder.results(prompts, batch_size=args.batch_size, **options)
+            for prompt, result in zip(prompts, results, strict=True):
+                output.write(prompt, result)
+                stats.append(result.stats)
+                bar.update()
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+    done = f"interrupted: {len(stats)} of {len(prompts)} prompts done · " if status else ""
+    _tell(done + console.summary(stats, time.perf_counter() - began))
+    return status
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""T5 in MLX: an encoder, and a decoder that takes any number of new tokens at a time.
+
+Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer" (arXiv 1910.10683). Layers are pre-normed residual blocks without biases, attention
+scores are not scaled, and a learned bias selected by the distance key - query takes the place of
+positions. Versions differ in the feed-forward (`feed_forward_proj`), in the output head, and
+umT5 in one bias a layer.
+
+Symbols: B rows, S source positions, T target positions, N slots of the cache, H heads, V
+vocabulary. Residuals are (B, T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from backend import UserError, default_dtype_is_float32, mx, nn, tree_flatten
+from bias import RelativeBias
+from cache import Cache, Slots
+from checkpoint import Checkpoint, open_checkpoint
+from config import T5Config
+from text import load_tokenizer
+from weights import (
+    EMBEDDINGS,
+    HEAD,
+    Shape,
+    check,
+    fill,
+    keep_float32,
+    quantize,
+    quantize_predicate,
+    read_config,
+    sanitize,
+    select,
+)
+
+__all__ = ["T5", "T5Config", "expected_parameters", "keep_float32", "load", "quantize_predicate",
+           "sanitize", "select_tensors"]
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "silu": nn.silu,
+}
+
+
+class RMSNorm(nn.Module):
+    """Norm without mean and bias. Its result has the weight's dtype, whatever the residual's."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.weight = mx.ones((config.d_model,))
+        self._eps = config.layer_norm_epsilon
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight.astype(x.dtype), self._eps).astype(self.weight.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention without scale; `norm` belongs to the residual block around it."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self._num_heads = config.num_heads
+        self.norm = RMSNorm(config)
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.k = nn.Linear(config.d_model, inner, bias=False)
+        self.v = nn.Linear(config.d_model, inner, bias=False)
+        self.o = nn.Linear(inner, config.d_model, bias=False)
+
+    def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values (B, H, S, d_kv) of the positions x (B, S, d_model)."""
+        return self._heads(self.k(x)), self._heads(self.v(x))
+
+    def attend(
+        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+    ) -> mx.array:
+        """Attention of x (B, T, d_model); `mask` is added to the scores (B, H, T, N)."""
+        queries = self._heads(self.q(x))
+        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
+        return self.o(out.swapaxes(1, 2).flatten(-2))
+
+    def _heads(self, x: mx.array) -> mx.array:
+        return x.reshape(*x.shape[:2], self._num_heads, -1).swapaxes(1, 2)
+
+
+class FeedForward(nn.Module):
+    """One hidden layer, gated since v1.1: wo(act(wi_0(x)) * wi_1(x))."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.norm = RMSNorm(config)
+        self._act = ACTIVATIONS[config.dense_act_fn]
+        self._gated = config.is_gated
+        for name in ("wi_0", "wi_1") if config.is_gated else ("wi",):
+            self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.norm(x)
+        # In float16 this product and `wo` overflow, so they are computed in the residual's float32.
+        if self._gated:
+            hidden = self._act(self.wi_0(y)).astype(x.dtype) * self.wi_1(y)
+        else:
+            hidden = self._act(self.wi(y)).astype(x.dtype)
+        return x + self.wo(hidden)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
+        y = self.self_attention.norm(x)
+        x = x + self.self_attention.attend(y, *self.self_attention.keys_values(y), bias)
+        return self.feed_forward(x)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(
+        self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
+    ) -> mx.array:
+        y = self.self_attention.norm(x)
+        past = cache.update(layer, *self.self_attention.keys_values(y), slots)
+        x = x + self.self_attention.attend(y, *past, bias)
+        y = self.cross_attention.norm(x)
+        source = cache.cross_keys[layer], cache.cross_values[layer]
+        x = x + self.cross_attention.attend(y, *source, cache.mask)
+        return self.feed_forward(x)
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder, with their relative bias and the norm at the end."""
+
+    def __init__(self, config: T5Config, causal: bool):
+        super().__init__()
+        depth = config.num_decoder_layers if causal else config.num_layers
+        tables = depth if config.bias_per_layer else 1
+        buckets, heads = config.relative_attention_num_buckets, config.num_heads
+        self.layers = [(DecoderLayer if causal else EncoderLayer)(config) for _ in range(depth)]
+        self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
+        self.norm = RMSNorm(config)
+        self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)
+
+    def biases(
+        self, queries: mx.array, keys: int, mask: mx.array | None = None
+    ) -> list[mx.array]:
+        """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
+
+        Keys that `mask` (B, N) says are padding are hidden.
+        """
+        index = self._bias.index(queries, keys)
+        biases = [self._bias(table.weight, index) for table in self.relative_attention_bias]
+        if mask is not None:
+            biases = [bias + _hide(mask, bias.dtype) for bias in biases]
+        return biases if len(biases) > 1 else biases * len(self.layers)
+
+
+class T5(nn.Module):
+    """The whole model. Parameters are named as in the MLX folders that convert.py writes.
+
+    Args:
+        config: its shape.
+        separate_head: whether the output head has weights of its own (`lm_head`) or is the
+            embedding. See `weights.select`.
+    """
+
+    def __init__(self, config: T5Config, separate_head: bool = False):
+        super().__init__()
+        self.config = config
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = Stack(config, causal=False)
+        self.decoder = Stack(config, causal=True)
+        if separate_head:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def __call__(
+        self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
+    ) -> mx.array:
+        """Logits of every target position, without a cache to keep.
+
+        Args:
+            ids: (B, S) source tokens.
+            decoder_ids: (B, T) target tokens, the first the start token.
+            mask: (B, S), 1 or True for source tokens and 0 for padding; None if all are tokens.
+
+        Returns:
+            float32 logits (B, T, V) of the token after each target position.
+        """
+        batch, length = decoder_ids.shape
+        cache = self.cache(self.encode(ids, mask), mask, capacity=length)
+        return self.decode(decoder_ids, cache, [0] * batch)
+
+    def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
+        """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
+        x = self._embed(ids)
+        biases = self.encoder.biases(mx.arange(ids.shape[1])[None], ids.shape[1], mask)
+        for layer, bias in zip(self.encoder.layers, biases, strict=True):
+            x = layer(x, bias)
+        return self.encoder.norm(x)
+
+    def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
+        """A decoder's cache for encoded prompts (B, S, d_model), their cross-attention computed.
+
+        Args:
+            encoded: what `encode` returned.
+            mask: (B, S), as given to `encode`.
+            capacity: target positions to prepare for; `Cache.reserve` adds more.
+        """
+        layers = [layer.cross_attention for layer in self.decoder.layers]
+        cross = [tuple(map(mx.contiguous, layer.keys_values(encoded))) for layer in layers]
+        hidden = None if mask is None else _hide(mask, encoded.dtype)
+        return Cache(cross, hidden, capacity)
+
+    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
+        """Feed new tokens to the decoder, each row at its own position.
+
+        Lazy: nothing is computed and nothing read back here. A token attends to the slots of
+        `cache` up to its own, so all before `offsets` must have been fed; what has been fed at
+        or behind `offsets` before is overwritten or hidden. Rows shorter than T may be padded with
+        any token at the end: their logits there mean nothing and their slots get overwritten.
+
+        Args:
+            tokens: (B, T) target tokens.
+            cache: from `cache`; updated.
+            offsets: absolute position of each row's first token; a list is faster.
+
+        Returns:
+            float32 logits (B, T, V) of the token after each of `tokens`.
+
+        Raises:
+            ValueError: the cache has too few slots or another number of rows.
+        """
+        slots = cache.slots(offsets, tokens.shape[1])
+        biases = self.decoder.biases(slots.positions, slots.seen)
+        x = self._embed(tokens)
+        for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
+            x = layer(x, bias, cache, i, slots)
+        return self._logits(self.decoder.norm(x))
+
+    def _embed(self, tokens: mx.array) -> mx.array:
+        x = self.shared(tokens)
+        # The residual of larger models leaves the range of float16.
+        return x.astype(mx.float32) if x.dtype == mx.float16 else x
+
+    def _logits(self, x: mx.array) -> mx.array:
+        if self.config.scales_logits:
+            x = x * self.config.d_model**-0.5
+        head = self.lm_head if "lm_head" in self else self.shared.as_linear
+        return head(x).astype(mx.float32)
+
+
+def _hide(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """(B, S) with 1 for tokens → (B, 1, 1, S), to be added to scores: finite, so never NaN."""
+    return mx.where(mask[:, None, None, :], 0.0, mx.finfo(dtype).min).astype(dtype)
+
+
+def expected_parameters(config: T5Config, separate_head: bool = True) -> dict[str, Shape]:
+    """The shape of every parameter of an unquantised model, by its name in MLX folders."""
+    return _shapes(T5(config, separate_head))
+
+
+def select_tensors(config: T5Config, checkpoint: Checkpoint) -> dict[str, str]:
+    """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+
+    Raises:
+        UserError: a tensor is missing, unknown or of a wrong shape.
+    """
+    return select(config, checkpoint, expected_parameters(config))
+
+
+def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, Any]:
+    """Load a model and its tokenizer from an MLX folder or a Hugging Face folder.
+
+    Args:
+        folder: holds config.json, the weights and, if the tokenizer is wanted, its files.
+        dtype: what to compute in: "bfloat16", "float16" or "float32". None takes the folder's,
+            and float32 on machines without a GPU, where the others are slow.
+
+    Returns:
+        The model and a transformers tokenizer, None if the folder has no tokenizer files.
+
+    Raises:
+        UserError: the folder holds no T5 model, or one that is incomplete or damaged.
+    """
+    folder = Path(folder)
+    raw = read_config(folder)
+    config = T5Config.from_dict(raw)
+    with open_checkpoint(folder) as checkpoint:
+        if checkpoint.metadata.get("format") == "mlx":
+            model = _load_mlx(folder, config, raw.get("quantization"), checkpoint, dtype)
+        else:
+            names = select_tensors(config, checkpoint)
+            model = T5(config, separate_head=HEAD in names)
+            stored = ((name, checkpoint.read(name)) for name in checkpoint.names if name in names)
+            tensors = ((names[name], array) for name, array in stored)
+            fill(model, tensors, _compute_dtype(dtype, checkpoint))
+    return model, load_tokenizer(folder)
+
+
+def _load_mlx(
+    folder: Path, config: T5Config, quantization: object, stored: Checkpoint, dtype: Any
+) -> T5:
+    model = T5(config, separate_head=HEAD in stored.names)
+    if quantization:
+        quantize(model, quantization, set(stored.names))
+    check({name: stored.shape(name) for name in stored.names}, _shapes(model))
+    arrays = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        arrays |= mx.load(str(file))
+    tensors = ((name, arrays.pop(name)) for name in stored.names)
+    fill(model, tensors, _compute_dtype(dtype, stored))
+    return model
+
+
+def _compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
+    """The type to compute in: as wanted, or as the embedding is stored."""
+    if wanted is None:
+        embedding = next(name for name in EMBEDDINGS if name in stored.names)
+        wanted = "float32" if default_dtype_is_float32() else stored.dtype(embedding)
+    name = str(wanted).removeprefix("mlx.core.")
+    if name not in ("bfloat16", "float16", "float32"):
+        raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
+    return getattr(mx, name)
+
+
+def _shapes(model: T5) -> dict[str, Shape]:
+    return {name: array.shape for name, array in tree_flatten(model.parameters())}

@@ -1,0 +1,115 @@
+"""A folder that appears whole or not at all.
+
+It is built beside its place under a hidden name, with the process id so that two runs never share
+one, and moved there by a rename at the end. An error or a signal removes what was built; a killed
+process leaves only the hidden folder, which the next run clears away.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from backend import UserError
+
+
+def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
+    """Refuses an output folder that must not be written to.
+
+    Args:
+        path: where the folder shall be.
+        overwrite: whether a folder that is there may be replaced.
+        ours: whether a file of this name can be one that an earlier run wrote; a folder that holds
+            anything else is never replaced.
+
+    Raises:
+        UserError: it exists, or overwriting it would delete somebody's other files.
+    """
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; choose another folder with --mlx-path")
+    if not overwrite:
+        raise UserError(f"{path} exists; replace it with --overwrite or choose another --mlx-path")
+    strangers = sorted(f.name for f in path.iterdir() if f.is_dir() or not ours(f.name))
+    if strangers:
+        names = ", ".join(strangers[:3])
+        raise UserError(f"{path} holds more than a converted model ({names}); remove it yourself")
+
+
+@contextmanager
+def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Gives a folder to write into, which becomes `path` when the block ends without an error.
+
+    Args:
+        path: as checked by `check_output`; its parents are made.
+        overwrite: whether to replace what is at `path`; it stays there until the end.
+
+    Raises:
+        UserError: something has come to be at `path` in the meantime.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(path)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    old = path.with_name(f".{path.name}.old-{os.getpid()}")
+    partial.mkdir()
+    try:
+        yield partial
+        _sync(partial)
+        if os.path.lexists(path):
+            if not overwrite:
+                raise UserError(f"{path} has been made in the meantime; nothing is changed")
+            path.rename(old)
+        try:
+            partial.rename(path)
+        except BaseException:
+            if old.exists():
+                old.rename(path)
+            raise
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Raises `UserError` unless `needed` bytes are free where `path` is going to be."""
+    place = next(parent for parent in path.parents if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        sizes = f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"
+        raise UserError(f"not enough space in {place}: {sizes}; make room or choose --mlx-path")
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Removes what killed runs for the same output have left."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
+    for folder in path.parent.iterdir():
+        match = name.fullmatch(folder.name)
+        if match and not _is_running(int(match[2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # a leftover of an earlier process with our id
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Makes the folder's entries safe against a power cut, where the system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,122 @@
+"""Which target and which draft to run: from the names a user gives to model folders.
+
+A name is a folder (converted, or as Hugging Face saved it), the name of a folder in `models/`, or
+a Hub id, which is converted into `models/` the first time it is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+BUNDLED = Path(__file__).parent / "demo"
+CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
+DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two model folders; without a draft the target decodes alone.
+
+    Attributes:
+        target: folder of the model whose output is wanted.
+        draft: folder of the model that proposes, or None.
+        note: one line that tells the user what was chosen, and why when they did not say.
+    """
+
+    target: Path
+    draft: Path | None
+    note: str
+
+
+def choose(model: str | None, draft_model: str | None, regular: bool = False) -> Pair:
+    """Find, and if need be convert, the models to run.
+
+    Args:
+        model: name of the target; None takes t5-11b where it and t5-small are converted, and the
+            bundled pair otherwise.
+        draft_model: name of the draft, "none" to do without; None takes the one that belongs to
+            the target, if there is one.
+        regular: decode without a draft, whatever `draft_model` says.
+
+    Raises:
+        UserError: there is no such model, or it cannot be converted.
+    """
+    if model is None:
+        target, usual_draft, why = _default_pair()
+    else:
+        target = locate(model)
+        usual_draft, why = _usual_draft(target), ""
+    if regular or draft_model == "none":
+        draft, why = None, f"{why}regular decoding"
+    elif draft_model is not None:
+        draft = locate(draft_model)
+    else:
+        draft = usual_draft
+        if draft is None:
+            why = "no --draft-model given: regular decoding"
+    names = f"target {_shown(target)}" + (f", draft {_shown(draft)}" if draft else "")
+    return Pair(target, draft, f"{names} ({why.removesuffix('; ')})" if why else names)
+
+
+def locate(name: str, convert: Callable[[str, Path], object] | None = None) -> Path:
+    """The folder that a model's name stands for; converts a Hub id that is new here.
+
+    Args:
+        name: as the user gives it.
+        convert: makes the model of this Hub id into this folder; None is `convert.convert`.
+
+    Raises:
+        UserError: the name is a path to nothing, or the Hub id cannot be had or converted.
+    """
+    from backend import UserError
+
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"{name} is a file; give the folder that has config.json and the weights")
+    if not _may_be_hub_id(name):
+        raise UserError(f"there is no model folder {name}; make one with: python convert.py")
+    converted = CONVERTED / name.rsplit("/", 1)[-1]
+    if not converted.is_dir():
+        if convert is None:
+            from convert import convert
+        print(f"converting {name} to {converted}, once", file=sys.stderr)
+        convert(name, converted)
+    return converted
+
+
+def _default_pair() -> tuple[Path, Path, str]:
+    pair = CONVERTED / DEFAULT_TARGET, CONVERTED / DEFAULT_DRAFT
+    if all(folder.is_dir() for folder in pair):
+        return *pair, ""
+    missing = " and ".join(str(folder) for folder in pair if not folder.is_dir())
+    return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}; "
+
+
+def _usual_draft(target: Path) -> Path | None:
+    """The draft that was made for a target: its neighbour, or t5-small for the T5 it is one of."""
+    if target.resolve() == (BUNDLED / "target").resolve():
+        return BUNDLED / "draft"
+    small = CONVERTED / DEFAULT_DRAFT
+    if target.name in ("t5-base", "t5-large", "t5-3b", "t5-11b") and small.is_dir():
+        return small
+    return None
+
+
+def _may_be_hub_id(name: str) -> bool:
+    """Whether `name` reads as `model` or `owner/model`, and not as a path."""
+    parts = name.split("/")
+    plain = all(part and part[0].isalnum() and part.isascii() for part in parts)
+    return plain and len(parts) <= 2 and parts[0] != str(CONVERTED) and "\\" not in name
+
+
+def _shown(folder: Path) -> str:
+    """A folder as short as can be: relative to where the user stands, if it lies below."""
+    try:
+        return str(folder.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

@@ -1,0 +1,182 @@
+"""A prompt on its way: its settings, its row in the engine, its result and statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backend import UserError, mx
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one prompt is decoded.
+
+    Attributes:
+        max_tokens: generated tokens at most, EOS included.
+        temp: temperature; 0 is greedy.
+        top_k: sample among this many likeliest tokens; 0 is off.
+        top_p: sample among the likeliest tokens that reach this mass; 1 is off.
+        delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
+        num_draft: tokens proposed a step (gamma); 0 decodes regularly.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    max_tokens: int = 256
+    temp: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    delta: float = 0.0
+    num_draft: int = 5
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "max_tokens": (self.max_tokens >= 1, "at least 1"),
+            "temp": (0 <= self.temp < float("inf"), "0 (greedy) or more"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
+            "delta": (0 <= self.delta <= 1, "between 0 (lossless) and 1"),
+            "num_draft": (self.num_draft >= 0, "0 (regular decoding) or more"),
+        }
+        for name, (valid, expected) in allowed.items():
+            if not valid:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be {expected}")
+
+
+@dataclass
+class Stats:
+    """Counts and times of one prompt. Times are in seconds of wall clock.
+
+    A row shares its batch's steps, so `decode_seconds` of rows decoded together
+    overlap. Nothing after EOS or `max_tokens` is counted.
+
+    Attributes:
+        prompt_tokens: source tokens, EOS included.
+        generated_tokens: tokens of the result, EOS not included.
+        target_calls: forward passes of the target's decoder.
+        drafted: tokens proposed.
+        accepted: proposals that are part of the output (EOS may be one).
+        acceptance_rate: accepted / drafted, 0 when nothing was drafted.
+        tokens_per_call: tokens decided, EOS included, per target call: exactly
+            1 in regular decoding.
+        encode_seconds: encoding the source, with target and draft.
+        decode_seconds: all steps this row took part in.
+        tokens_per_second: generated_tokens / decode_seconds.
+        peak_memory_bytes: most memory MLX held at once during the call.
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    target_calls: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    acceptance_rate: float = 0.0
+    tokens_per_call: float = 0.0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+@dataclass
+class Row:
+    """One prompt on its way through the engine.
+
+    Attributes:
+        ids: source tokens.
+        settings: how to decode it.
+        key: (2,) the row's own random key.
+        committed: the start token and every token decided so far.
+        accepted: for each of them after the start token, whether it was drafted.
+        finish_reason: None while running, then "stop" or "length".
+        stats: counts and times.
+    """
+
+    ids: list[int]
+    settings: Settings
+    key: mx.array
+    committed: list[int] = field(default_factory=list)
+    accepted: list[bool] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def decided(self) -> int:
+        """Tokens decided so far, EOS included."""
+        return len(self.committed) - 1
+
+    def commit(self, tokens: list[int], drafted: int, accepted: int, eos: int) -> None:
+        """Takes over what a step decided.
+
+        Args:
+            tokens: the accepted proposals and the target's own token.
+            drafted: proposals that were judged.
+            accepted: how many of them were kept.
+            eos: the end token; what follows it is dropped and not counted.
+        """
+        if eos in tokens:
+            tokens = tokens[: tokens.index(eos) + 1]
+            drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
+            self.finish_reason = "stop"
+        self.committed += tokens
+        self.accepted += [i < accepted for i in range(len(tokens))]
+        if self.finish_reason is None and self.decided >= self.settings.max_tokens:
+            self.finish_reason = "length"
+        self.stats.target_calls += 1
+        self.stats.drafted += drafted
+        self.stats.accepted += accepted
+
+    def update_rates(self) -> None:
+        """Works out the statistics that follow from the counts."""
+        stats = self.stats
+        stats.generated_tokens = len(self.output()[0])
+        stats.acceptance_rate = stats.accepted / max(stats.drafted, 1)
+        stats.tokens_per_call = self.decided / max(stats.target_calls, 1)
+        if stats.decode_seconds > 0:
+            stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
+
+    def output(self, start: int = 0) -> tuple[list[int], list[bool]]:
+        """Decided tokens from `start` on, without EOS, and who wrote each."""
+        end = self.decided - (self.finish_reason == "stop")
+        return self.committed[1 + start : 1 + end], self.accepted[start:end]
+
+
+@dataclass
+class Result:
+    """What one prompt became.
+
+    Attributes:
+        text: the decoded tokens; None without a tokenizer.
+        tokens: generated ids, without start token and EOS.
+        accepted: for each token, whether the draft proposed it.
+        finish_reason: "stop" at EOS, "length" at max_tokens.
+        stats: counts and times.
+    """
+
+    text: str | None
+    tokens: list[int]
+    accepted: list[bool]
+    finish_reason: str
+    stats: Stats
+
+
+@dataclass
+class Chunk:
+    """What one step added to a streamed text.
+
+    Attributes:
+        text: new text, whole characters only; "" without a tokenizer.
+        tokens: new ids, without EOS.
+        accepted: for each of them, whether the draft proposed it.
+        pieces: for each of them, the part of `text` that it completed.
+        stats: counts and times so far.
+        result: the whole result, in the last chunk only.
+    """
+
+    text: str
+    tokens: list[int]
+    accepted: list[bool]
+    pieces: list[str]
+    stats: Stats
+    result: Result | None = None

@@ -1,0 +1,112 @@
+"""A Hugging Face Hub on the loopback interface, small enough to see everything it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class FakeHub:
+    """What the Hub holds and what has happened to it.
+
+    Attributes:
+        repos: repository id → file name → content, for revision `main`.
+        renamed: old id → id, answered with a redirect as for `t5-small`.
+        gated: ids that need a token with access.
+        requests: every (method, path) so far.
+        tokens: every Authorization header so far.
+        endpoint: address to give as HF_ENDPOINT.
+    """
+
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+    endpoint: str = ""
+
+    @property
+    def fetched(self) -> set[str]:
+        """Names of the files whose content has been asked for."""
+        gets = (path for method, path in self.requests if method == "GET" and "/resolve/" in path)
+        return {path.split("/resolve/")[1].split("/", 1)[1] for path in gets}
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body for a path."""
+        for old, new in self.renamed.items():
+            for prefix in ("/api/models/", "/"):
+                rest = path.removeprefix(f"{prefix}{old}")
+                if rest != path and rest[:1] in ("", "/", "?"):
+                    return 307, {"Location": f"{prefix}{new}{rest}"}, b""
+        plain = unquote(urlsplit(path).path)
+        is_api = plain.startswith("/api/models/")
+        parts = plain.removeprefix("/api/models/").strip("/").split("/")
+        repo, rest = "/".join(parts[:2]), parts[2:]
+        if repo not in self.repos:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
+        sha = hashlib.sha1(repo.encode()).hexdigest()
+        if repo in self.gated:
+            return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
+        if len(rest) > 1 and rest[1] not in ("main", sha):
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+        files = self.repos[repo]
+        if not is_api:
+            return self._file(files, "/".join(rest[2:]), sha)
+        if rest[:1] == ["tree"]:
+            listing = [
+                {"type": "file", "path": name, "size": len(data), "oid": _digest(data)}
+                for name, data in files.items()
+            ]
+            return 200, {}, json.dumps(listing).encode()
+        siblings = [{"rfilename": name} for name in files]
+        info = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "private": False}
+        return 200, {}, json.dumps(info).encode()
+
+    def _file(self, files: dict, name: str, sha: str) -> tuple[int, dict[str, str], bytes]:
+        if name not in files:
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+        return 200, {"X-Repo-Commit": sha, "ETag": f'"{_digest(files[name])}"'}, files[name]
+
+
+@contextmanager
+def serve(hub: FakeHub) -> Iterator[FakeHub]:
+    """Answers requests while the block runs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hub.requests.append((self.command, self.path))
+            hub.tokens.add(self.headers.get("Authorization", ""))
+            status, headers, body = hub.answer(self.path)
+            self.send_response(status)
+            for name, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()

@@ -1,0 +1,228 @@
+"""Which proposals are kept: literal cases first, then the distribution that comes out."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import acceptance
+from acceptance import Sampling
+
+# A statistic may exceed its bound by chance in one run of this many.
+FALSE_ALARM = 1e-6
+
+
+def settings(rows=1, temp=1.0, top_k=0, top_p=1.0, delta=0.0):
+    return Sampling.of([temp] * rows, [top_k] * rows, [top_p] * rows, [delta] * rows)
+
+
+def keys(rows, seed=0):
+    return mx.stack([acceptance.row_key(seed, i) for i in range(rows)])
+
+
+def many_keys(rows, seed=0):
+    """As `keys`, without a graph node a row."""
+    base = mx.broadcast_to(acceptance.row_key(seed, 0), (rows, 2))
+    return acceptance.fold(base, mx.arange(rows), 0)
+
+
+def total_variation_bound(categories, draws):
+    """Empirical TV distance that is exceeded with probability below FALSE_ALARM.
+
+    E[TV] <= sqrt(categories / draws) / 2, and by McDiarmid's inequality
+    P(TV > E[TV] + t) <= exp(-2 draws t^2).
+    """
+    return np.sqrt(categories / draws) / 2 + np.sqrt(np.log(1 / FALSE_ALARM) / (2 * draws))
+
+
+def test_keep_greedy_wants_the_argmax_itself():
+    logits = mx.array([[[1.0, 3.0, 3.0], [0.0, 5.0, 4.9]]])
+    keep = acceptance.keep_greedy(logits, mx.array([[1, 2]]), mx.array([0.0]))
+    assert keep.tolist() == [[True, False]]
+    # Token 2 ties with the argmax, yet regular decoding would have written token 1.
+    keep = acceptance.keep_greedy(logits, mx.array([[2, 1]]), mx.array([0.0]))
+    assert keep.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(
+    ("delta", "kept"), [(0.0, [1, 0, 0, 0]), (0.5, [1, 1, 0, 0]), (0.9, [1, 1, 1, 0]), (1, [1] * 4)]
+)
+def test_keep_greedy_compares_with_a_share_of_the_largest_probability(delta, kept):
+    logits = mx.log(mx.array([0.5, 0.26, 0.2, 0.04]))
+    every_token = mx.array([[0, 1, 2, 3]])
+    keep = acceptance.keep_greedy(
+        mx.broadcast_to(logits, (1, 4, 4)), every_token, mx.array([delta])
+    )
+    assert keep.tolist() == [[bool(k) for k in kept]]
+
+
+@pytest.mark.parametrize(
+    ("px", "qx", "delta", "threshold"),
+    [(0.2, 0.4, 0.0, 0.5), (0.2, 0.4, 0.5, 0.75), (0.2, 1.0, 0.0, 0.2), (0.0, 1.0, 0.3, 0.3)],
+)
+def test_keep_sampled_with_probability_of_the_rule(px, qx, delta, threshold):
+    u = mx.array([[threshold - 1e-3, threshold + 1e-3]])
+    both = mx.ones((1, 2))
+    keep = acceptance.keep_sampled(px * both, qx * both, mx.array([delta]), u)
+    assert keep.tolist() == [[True, False]]
+
+
+def test_keep_sampled_at_the_ends_of_the_unit_interval():
+    ends = mx.array([[0.0, 1 - 2**-24]])
+    one = mx.ones((1, 2))
+    zero_delta = mx.array([0.0])
+    # The target would write it for sure; never; and delta = 1 keeps what is impossible.
+    assert acceptance.keep_sampled(one, one, zero_delta, ends).tolist() == [[True, True]]
+    assert acceptance.keep_sampled(0 * one, one, zero_delta, ends).tolist() == [[False, False]]
+    assert acceptance.keep_sampled(0 * one, one, mx.array([1.0]), ends).tolist() == [[True, True]]
+
+
+def test_accepted_length_stops_at_the_first_rejection_and_at_the_padding():
+    keep = mx.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]).astype(mx.bool_)
+    lengths = mx.array([4, 4, 4, 2])
+    assert acceptance.accepted_length(keep, lengths).tolist() == [2, 0, 4, 2]
+
+
+def test_residual():
+    p = mx.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+    q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
+    expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, nothing is left
+    np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
+
+
+def test_verify_greedy_literals():
+    logits = mx.log(mx.array([[[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.1, 0.2, 0.7]]]))
+    logits = mx.broadcast_to(logits, (4, 3, 3))
+    drafts = mx.array([[1, 0], [1, 2], [2, 0], [1, 0]])
+    lengths = mx.array([2, 2, 2, 1])
+    greedy = settings(4, temp=0.0)
+    accepted, tokens = acceptance.verify(logits, drafts, None, lengths, greedy, None)
+    assert accepted.tolist() == [2, 1, 0, 1]
+    kept = [row[: n + 1] for row, n in zip(tokens.tolist(), accepted.tolist(), strict=True)]
+    assert kept == [[1, 0, 2], [1, 0], [1], [1, 0]]
+
+
+def test_verify_without_proposals_is_one_token_of_the_target():
+    logits = mx.array([[[0.0, 2.0, 1.0]], [[9.0, 2.0, 1.0]]])
+    for mode in (settings(2, temp=0.0), settings(2, temp=1e-3)):
+        accepted, tokens = acceptance.verify(logits, None, None, mx.array([0, 0]), mode, keys(2))
+        assert accepted.tolist() == [0, 0]
+        assert tokens.tolist() == [[1], [0]]
+
+
+def test_greedy_rows_beside_sampling_rows_stay_greedy():
+    rng = np.random.default_rng(0)
+    logits = mx.array(rng.normal(size=(6, 4, 9)).astype(np.float32))
+    drafts = mx.argmax(logits, axis=-1)[:, :3].astype(mx.int32)
+    drafts = mx.where(mx.arange(3) == mx.arange(6)[:, None] % 4, (drafts + 1) % 9, drafts)
+    lengths = mx.array([3, 3, 3, 3, 2, 1])
+    for delta in (0.0, 0.4):
+        alone = acceptance.verify(
+            logits, drafts, None, lengths, settings(6, temp=0.0, delta=delta), None
+        )
+        mixed = Sampling.of([0.0, 1.0] * 3, [0] * 6, [1.0] * 6, [delta] * 6)
+        beside = acceptance.verify(logits, drafts, None, lengths, mixed, keys(6))
+        for row in (0, 2, 4):
+            n = alone[0][row].item()
+            assert beside[0][row].item() == n
+            assert beside[1][row, : n + 1].tolist() == alone[1][row, : n + 1].tolist()
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (4, 0.5), (99, 0.01)])
+@pytest.mark.parametrize("temp", [0.5, 1.0, 3.0])
+def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process as theirs
+
+    logits = np.random.default_rng(1).normal(size=(5, 12)).astype(np.float32) * 2
+    scores = theirs.TemperatureLogitsWarper(temp)(None, torch.tensor(logits))
+    if top_k:
+        scores = theirs.TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = theirs.TopPLogitsWarper(top_p)(None, scores)
+    p = acceptance.probabilities(mx.array(logits)[None], settings(1, temp, top_k, top_p))
+    np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
+
+
+def test_probabilities_take_each_rows_own_settings():
+    logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
+    rows = [(0.0, 0, 1.0), (1.0, 2, 1.0), (0.7, 0, 0.5), (2.0, 0, 1.0)]
+    together = acceptance.probabilities(logits, Sampling.of(*zip(*rows, strict=True), [0.0] * 4))
+    for i, row in enumerate(rows):
+        alone = acceptance.probabilities(logits[i : i + 1], settings(1, *row))
+        np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
+
+
+def test_draws_belong_to_the_row_alone():
+    few, many = keys(2), keys(5)
+    weights = mx.ones((5, 50))
+    assert (
+        acceptance.sample(weights[:2], few).tolist()
+        == acceptance.sample(weights, many).tolist()[:2]
+    )
+    # A longer block draws the same numbers for the positions it shares.
+    short, long = acceptance._uniform(few, 3), acceptance._uniform(many, 7)
+    assert short.tolist() == long[:2, :3].tolist()
+
+
+def test_neighbouring_seeds_and_indices_share_no_stream():
+    drawn = {
+        tuple(acceptance.fold(acceptance.row_key(seed, index), position, purpose).tolist())
+        for seed in range(4)
+        for index in range(4)
+        for position in range(4)
+        for purpose in range(3)
+    }
+    assert len(drawn) == 4 * 4 * 4 * 3
+
+
+# p and q of one position over four tokens: what a draft may be.
+P = np.array([0.5, 0.3, 0.2, 0.0])
+DRAFTS = {
+    "the target itself": P,
+    "good": np.array([0.4, 0.35, 0.2, 0.05]),
+    "disagrees everywhere": np.array([0.0, 0.0, 0.0, 1.0]),
+    "has no mass where the target has most": np.array([0.0, 0.1, 0.5, 0.4]),
+}
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_drafted_position_follows_the_mixture(draft, delta):
+    draws, q = 40_000, DRAFTS[draft]
+    proposed = acceptance.sample(mx.broadcast_to(mx.array(q), (draws, 4)), many_keys(draws, 1))
+    logits = mx.broadcast_to(mx.log(mx.array(P)), (draws, 2, 4))
+    _, tokens = acceptance.verify(
+        logits,
+        proposed[:, None],
+        mx.broadcast_to(mx.array(q)[None, None], (draws, 1, 4)),
+        mx.ones(draws, mx.int32),
+        settings(draws, delta=delta),
+        many_keys(draws, 2),
+    )
+    seen = np.bincount(np.array(tokens[:, 0]), minlength=4) / draws
+    distance = np.abs(seen - ((1 - delta) * P + delta * q)).sum() / 2
+    assert distance < total_variation_bound(4, draws)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("token", [0, 3])
+def test_a_deterministic_position_follows_the_mixture(token, delta):
+    draws = 40_000
+    logits = mx.broadcast_to(mx.log(mx.array(P)), (draws, 2, 4))
+    accepted, tokens = acceptance.verify(
+        logits,
+        mx.full((draws, 1), token, mx.int32),
+        None,
+        mx.ones(draws, mx.int32),
+        settings(draws, delta=delta),
+        many_keys(draws, 3),
+    )
+    bound = total_variation_bound(4, draws)
+    seen = np.bincount(np.array(tokens[:, 0]), minlength=4) / draws
+    q = np.eye(4)[token]
+    assert np.abs(seen - ((1 - delta) * P + delta * q)).sum() / 2 < bound
+    # After an accepted proposal one more token comes from p itself.
+    own = np.array(tokens)[np.array(accepted) == 1, 1]
+    if len(own):
+        seen = np.bincount(own, minlength=4) / len(own)
+        assert np.abs(seen - P).sum() / 2 < total_variation_bound(4, len(own))

@@ -1,0 +1,218 @@
+"""Reading prompts and writing results, without any model."""
+
+import io
+import json
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+import console
+from console import InputError
+
+
+@dataclass
+class FakeStats:
+    prompt_tokens: int = 3
+    generated_tokens: int = 10
+    target_calls: int = 4
+    drafted: int = 12
+    accepted: int = 6
+    tokens_per_call: float = 2.5
+    peak_memory_bytes: int = 2_500_000_000
+
+
+@dataclass
+class FakeResult:
+    text: str
+    tokens: list[int] = field(default_factory=lambda: [5, 6])
+    accepted: list[bool] = field(default_factory=lambda: [True, False])
+    finish_reason: str = "stop"
+    stats: FakeStats = field(default_factory=FakeStats)
+
+
+@pytest.fixture
+def standard_input(monkeypatch):
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def written(tmp_path, name: str, data: str | bytes) -> str:
+    path = tmp_path / name
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return str(path)
+
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+
+def test_prompts_are_kept_as_given_and_in_order():
+    assert console.read_prompts([" b ", "a"], None) == [" b ", "a"]
+
+
+def test_a_dash_is_the_whole_of_standard_input(standard_input):
+    standard_input("First line.\nSecond, é.\r\n".encode())
+    assert console.read_prompts(["before", "-"], None) == ["before", "First line.\nSecond, é."]
+
+
+def test_an_input_file_has_one_prompt_a_line(tmp_path):
+    name = written(tmp_path, "p.txt", "\ufeffone\r\ntwo\u2028still two\n\n \n")
+    assert console.read_prompts([], name) == ["one", "two\u2028still two"]
+
+
+def test_an_input_file_named_dash_is_standard_input(standard_input):
+    standard_input(b"one\ntwo\n")
+    assert console.read_prompts([], "-") == ["one", "two"]
+
+
+def test_jsonl_prompts_may_hold_line_breaks(tmp_path):
+    name = written(tmp_path, "p.jsonl", '{"prompt": "a\\nb", "id": 7}\n{"prompt": "{}"}')
+    assert console.read_prompts([], name) == ["a\nb", "{}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("p.txt", "", "p.txt is empty"),
+        ("p.txt", "\n \n", "p.txt is empty"),
+        ("p.txt", "one\n\nthree\n", "p.txt line 2 is empty"),
+        ("p.txt", b"one\ntwo\n\xe9t\xe9\n", "p.txt line 3 is not UTF-8"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "p.jsonl line 2 is not JSON"),
+        ("p.jsonl", '"a"\n', "p.jsonl line 1 has no prompt"),
+        ("p.jsonl", '{"text": "a"}\n', "p.jsonl line 1 has no prompt"),
+        ("p.jsonl", '{"prompt": 3}\n', "p.jsonl line 1 has no prompt"),
+        ("p.jsonl", '{"prompt": " "}\n', "p.jsonl line 1 is empty"),
+        ("p.jsonl", '{"prompt": "\\ud800"}\n', "p.jsonl line 1 is not valid Unicode"),
+    ],
+)
+def test_a_bad_input_file_is_refused_by_line(tmp_path, name, data, message):
+    with pytest.raises(InputError, match=message) as caught:
+        console.read_prompts([], written(tmp_path, name, data))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="there is no file .*none.txt"):
+        console.read_prompts([], str(tmp_path / "none.txt"))
+    with pytest.raises(InputError, match="cannot read"):
+        console.read_prompts([], str(tmp_path))
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt_is_refused(prompt, standard_input):
+    standard_input(prompt.encode())
+    with pytest.raises(InputError, match="the prompt is empty"):
+        console.read_prompts([prompt], None)
+    with pytest.raises(InputError, match="standard input is empty"):
+        console.read_prompts(["-"], None)
+
+
+def test_bytes_that_are_no_text_are_refused_on_the_command_line():
+    with pytest.raises(InputError, match="not valid Unicode"):
+        console.read_prompts([b"caf\xe9".decode("utf-8", "surrogateescape")], None)
+
+
+# ---- where results go ----------------------------------------------------------------------------
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
+    name = written(tmp_path, "p.txt", "one\n")
+    with pytest.raises(InputError, match="is a folder"):
+        console.check_output(str(tmp_path), None)
+    with pytest.raises(InputError, match="there is no folder"):
+        console.check_output(str(tmp_path / "none" / "out.txt"), None)
+    with pytest.raises(InputError, match="is the input file too"):
+        console.check_output(str(tmp_path / "." / "p.txt"), name)
+    console.check_output(str(tmp_path / "out.txt"), name)
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_plain_results_take_one_line_each(tmp_path):
+    path = tmp_path / "out.txt"
+    with console.Results(str(path), as_json=False, paint=None) as results:
+        results.write("p", FakeResult("one\ntwo\r\nthree"))
+        assert path.read_text() == "one\\ntwo\\nthree\n", "a finished result is on disk at once"
+        results.write("q", FakeResult(""))
+    assert path.read_text() == "one\\ntwo\\nthree\n\n"
+
+
+def test_json_results_are_exact(capsys):
+    with console.Results(None, as_json=True, paint=None) as results:
+        results.write("p\u2028é", FakeResult("one\ntwo"))
+    line, end = capsys.readouterr().out.split("\n")
+    assert end == ""
+    record = json.loads(line)
+    assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
+    assert (record["prompt"], record["text"]) == ("p\u2028é", "one\ntwo")
+    assert record["stats"]["drafted"] == 12
+
+
+def test_coloured_json_stays_json(capsys):
+    with console.Results(None, as_json=True, paint=lambda result: "coloured") as results:
+        results.write("p", FakeResult("plain"))
+    out, err = capsys.readouterr()
+    assert json.loads(out)["text"] == "plain"
+    assert err == "coloured\n"
+
+
+def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsys, tmp_path):
+    for path in (None, str(tmp_path / "out.txt")):
+        with console.Results(path, as_json=False, paint=lambda result: "coloured") as results:
+            results.write("p", FakeResult("plain"))
+    assert capsys.readouterr() == ("coloured\n", "coloured\n")
+    assert (tmp_path / "out.txt").read_text() == "plain\n"
+
+
+# ---- who wrote what ------------------------------------------------------------------------------
+
+
+def test_every_token_has_its_author():
+    painter = console.Painter(no_color=True)
+    assert painter.paint(["Le", " chat", "", "s"], [True, False, True, True]) == "[Le] chat[s]"
+    assert painter.paint(["Le"], [True], "\ufffd") == "[Le]\ufffd"
+
+
+def test_colours_are_turned_off_after_every_token():
+    painted = console.Painter(no_color=False).paint(["a", "b"], [True, False])
+    assert painted == "\033[32ma\033[0m\033[35mb\033[0m"
+
+
+def test_a_coloured_line_does_not_split_a_character():
+    class Bytes:
+        """Two tokens make one character, as in ByT5."""
+
+        held = 0
+
+        def add(self, tokens: list[int]) -> str:
+            self.held += len(tokens)
+            return "é" if self.held == 2 else ""
+
+        def finish(self) -> str:
+            return "\n"
+
+    line = console.Painter(no_color=True).line(FakeResult("é\n"), Bytes())
+    assert line == "é\\n"
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_the_summary_of_one_text():
+    assert console.summary([FakeStats()], 2.0) == (
+        "10 tokens in 2.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
+        "2.50 tokens per target call · peak memory 2.50 GB"
+    )
+
+
+def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
+    regular = FakeStats(
+        target_calls=10, drafted=0, accepted=0, tokens_per_call=1.0, peak_memory_bytes=0
+    )
+    line = console.summary([FakeStats(), regular], 4.0)
+    assert line.startswith("2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s")
+    assert "1.43 tokens per target call" in line
+    assert "peak memory 2.50 GB" in line
+    assert "acceptance" not in console.summary([regular], 1.0)
+    assert "tokens per target call" not in console.summary([], 0.0)

@@ -1,0 +1,136 @@
+"""Whole sampled sequences against the exact distribution, enumerated prefix by prefix.
+
+The expected distribution is worked out here in float64 from the tables of the fake models. At
+delta = 0 it is the target's own, whatever the draft and its length. At delta > 0 a drafted
+position follows the mixture (1 - delta) p + delta q and a position that the target wrote after
+a full block follows p, so the expectation walks through the blocks too.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from acceptance import fold, row_key
+from backend import mx
+from decoder import Engine
+from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
+from results import Row, Settings
+from test_acceptance import total_variation_bound
+
+V, MAX_TOKENS, DRAWS = 5, 3, 12_000
+SOURCE = (2, 3)
+TABLE = random_table(V, seed=3)
+NO_FOUR = without(TABLE, 4)
+
+
+def law(table, seen, temp, top_k, top_p):
+    """p(. | seen) in float64, after temperature, top-k and top-p."""
+    logits = table(SOURCE, seen).astype(np.float64) / temp
+    order = np.argsort(-logits)
+    p = np.exp(logits - logits.max())
+    if top_k:
+        p[order[top_k:]] = 0
+    p /= p.sum()
+    in_front = np.concatenate([[0], np.cumsum(p[order])[:-1]])
+    p[order[in_front >= top_p]] = 0
+    return p / p.sum()
+
+
+def expected(target, draft, num_draft, delta, **sampling):
+    """{sequence: probability} of what the engine should write."""
+    outcome = Counter()
+
+    def walk(seen, probability, left):
+        """`left` proposals of the running block are still to be judged."""
+        if len(seen) > 1 and seen[-1] == EOS or len(seen) > MAX_TOKENS:
+            outcome[seen[1:]] += probability
+            return
+        if left is None:  # a new block: one token a step is the target's own
+            left = min(num_draft, MAX_TOKENS - len(seen))
+        p = law(target, seen, **sampling)
+        if left == 0:
+            for token in np.flatnonzero(p):
+                walk((*seen, int(token)), probability * p[token], None)
+            return
+        q = law(draft, seen, **sampling)
+        keep = np.minimum(q, (1 - delta) * p + delta * q)
+        rest = np.maximum(p - q, 0)
+        rest *= (1 - keep.sum()) / max(rest.sum(), 1e-300)
+        for token in range(V):
+            for mass, remaining in ((keep[token], left - 1), (rest[token], None)):
+                if mass > 0:
+                    walk((*seen, token), probability * mass, remaining)
+
+    walk((START,), 1.0, None)
+    return outcome
+
+
+def sampled(target, draft, num_draft, delta, **sampling):
+    """The same, from the engine: one batch of DRAWS rows of the same prompt."""
+    model = FakeModel(target, V)
+    engine = Engine(model, drafter(draft, model))
+    settings = Settings(MAX_TOKENS, delta=delta, num_draft=num_draft, **sampling)
+    keys = fold(mx.broadcast_to(row_key(0, 0), (DRAWS, 2)), mx.arange(DRAWS), 0)
+    rows = [Row(list(SOURCE), settings, key) for key in keys]
+    engine.insert(rows)
+    while engine.rows:
+        engine.step()
+    return Counter(tuple(row.committed[1:]) for row in rows)
+
+
+def check(target, draft, num_draft, delta, **sampling):
+    exact = expected(target, draft, num_draft, delta, **sampling)
+    seen = sampled(target, draft, num_draft, delta, **sampling)
+    assert sum(exact.values()) == pytest.approx(1)
+    assert set(seen) <= set(exact), "a sequence was written that has probability 0"
+    distance = sum(abs(seen[s] / DRAWS - exact[s]) for s in exact) / 2
+    assert distance < total_variation_bound(len(exact), DRAWS)
+    return exact
+
+
+PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
+CASES = {
+    "draft = target": (TABLE, TABLE),
+    "good draft": (TABLE, good(TABLE)),
+    "disagrees everywhere": (TABLE, contrary(TABLE)),
+    "always EOS": (TABLE, always(EOS, V)),
+    "p = 0 where q = 1": (NO_FOUR, always(4, V)),
+}
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("case", CASES)
+def test_sequences_follow_the_exact_distribution(case, delta):
+    target, draft = CASES[case]
+    exact = check(target, draft, 2, delta, **PLAIN)
+    if delta == 0:  # and that is the target's own, without any draft
+        alone = expected(target, draft, 0, 0.0, **PLAIN)
+        assert all(exact[s] == pytest.approx(alone[s]) for s in exact | alone)
+
+
+@pytest.mark.parametrize("num_draft", [1, 3])
+def test_the_length_of_the_draft_does_not_matter(num_draft):
+    check(TABLE, good(TABLE), num_draft, 0.0, **PLAIN)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temp": 0.6, "top_k": 3, "top_p": 1.0},
+        {"temp": 1.5, "top_k": 0, "top_p": 0.8},
+        {"temp": 1.0, "top_k": 4, "top_p": 0.7},
+    ],
+)
+@pytest.mark.parametrize("case", ["good draft", "disagrees everywhere", "p = 0 where q = 1"])
+def test_after_temperature_top_k_and_top_p(case, sampling):
+    check(*CASES[case], 2, 0.0, **sampling)
+
+
+def test_a_wrong_rule_would_be_seen():
+    """The bound is tight enough: keeping every proposal is told apart from the target's law."""
+    target, draft = CASES["good draft"]
+    kept = sampled(target, draft, 2, 1.0, **PLAIN)
+    exact = expected(target, draft, 2, 0.0, **PLAIN)
+    distance = sum(abs(kept[s] / DRAWS - exact[s]) for s in exact | kept) / 2
+    assert distance > total_variation_bound(len(exact), DRAWS)

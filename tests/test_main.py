@@ -1,0 +1,334 @@
+"""The command line from end to end: on small random models, and on the bundled pair."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import main
+
+ROOT = Path(main.__file__).parent
+BUNDLED = ROOT / "demo"
+TRANSLATION = "@@TRANSLATION@@"
+STATS = {
+    "prompt_tokens": int,
+    "generated_tokens": int,
+    "target_calls": int,
+    "drafted": int,
+    "accepted": int,
+    "acceptance_rate": float,
+    "tokens_per_call": float,
+    "encode_seconds": float,
+    "decode_seconds": float,
+    "tokens_per_second": float,
+    "peak_memory_bytes": int,
+}
+PROMPTS = ["Étude", "a", "le chat est noir", "?", "one two three four five"]
+
+
+def byte_model(folder: Path, seed: int, d_model: int = 32) -> Path:
+    """A random T5 with ByT5's tokenizer, where a character may take several tokens.
+
+    Its EOS is one of the ids that no text has, so that it goes on until it is stopped.
+    """
+    torch.manual_seed(seed)
+    config = transformers.T5Config(
+        vocab_size=384,
+        d_model=d_model,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        eos_token_id=383,
+        decoder_start_token_id=0,
+        initializer_factor=3.0,
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    transformers.ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[str]:
+    """Options that name a random target and a random draft."""
+    root = tmp_path_factory.mktemp("models")
+    target, draft = byte_model(root / "target", 0), byte_model(root / "draft", 1, d_model=16)
+    return ["--model", str(target), "--draft-model", str(draft)]
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command line in this process: status, standard output, standard error."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        try:
+            status = main.main(list(argv))
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def start(*argv: str, **options) -> subprocess.Popen:
+    """Runs the command line in a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([sys.executable, str(ROOT / "main.py"), *argv], **pipes)
+
+
+def texts(out: str) -> list[str]:
+    return [json.loads(line)["text"] for line in out.splitlines()]
+
+
+# ---- the bundled pair ----------------------------------------------------------------------------
+
+
+def test_without_options_the_bundled_pair_translates():
+    process = start(stdin=subprocess.DEVNULL, cwd="/")  # from any folder
+    out, err = (stream.decode() for stream in process.communicate())
+    assert (process.returncode, out) == (0, TRANSLATION + "\n")
+    assert "the bundled pair" in err
+    assert main.DEFAULT_PROMPT in err
+    assert re.search(r"\d+ tokens in .* tokens/s · acceptance \d+%", err.splitlines()[-1])
+
+
+def test_json_has_exactly_the_promised_keys(run):
+    status, out, err = run("--model", str(BUNDLED / "target"), "--json", "-v")
+    assert status == 0
+    record = json.loads(out)
+    assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
+    assert {name: type(value) for name, value in record["stats"].items()} == STATS
+    assert record["prompt"] == main.DEFAULT_PROMPT
+    assert (record["text"], record["finish_reason"]) == (TRANSLATION, "stop")
+    assert all(type(token) is int for token in record["tokens"])
+    assert len(record["tokens"]) == record["stats"]["generated_tokens"]
+    assert record["stats"]["accepted"] > 0
+    assert "\033[32m" in err, "the coloured text goes where JSON does not"
+
+
+def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run):
+    target = ["--model", str(BUNDLED / "target"), "--json"]
+    _, fast, _ = run(*target)
+    _, slow, err = run(*target, "--regular-decode")
+    fast, slow = json.loads(fast), json.loads(slow)
+    assert fast["tokens"] == slow["tokens"]
+    assert fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
+    assert slow["stats"]["drafted"] == 0
+    assert slow["stats"]["tokens_per_call"] == 1
+    assert "regular decoding" in err
+
+
+def test_a_draft_with_another_vocabulary_is_refused(run, models):
+    status, out, err = run("--model", str(BUNDLED / "target"), "--draft-model", models[1])
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+
+
+# ---- one prompt ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temp", "1", "--seed", "3"]])
+def test_the_streamed_text_is_the_text(run, models, sampling):
+    argv = [*models, *sampling, "-m", "120", "--prompt", "Étude"]
+    status, streamed, err = run(*argv)
+    _, out, _ = run(*argv, "--json")
+    assert status == 0
+    assert streamed == json.loads(out)["text"] + "\n"
+    assert "120 tokens in" in err
+
+
+def test_every_write_is_whole_characters(models):
+    sampling = ["--temp", "1", "--seed", "5", "-m", "1500"]
+    process = start(*models, *sampling, "--prompt", "x")
+    parts = iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")
+    written = [part.decode() for part in parts]  # raises where a character is cut
+    assert process.wait() == 0
+    assert len(written) > 20, "the text arrives piece by piece"
+    assert any(ord(character) > 127 for character in "".join(written))
+
+
+def test_verbose_adds_only_marks(run, models, monkeypatch):
+    argv = [*models, "--temp", "1", "-m", "80", "--prompt", "x"]
+    _, plain, _ = run(*argv)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _, coloured, err = run(*argv, "-v")
+    assert re.sub(r"\033\[\d+m", "", coloured) == plain
+    assert "\033[35m" in coloured
+    assert "by the draft" in err
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, marked, _ = run(*argv, "-v")
+    assert "\033" not in marked
+
+
+def test_a_prompt_from_standard_input(models):
+    process = start(*models, "--json", "-m", "5", "--prompt", "-", stdin=subprocess.PIPE)
+    out, _ = process.communicate("première ligne\nseconde\n".encode())
+    assert process.returncode == 0
+    assert json.loads(out)["prompt"] == "première ligne\nseconde"
+
+
+# ---- several prompts -----------------------------------------------------------------------------
+
+
+def test_results_keep_the_order_of_the_file(run, models, tmp_path):
+    source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
+    files = ["--input-file", str(source), "--output-file", str(results)]
+    status, out, err = run(*models, "-m", "20", "--batch-size", "2", *files)
+    assert (status, out) == (0, "")
+    assert "5 prompts · 100 tokens" in err
+    records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert [record["prompt"] for record in records] == PROMPTS
+    alone = [run(*models, "-m", "20", "--json", "--prompt", prompt)[1] for prompt in PROMPTS]
+    assert [record["text"] for record in records] == [texts(out)[0] for out in alone]
+
+
+def test_several_prompts_take_one_line_each(run, models):
+    prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    argv = [*models, "-m", "60", "--temp", "1", *prompts]
+    status, plain, _ = run(*argv)
+    _, exact, _ = run(*argv, "--json")
+    assert status == 0
+    assert plain.split("\n")[:-1] == [main.console.one_line(text) for text in texts(exact)]
+
+
+def test_with_one_seed_equal_prompts_are_independent_samples(run, models):
+    argv = [*models, "-m", "20", "--json", "--temp", "1", "--prompt", "x", "--prompt", "x"]
+    first, second = texts(run(*argv, "--seed", "1")[1])
+    assert first != second
+    assert texts(run(*argv, "--seed", "1")[1]) == [first, second]
+    assert texts(run(*argv, "--seed", "2")[1])[0] != first
+
+
+def test_regular_and_speculative_decoding_agree(run, models):
+    prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    argv = [*models, "-m", "40", "--json", *prompts]
+    regular = texts(run(*argv, "--regular-decode")[1])
+    for num_draft in ("1", "4", "9"):
+        assert texts(run(*argv, "--num-draft", num_draft)[1]) == regular
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
+        (["--num-draft", "many"], "--num-draft: .*whole number"),
+        (["--delta", "1.5"], "--delta: .*from 0 to 1"),
+        (["--delta", "nan"], "--delta: .*from 0 to 1"),
+        (["--temp", "-1"], "--temp: "),
+        (["--top-k", "-1"], "--top-k: "),
+        (["--top-p", "0"], "--top-p: "),
+        (["-m", "0"], "--max-tokens: "),
+        (["--batch-size", "0"], "--batch-size: "),
+        (["--seed", "x"], "--seed: "),
+        (["--dtype", "int4"], "--dtype: .*bfloat16"),
+        (["--no-such-option"], "--no-such-option; see --help"),
+        (["--prompt", "a", "--input-file", "b"], "not allowed with"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--prompt", " \n"], "the prompt is empty"),
+        (["--input-file", "none.txt"], "there is no file none.txt"),
+        (["--input-file", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
+        (["--output-file", "none/out.txt"], "there is no folder none"),
+        (["--input-file", "in.txt", "--output-file", "in.txt"], "is the input file too"),
+        (["--model", "models/none"], "there is no model folder models/none"),
+        (["--model", "empty"], "config.json"),
+        (["--model", "hollow"], "hollow"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n')
+    Path("in.txt").write_text("a\n")
+    for name in ("empty", "hollow"):
+        Path(name).mkdir()
+    sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
+    Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
+    before = sorted(Path().rglob("*"))
+    status, out, err = run(*argv)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.match(f"error: .*{message}", err)
+    assert sorted(Path().rglob("*")) == before, "nothing is written"
+
+
+def test_a_bad_line_costs_no_results(run, models, tmp_path):
+    source, results = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("good\n\ngood\n")
+    results.write_text("from yesterday\n")
+    files = ["--input-file", str(source), "--output-file", str(results)]
+    status, _, err = run(*models, *files)
+    assert (status, err) == (
+        2,
+        f"error: {source} line 2 is empty; write what the model is to work on\n",
+    )
+    assert results.read_text() == "from yesterday\n"
+
+
+def test_a_damaged_model_is_refused(run, models, tmp_path):
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in Path(models[1]).iterdir():
+        data = file.read_bytes()
+        whole = file.suffix != ".safetensors"
+        (damaged / file.name).write_bytes(data if whole else data[: len(data) // 2])
+    status, out, err = run("--model", str(damaged), "--prompt", "x")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+
+
+def test_help_does_not_wait_for_mlx():
+    code = (
+        "import sys, main; main.build_parser().format_help(); sys.exit('mlx.core' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# ---- interruption --------------------------------------------------------------------------------
+
+
+def test_interrupting_a_text_keeps_it(models):
+    process = start(*models, "-m", "100000", "--prompt", "x")
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + out).decode().endswith("\n")
+    assert "interrupted: " in err.decode()
+    assert "Traceback" not in err.decode()
+
+
+def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
+    source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{i}\n" for i in range(2000)))
+    files = ["--input-file", str(source), "--output-file", str(results)]
+    process = start(*models, "-m", "50", "--batch-size", "2", *files)
+    deadline = time.monotonic() + 60
+    while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err.decode()
+    prompts = [json.loads(line)["prompt"] for line in results.read_text().splitlines()]
+    assert prompts == [str(i) for i in range(len(prompts))]
+    assert 0 < len(prompts) < 2000
+    assert f"interrupted: {len(prompts)} of 2000 prompts done" in err.decode()
+
+
+def test_a_reader_that_leaves_is_no_error(models):
+    process = start(*models, "-m", "100000", "--prompt", "x")
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in err and "BrokenPipe" not in err

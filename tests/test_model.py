@@ -1,0 +1,184 @@
+"""The model against transformers, family by family, and the decoder's cache against full passes.
+
+Tolerances are relative to the standard deviation of what is compared: 2e-4 to transformers in
+float32, 1e-4 between two ways through our own decoder.
+"""
+
+import numpy as np
+import pytest
+
+import families
+from backend import mx, tree_flatten
+from config import T5Config
+from families import SHAPE, torch
+from model import T5, load
+from weights import fill
+
+S, T = 23, 19
+
+
+def assert_close(ours, theirs, tolerance):
+    ours, theirs = np.array(ours), np.array(theirs)
+    assert ours.shape == theirs.shape
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - theirs).max() <= tolerance * theirs.std()
+
+
+def batch(family, source=(S, 11, 1), target=T, seed=0):
+    """Random sources of these lengths, padded; their mask; random targets behind the start."""
+    rng = np.random.default_rng(seed)
+    mask = np.arange(max(source)) < np.array(source)[:, None]
+    ids = np.where(mask, rng.integers(3, 96, mask.shape), family.raw["pad_token_id"])
+    decoder_ids = rng.integers(3, 96, (len(source), target))
+    decoder_ids[:, 0] = family.raw["decoder_start_token_id"]
+    return ids, mask.astype(int), decoder_ids
+
+
+@pytest.fixture
+def ours(reference):
+    return load(reference.folder)[0]
+
+
+@pytest.fixture
+def small(made):
+    """One model for what does not depend on the family: uneven depth, its own buckets."""
+    return load(made("buckets").folder)[0]
+
+
+def test_encoder_equals_transformers(reference, ours):
+    ids, mask, _ = batch(reference.family)
+    encoded = np.array(ours.encode(mx.array(ids), mx.array(mask)))
+    expected = reference.encode(ids.tolist(), mask.tolist())
+    assert_close(encoded[mask == 1], expected[mask == 1], 2e-4)
+
+
+def test_logits_equal_transformers(reference, ours):
+    ids, mask, decoder_ids = batch(reference.family)
+    logits = ours(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
+    assert logits.dtype == mx.float32
+    assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), mask.tolist()), 2e-4)
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5", "buckets"])
+def test_distances_past_the_last_bucket(made, name):
+    reference = made(name)
+    ids, _, decoder_ids = batch(reference.family, (300,), target=200)
+    logits = load(reference.folder)[0](mx.array(ids), mx.array(decoder_ids))
+    assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), None), 2e-4)
+
+
+def test_references_obey_their_family(reference):
+    """The models we compare with have the intended head and scale, whatever transformers does."""
+    ids, _, decoder_ids = (torch.tensor(a) for a in batch(reference.family))
+    model, family = reference.model, reference.family
+    with torch.no_grad():
+        encoded = model.encoder(input_ids=ids).last_hidden_state
+        hidden = model.decoder(input_ids=decoder_ids, encoder_hidden_states=encoded)[0]
+        head = model.lm_head.weight if family.separate_head else model.shared.weight
+        scale = family.raw["d_model"] ** -0.5 if family.scaled else 1.0
+        expected = scale * hidden @ head.T
+        logits = model(input_ids=ids, decoder_input_ids=decoder_ids).logits
+        assert_close(logits.numpy(), expected.numpy(), 1e-5)
+
+
+def test_head_is_separate_only_if_it_differs(reference, ours):
+    assert ("lm_head" in ours) is reference.family.separate_head
+
+
+@pytest.mark.parametrize("blocks", [[1] * T, [1, 4, 2, 7, 5], [6, 13]])
+def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
+    ids, mask, decoder_ids = map(mx.array, batch(reference.family))
+    cache = ours.cache(ours.encode(ids, mask), mask, capacity=T)
+    pieces, start = [], 0
+    for length in blocks:
+        tokens = decoder_ids[:, start : start + length]
+        pieces.append(ours.decode(tokens, cache, [start] * 3))
+        start += length
+    assert_close(mx.concatenate(pieces, axis=1), ours(ids, decoder_ids, mask), 1e-4)
+
+
+def test_feeding_again_overwrites(reference, ours):
+    """After rejected tokens have been fed, the right ones give what they would have given."""
+    ids, mask, decoder_ids = map(mx.array, batch(reference.family))
+    cache = ours.cache(ours.encode(ids, mask), mask, capacity=2 * T)
+    wrong = mx.concatenate([decoder_ids[:, :8], decoder_ids[:, :9] * 0 + 5], axis=1)
+    ours.decode(wrong, cache, [0] * 3)
+    again = ours.decode(decoder_ids[:, 8:], cache, [8] * 3)
+    assert_close(again, ours(ids, decoder_ids, mask)[:, 8:], 1e-4)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_ragged_offsets(reference, ours, as_array):
+    """Rows at 3, 9 and 0 take 4, 1 and 2 tokens in one pass; the tails are padding."""
+    ids, mask, decoder_ids = map(mx.array, batch(reference.family))
+    full = ours(ids, decoder_ids, mask)
+    cache = ours.cache(ours.encode(ids, mask), mask, capacity=T + 4)
+    offsets, lengths = [3, 9, 0], [4, 1, 2]
+    ours.decode(decoder_ids, cache, [0] * 3)
+    ours.decode(mx.full((3, T - 9), 7), cache, offsets if not as_array else mx.array(offsets))
+    for _ in range(2):
+        rows = [decoder_ids[b, o : o + n].tolist() + [7] * (4 - n)
+                for b, (o, n) in enumerate(zip(offsets, lengths, strict=True))]  # fmt: skip
+        logits = ours.decode(mx.array(rows), cache, mx.array(offsets) if as_array else offsets)
+        for b, (o, n) in enumerate(zip(offsets, lengths, strict=True)):
+            assert_close(logits[b, :n], full[b, o : o + n], 1e-4)
+        offsets = [o + n for o, n in zip(offsets, lengths, strict=True)]
+
+
+def test_a_row_does_not_depend_on_padding_or_neighbours(small, made):
+    ids, mask, decoder_ids = map(mx.array, batch(made("buckets").family))
+    together = small(ids, decoder_ids, mask)
+    for b, length in enumerate([S, 11, 1]):
+        alone = small(ids[b : b + 1, :length], decoder_ids[b : b + 1])
+        assert_close(together[b : b + 1], alone, 1e-4)
+        padded = mx.pad(ids[b : b + 1, :length], ((0, 0), (9, 30)), constant_values=50)
+        mask_ = mx.pad(mx.ones((1, length), mx.bool_), ((0, 0), (9, 30)))
+        assert_close(small(padded, decoder_ids[b : b + 1], mask_), alone, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_a_row_of_padding_only_is_not_nan(small, dtype):
+    small.set_dtype(dtype)
+    logits = small(mx.zeros((2, 5), mx.int32), mx.zeros((2, 3), mx.int32), mx.zeros((2, 5)))
+    assert np.isfinite(np.array(logits)).all()
+
+
+def test_cross_attention_is_computed_once(small, made):
+    ids, mask, decoder_ids = map(mx.array, batch(made("buckets").family))
+    expected = small(ids, decoder_ids, mask)
+    cache = small.cache(small.encode(ids, mask), mask, capacity=T)
+    for layer in small.decoder.layers:
+        layer.cross_attention.k = layer.cross_attention.v = None
+    assert_close(small.decode(decoder_ids, cache, [0] * 3), expected, 1e-6)
+
+
+def large_model(scale):
+    """A FLAN-like model whose feed-forwards put out numbers of this size."""
+    config = T5Config.from_dict({"model_type": "t5", **SHAPE, **families.UNTIED})
+    mx.random.seed(3)
+    model = T5(config, separate_head=True)
+    for layer in [*model.encoder.layers, *model.decoder.layers]:
+        layer.feed_forward.wo.weight *= scale
+    return model
+
+
+@pytest.mark.parametrize("scale", [1, 1e6])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(mx.bfloat16, 0.2), (mx.float16, 0.05)])
+def test_half_precision(dtype, tolerance, scale):
+    """Also where the residual leaves the range of float16, as it does in FLAN."""
+    ids, decoder_ids = mx.arange(3, 20)[None], mx.arange(2, 12)[None]
+    model = large_model(scale)
+    half = T5(model.config, separate_head=True)
+    fill(half, iter(tree_flatten(model.parameters())), dtype)
+    cache = half.cache(half.encode(ids), None, 10)
+    logits = half.decode(decoder_ids, cache, [0])
+    assert {array.dtype for array in cache.state} == {dtype}
+    assert logits.dtype == mx.float32
+    assert_close(logits, model(ids, decoder_ids), tolerance)
+
+
+def test_large_activations_are_out_of_range():
+    """What the test above relies on."""
+    model = large_model(1e6)
+    residual = model.encoder.layers[0].feed_forward(model.shared(mx.arange(3, 20)[None]))
+    assert mx.abs(residual).max().item() > float(np.finfo(np.float16).max)

@@ -1,0 +1,99 @@
+"""Names of models: what each stands for, and what is taken when none is given."""
+
+from pathlib import Path
+
+import pytest
+
+import pair
+from backend import UserError
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Every test stands in a folder of its own, with no models converted."""
+    monkeypatch.chdir(tmp_path)
+
+
+def converted(*names: str) -> None:
+    for name in names:
+        (Path("models") / name).mkdir(parents=True)
+
+
+def refuse_to_convert(name: str, folder: Path) -> None:
+    raise AssertionError(f"{name} must not be converted")
+
+
+def test_with_nothing_converted_the_bundled_pair_is_the_default():
+    chosen = pair.choose(None, None)
+    assert (chosen.target, chosen.draft) == (pair.BUNDLED / "target", pair.BUNDLED / "draft")
+    assert "bundled" in chosen.note
+    assert str(Path("models/t5-11b")) in chosen.note
+
+
+def test_half_of_the_large_pair_is_not_enough():
+    converted("t5-11b")
+    chosen = pair.choose(None, None)
+    assert chosen.target == pair.BUNDLED / "target"
+    assert "no models/t5-small" in chosen.note
+
+
+def test_the_large_pair_is_the_default_once_both_are_converted():
+    converted("t5-11b", "t5-small")
+    chosen = pair.choose(None, None)
+    assert (chosen.target, chosen.draft) == (Path("models/t5-11b"), Path("models/t5-small"))
+    assert chosen.note == "target models/t5-11b, draft models/t5-small"
+
+
+@pytest.mark.parametrize("how", [("none", False), (None, True), ("t5-small", True)])
+def test_regular_decoding_takes_no_draft(how):
+    converted("t5-11b", "t5-small")
+    chosen = pair.choose(None, *how)
+    assert chosen.draft is None
+    assert "regular decoding" in chosen.note
+
+
+def test_a_target_whose_draft_is_unknown_decodes_regularly_and_says_so():
+    converted("flan-t5-xl", "t5-small")
+    chosen = pair.choose("flan-t5-xl", None)
+    assert chosen.draft is None
+    assert "no --draft-model" in chosen.note
+
+
+def test_a_t5_takes_the_converted_t5_small():
+    converted("t5-3b", "t5-small")
+    assert pair.choose("t5-3b", None).draft == Path("models/t5-small")
+
+
+def test_the_bundled_target_takes_its_own_draft():
+    assert pair.choose(str(pair.BUNDLED / "target"), None).draft == pair.BUNDLED / "draft"
+
+
+@pytest.mark.parametrize("name", ["t5-small", "models/t5-small", "google-t5/t5-small"])
+def test_a_converted_model_is_found_by_any_of_its_names(name):
+    converted("t5-small")
+    assert pair.locate(name, refuse_to_convert) == Path("models/t5-small")
+
+
+def test_a_hub_id_is_converted_once(capsys):
+    asked = []
+
+    def convert(name: str, folder: Path) -> None:
+        asked.append((name, folder))
+        folder.mkdir(parents=True)
+
+    for _ in range(2):
+        assert pair.locate("google/flan-t5-xl", convert) == Path("models/flan-t5-xl")
+    assert asked == [("google/flan-t5-xl", Path("models/flan-t5-xl"))]
+    assert capsys.readouterr().err.count("converting google/flan-t5-xl") == 1
+
+
+@pytest.mark.parametrize("name", ["models/t5-11b", "./t5-11b", "/no/such/model", "a/b/c", "~/t5"])
+def test_a_path_to_nothing_is_not_looked_up_on_the_hub(name):
+    with pytest.raises(UserError, match="there is no model folder"):
+        pair.locate(name, refuse_to_convert)
+
+
+def test_a_file_is_not_a_model_folder():
+    Path("config.json").write_text("{}")
+    with pytest.raises(UserError, match="config.json is a file"):
+        pair.locate("config.json", refuse_to_convert)
