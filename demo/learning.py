@@ -34,7 +34,7 @@ class Recipe:
     peak_rate: float
     warmup_steps: int = 500
     decay_share: float = 0.45  # the last part of the run, linear to zero
-    initializer_factor: float = 1.0
+    embedding_rate: float = 1e-2  # T5's embeddings start at deviation 1, its matrices near 0.06
 
 
 def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
@@ -44,7 +44,7 @@ def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
         num_heads=recipe.num_heads, num_layers=recipe.num_layers,
         num_decoder_layers=recipe.num_decoder_layers, feed_forward_proj="relu",
         tie_word_embeddings=True, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
-        eos_token_id=1, initializer_factor=recipe.initializer_factor,
+        eos_token_id=1,
         relative_attention_num_buckets=32, relative_attention_max_distance=128)
     model = T5ForConditionalGeneration(config)
     model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
@@ -131,6 +131,14 @@ def share_gradients(model: T5ForConditionalGeneration) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
+def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[dict]:
+    """The embeddings and the rest, each with its peak rate."""
+    embeddings = model.shared.weight
+    rest = [p for p in model.parameters() if p is not embeddings]
+    return [{"params": rest, "peak_rate": recipe.peak_rate},
+            {"params": [embeddings], "peak_rate": recipe.embedding_rate}]
+
+
 class Trainer:
     """One model's run: optimizer, schedule, checkpoints."""
 
@@ -138,9 +146,8 @@ class Trainer:
                  work: Path) -> None:
         self.name, self.recipe, self.model = name, recipe, model.train()
         self.path = work / f"{name}.pt"
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_rate,
-                                           betas=(0.9, 0.98), eps=1e-9, weight_decay=0.01,
-                                           fused=True)
+        self.optimizer = torch.optim.AdamW(parameter_groups(model, recipe), betas=(0.9, 0.98),
+                                           eps=1e-9, weight_decay=0.01, fused=True)
         self.chunk = self.step = 0
         self.seconds = 0.0
         if self.path.exists():
@@ -177,9 +184,9 @@ class Trainer:
         loss.backward()
         share_gradients(self.model)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        rate = self.recipe.peak_rate * rate_factor(self.step, self.steps, self.recipe)
+        factor = rate_factor(self.step, self.steps, self.recipe)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = group["peak_rate"] * factor
         self.optimizer.step()
         self.step += 1
 
