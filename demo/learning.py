@@ -18,6 +18,7 @@ from demo import corpus, tokenizer
 
 CHUNK = 16_384
 IGNORED = -100
+LARGEST_RATE, NORM_RATE = 1e-2, 1e-3
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,9 @@ class Recipe:
     num_decoder_layers: int
     examples: int
     batch: int
-    peak_rate: float
+    relative_rate: float
     warmup_steps: int = 500
     decay_share: float = 0.45  # the last part of the run, linear to zero
-    embedding_rate: float = 1e-2  # T5's embeddings start at deviation 1, its matrices near 0.06
 
 
 def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
@@ -48,7 +48,25 @@ def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
         relative_attention_num_buckets=32, relative_attention_max_distance=128)
     model = T5ForConditionalGeneration(config)
     model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
+    point_heads(model)
     return model
+
+
+@torch.no_grad()
+def point_heads(model: T5ForConditionalGeneration) -> None:
+    """Starts some heads of each stack at the neighbouring tokens, which they may unlearn.
+
+    To copy or translate, a decoder has to find the token after the one it has just dealt with. T5
+    knows places by its relative biases only, and from near zero those take thousands of steps to
+    tell neighbours apart.
+    """
+    encoder, decoder = (stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+                        for stack in (model.encoder, model.decoder))
+    after = encoder.shape[0] // 2 + 1  # the bucket of the next token
+    for head, bucket in zip(range(encoder.shape[1]), (1, after), strict=False):
+        encoder[bucket, head] = 5.0
+    for head, bucket in zip(range(decoder.shape[1]), (1, 2), strict=False):
+        decoder[bucket, head] = 5.0
 
 
 def rate_factor(step: int, steps: int, recipe: Recipe) -> float:
@@ -132,11 +150,19 @@ def share_gradients(model: T5ForConditionalGeneration) -> None:
 
 
 def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[dict]:
-    """The embeddings and the rest, each with its peak rate."""
-    embeddings = model.shared.weight
-    rest = [p for p in model.parameters() if p is not embeddings]
-    return [{"params": rest, "peak_rate": recipe.peak_rate},
-            {"params": [embeddings], "peak_rate": recipe.embedding_rate}]
+    """Every tensor with a peak rate relative to its initial scale.
+
+    T5 does not divide attention scores by sqrt(d_kv): its queries start eight times smaller
+    instead. One rate for all would drive the attention into saturation within a few hundred steps
+    and hardly move the embeddings, which start at deviation 1. Adafactor, with which T5 was
+    trained, has relative rates as well (arXiv 1804.04235, section 8).
+    """
+    groups = []
+    for name, parameter in model.named_parameters():
+        scale = parameter.detach().pow(2).mean().sqrt().item()
+        rate = min(recipe.relative_rate * scale, LARGEST_RATE)
+        groups.append({"params": [parameter], "peak_rate": NORM_RATE if "norm" in name else rate})
+    return groups
 
 
 class Trainer:

@@ -406,7 +406,7 @@ def test_rate_warms_up_and_decays_to_zero():
     pytest.importorskip("torch")
     from demo.learning import Recipe, rate_factor
 
-    recipe = Recipe(8, 8, 1, 1, 1, examples=1, batch=1, peak_rate=1.0, warmup_steps=10)
+    recipe = Recipe(8, 8, 1, 1, 1, examples=1, batch=1, relative_rate=1.0, warmup_steps=10)
     rates = [rate_factor(step, 100, recipe) for step in range(101)]
     assert rates[0] == 0.1 and rates[30] == 1.0 and rates[100] == 0.0
     assert rates[60:] == sorted(rates[60:], reverse=True)
@@ -417,7 +417,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     from demo import learning
 
     recipe = learning.Recipe(32, 32, 1, 1, 1, examples=2 * learning.CHUNK,
-                             batch=learning.CHUNK // 3, peak_rate=1e-2, warmup_steps=2)
+                             batch=learning.CHUNK // 3, relative_rate=1e-1, warmup_steps=2)
     batch = learning.to_batch([([5, 6, 1], [7, 1]), ([8, 1], [9, 10, 1])])
 
     def trainer(folder):
