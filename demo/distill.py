@@ -17,8 +17,8 @@ from demo import corpus, learning
 from demo.learning import CHUNK, IGNORED, Batch
 
 Rows = list[tuple[list[int], list[int]]]
-POOL_CHUNKS = 3
-GENERATION_BATCH = 128
+POOL_CHUNKS = 2
+GENERATION_BATCH = 192
 
 
 def load_target(folder: Path) -> T5ForConditionalGeneration:

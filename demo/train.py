@@ -26,7 +26,7 @@ from demo.learning import Recipe, Trainer  # noqa: E402
 FOLDER = Path(__file__).resolve().parent
 RECIPES = {
     "target": Recipe(256, 1024, 4, 3, 3, examples=450_000, batch=64, relative_rate=1.5e-2),
-    "draft": Recipe(96, 256, 2, 2, 1, examples=200_000, batch=64, relative_rate=3e-2,
+    "draft": Recipe(96, 256, 2, 2, 1, examples=160_000, batch=96, relative_rate=3e-2,
                     warmup_steps=100),
 }
 CHECK_EVERY = 3  # chunks
