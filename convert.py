@@ -123,8 +123,8 @@ def convert(
     try:
         check_output(path, overwrite, _is_ours)
         folder = resolve(str(source), revision)
-        if path == folder.resolve() or path in folder.resolve().parents:
-            raise UserError(f"{path} is or contains the source; choose another --mlx-path")
+        if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
+            raise UserError(f"{path} is the source; choose another --mlx-path")
         raw = read_config(folder)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), quantization)

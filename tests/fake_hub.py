@@ -19,7 +19,8 @@ class FakeHub:
     """What the Hub holds and what has happened to it.
 
     Attributes:
-        repos: repository id → file name → content, for revision `main`.
+        repos: repository id → file name → content, for revision `main`; other revisions are
+            repositories named `id@revision`.
         renamed: old id → id, answered with a redirect as for `t5-small`.
         gated: ids that need a token with access.
         requests: every (method, path) so far.
@@ -60,12 +61,14 @@ class FakeHub:
         repo, rest = "/".join(parts[:2]), parts[2:]
         if repo not in self.repos:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        sha = hashlib.sha1(repo.encode()).hexdigest()
         if repo in self.gated:
             return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
-        if len(rest) > 1 and rest[1] not in ("main", sha):
+        wanted = rest[1] if len(rest) > 1 else "main"
+        versions = [key for key in self.repos if key.partition("@")[0] == repo]
+        found = [key for key in versions if wanted in (key.partition("@")[2] or "main", _sha(key))]
+        if not found:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
-        files = self.repos[repo]
+        files, sha = self.repos[found[0]], _sha(found[0])
         if not is_api:
             return self._file(files, "/".join(rest[2:]), sha)
         if rest[:1] == ["tree"]:
@@ -115,6 +118,10 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _sha(key: str) -> str:
+    return hashlib.sha1(key.encode()).hexdigest()
 
 
 def _digest(data: bytes) -> str:

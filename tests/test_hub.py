@@ -90,6 +90,15 @@ def test_an_index_without_its_shards_does_not_count(hub, ask):
     assert ask("google/flan-ul2", HF_HUB_OFFLINE="1") == [folder]
 
 
+def test_revisions(hub, ask):
+    for key, content in (("a/t5", b"new"), ("a/t5@v1", b"old")):
+        hub.repos[key] = SMALL | {"model.safetensors": content}
+    folders = ask("a/t5@v1", "a/t5")
+    contents = [(Path(folder) / "model.safetensors").read_bytes() for folder in folders]
+    assert contents == [b"old", b"new"]
+    assert ask("a/t5@v1", "a/t5", HF_HUB_OFFLINE="1") == folders
+
+
 def test_failures_are_one_line(hub, ask):
     hub.repos = {"a/gated": SMALL, "a/t5": SMALL | STRANGERS, "a/bare": {"model.safetensors": b""}}
     hub.gated = {"a/gated"}

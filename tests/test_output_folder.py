@@ -53,3 +53,21 @@ def test_require_space(tmp_path):
     require_space(tmp_path / "a" / "b", 1)
     with pytest.raises(UserError, match="make room"):
         require_space(tmp_path / "a" / "b", 1 << 60)
+
+
+def test_what_a_killed_run_had_set_aside_is_put_back(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    aside = tmp_path / f".out.old-{ended.pid}"
+    aside.mkdir()
+    (aside / "config.json").write_text("old")
+    with (
+        pytest.raises(UserError, match="exists, put back"),
+        new_folder(tmp_path / "out", overwrite=False),
+    ):
+        pass
+    assert siblings(tmp_path / "out") == {"out"}
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+    with new_folder(tmp_path / "out", overwrite=True) as partial:
+        (partial / "config.json").write_text("new")
+    assert (tmp_path / "out" / "config.json").read_text() == "new"
