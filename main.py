@@ -201,8 +201,6 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
 
 
 def _load(args: argparse.Namespace) -> SpeculativeDecoder:
-    # transformers, wanted for its tokenizers, would tell everyone to install torch.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import pair
     from decoder import SpeculativeDecoder
     from model import load
