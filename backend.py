@@ -16,11 +16,6 @@ import ctypes
 import sys
 from collections.abc import Callable
 
-_HINT = (
-    "hint: OpenBLAS is not installed, so MLX computes on one core with its reference BLAS, about "
-    "20 times slower; on Debian or Ubuntu: apt install libopenblas0-pthread"
-)
-
 
 class UserError(ValueError):
     """Bad input or a bad environment; the message is the one line that the user reads."""
@@ -55,8 +50,7 @@ import mlx.core as mx  # noqa: E402  (only now: the library above must come firs
 import mlx.nn as nn  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 
-__all__ = ["UserError", "cpu_only", "default_dtype_is_float32", "load_openblas"]
-__all__ += ["mx", "nn", "tree_flatten"]
+__all__ = ["UserError", "cpu_only", "hint", "load_openblas", "mx", "nn", "tree_flatten"]
 
 
 def cpu_only() -> bool:
@@ -64,10 +58,19 @@ def cpu_only() -> bool:
     return not (mx.metal.is_available() or mx.cuda.is_available())
 
 
-def default_dtype_is_float32() -> bool:
-    """Whether to compute in float32 unless told otherwise: half precision is slow on a CPU."""
-    return cpu_only()
+def hint(found: bool, cpu: bool) -> str:
+    """What to tell the user, or nothing.
+
+    Args:
+        found: what `load_openblas` returned.
+        cpu: what `cpu_only` returns.
+    """
+    if found or not cpu:
+        return ""
+    return (
+        "hint: OpenBLAS is not installed, so MLX computes on one core and about 20 times slower; "
+        "on Debian and Ubuntu: apt install libopenblas0-pthread\n"
+    )
 
 
-if not _found and cpu_only():
-    print(_HINT, file=sys.stderr)
+sys.stderr.write(hint(_found, cpu_only()))

@@ -70,4 +70,5 @@ class RelativeBias:
             hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
             weight = mx.concatenate([weight, hidden])
         by_distance = mx.contiguous(weight[self.table].T)
-        return mx.take(by_distance, index, axis=1).swapaxes(0, 1)
+        # Contiguous, because attention would otherwise copy it once in every layer.
+        return mx.contiguous(mx.take(by_distance, index, axis=1).swapaxes(0, 1))

@@ -44,6 +44,17 @@ class T5Config:
     eos_token_id: int = 1
     decoder_start_token_id: int | None = None  # the padding token
 
+    def __post_init__(self):
+        activation = self.feed_forward_proj.removeprefix("gated-")
+        defaults = {
+            "num_decoder_layers": self.num_layers,
+            "dense_act_fn": "gelu_new" if self.feed_forward_proj == "gated-gelu" else activation,
+            "decoder_start_token_id": self.pad_token_id,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
         """Read what config.json holds; other entries are ignored, null counts as absent.
@@ -55,7 +66,7 @@ class T5Config:
             raise UserError("config.json holds no object; is this a model folder?")
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
-                f"model_type in config.json is {raw.get('model_type')!r}; "
+                f"model_type in config.json is {raw.get('model_type')!r:.40}; "
                 f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
             )
         given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
@@ -66,11 +77,6 @@ class T5Config:
                 raise UserError(f"config.json has no {name}; is this a T5 model?")
         for name, value in given.items():
             _check(name, value, cls.__annotations__[name])
-        given.setdefault("num_decoder_layers", given["num_layers"])
-        given.setdefault("decoder_start_token_id", given.get("pad_token_id", cls.pad_token_id))
-        kind = given.get("feed_forward_proj", cls.feed_forward_proj)
-        default = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-        given.setdefault("dense_act_fn", default)
         config = cls(**given)
         config._check_together()
         return config
@@ -84,10 +90,10 @@ class T5Config:
         if max(self.num_layers, self.num_decoder_layers) > 1024:
             raise UserError("config.json asks for more than 1024 layers")
         exact = self.relative_attention_num_buckets // 2
-        if exact < 2 or self.relative_attention_max_distance <= exact:
+        if exact < 2 or not exact < self.relative_attention_max_distance <= 2**20:
             raise UserError(
                 "config.json: relative_attention_num_buckets must be at least 4, and "
-                "relative_attention_max_distance larger than half of it"
+                "relative_attention_max_distance larger than half of it and at most 2^20"
             )
         for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
             if getattr(self, name) >= self.vocab_size:

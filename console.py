@@ -6,17 +6,29 @@ any model is loaded.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from results import Result, Stats
     from text import StreamingDetokenizer
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports every mistake as one line that starts with `error:`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with status 2."""
+        message = " ".join(message.removeprefix("argument ").split())
+        if message.startswith("unrecognized"):
+            message += "; see --help"
+        self.exit(2, f"error: {message}\n")
 
 
 class InputError(ValueError):
@@ -223,5 +235,6 @@ def summary(stats: Sequence[Stats], seconds: float) -> str:
         parts.append(f"{decided / calls:.2f} tokens per target call")
     peak = max((s.peak_memory_bytes for s in stats), default=0)
     if peak:
-        parts.append(f"peak memory {peak / 1e9:.2f} GB")
+        size = f"{peak / 1e9:.2f} GB" if peak >= 1e8 else f"{peak / 1e6:.1f} MB"
+        parts.append(f"peak memory {size}")
     return " · ".join(parts)

@@ -4,12 +4,11 @@
 
 Flags and output follow mlx-lm. Every tensor streams from the checkpoint through cast and
 quantisation into its place in the output, a few rows at a time, so that memory does not depend on
-the model's size: a 45 GB checkpoint converts on a machine with 8 GB.
+the size of the model (tests/peak_memory.py measures it).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -25,6 +24,7 @@ from tqdm import tqdm
 from backend import UserError, mx
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
+from console import Parser
 from hub import SMALL_FILES, resolve
 from model import T5, select_tensors
 from output_folder import check_output, new_folder, require_space
@@ -115,14 +115,16 @@ def convert(
             is damaged or no T5, or too little disk space. Nothing is left behind.
     """
     path = Path(mlx_path).expanduser().resolve()
+    if not quantize and (q_bits, q_group_size, q_mode) != (None, None, "affine"):
+        raise UserError("--q-bits, --q-group-size and --q-mode quantise only together with -q")
     quantization = Quantization.choose(q_bits, q_group_size, q_mode) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
     try:
         check_output(path, overwrite, _is_ours)
         folder = resolve(str(source), revision)
-        if path == folder.resolve() or path in folder.resolve().parents:
-            raise UserError(f"{path} is or contains the source; choose another --mlx-path")
+        if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
+            raise UserError(f"{path} is the source; choose another --mlx-path")
         raw = read_config(folder)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), quantization)
@@ -262,9 +264,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Convert a Hugging Face T5 checkpoint into an MLX model folder."
+def _parser() -> Parser:
+    parser = Parser(
+        allow_abbrev=False,
+        description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
     add = parser.add_argument
     add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backend import UserError, default_dtype_is_float32, mx, nn, tree_flatten
+from backend import UserError, cpu_only, mx, nn, tree_flatten
 from bias import RelativeBias
 from cache import Cache, Slots
 from checkpoint import Checkpoint, open_checkpoint
@@ -28,16 +28,11 @@ from weights import (
     Shape,
     check,
     fill,
-    keep_float32,
     quantize,
-    quantize_predicate,
     read_config,
-    sanitize,
+    read_mlx,
     select,
 )
-
-__all__ = ["T5", "T5Config", "expected_parameters", "keep_float32", "load", "quantize_predicate",
-           "sanitize", "select_tensors"]
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -56,7 +51,7 @@ class RMSNorm(nn.Module):
         self._eps = config.layer_norm_epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.weight.astype(x.dtype), self._eps).astype(self.weight.dtype)
+        return mx.fast.rms_norm(x, self.weight, self._eps).astype(self.weight.dtype)
 
 
 class Attention(nn.Module):
@@ -154,9 +149,7 @@ class Stack(nn.Module):
         self.norm = RMSNorm(config)
         self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)
 
-    def biases(
-        self, queries: mx.array, keys: int, mask: mx.array | None = None
-    ) -> list[mx.array]:
+    def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
         """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
 
         Keys that `mask` (B, N) says are padding are hidden.
@@ -317,11 +310,7 @@ def _load_mlx(
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))
-    arrays = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        arrays |= mx.load(str(file))
-    tensors = ((name, arrays.pop(name)) for name in stored.names)
-    fill(model, tensors, _compute_dtype(dtype, stored))
+    fill(model, read_mlx(folder), _compute_dtype(dtype, stored))
     return model
 
 
@@ -329,7 +318,7 @@ def _compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtyp
     """The type to compute in: as wanted, or as the embedding is stored."""
     if wanted is None:
         embedding = next(name for name in EMBEDDINGS if name in stored.names)
-        wanted = "float32" if default_dtype_is_float32() else stored.dtype(embedding)
+        wanted = "float32" if cpu_only() else stored.dtype(embedding)
     name = str(wanted).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")

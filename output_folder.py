@@ -54,6 +54,8 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
+    if os.path.lexists(path) and not overwrite:
+        raise UserError(f"{path} exists, put back after a run that was killed; see --overwrite")
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     old = path.with_name(f".{path.name}.old-{os.getpid()}")
     partial.mkdir()
@@ -86,11 +88,18 @@ def require_space(path: Path, needed: int) -> None:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Removes what killed runs for the same output have left."""
+    """Removes what killed runs for the same output have left.
+
+    A run killed between the two renames has set aside what was at `path`: that is put back.
+    """
     name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
     for folder in path.parent.iterdir():
         match = name.fullmatch(folder.name)
-        if match and not _is_running(int(match[2])):
+        if not match or _is_running(int(match[2])):
+            continue
+        if match[1] == "old" and not os.path.lexists(path):
+            folder.rename(path)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
 

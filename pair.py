@@ -84,8 +84,8 @@ def locate(name: str, convert: Callable[[str, Path], object] | None = None) -> P
     if not converted.is_dir():
         if convert is None:
             from convert import convert
-        print(f"converting {name} to {converted}, once", file=sys.stderr)
         convert(name, converted)
+        print(f"converted {name} to {converted}; it is there from now on", file=sys.stderr)
     return converted
 
 

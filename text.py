@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
     if not any((folder / name).is_file() for name in files):
         return None
+    # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import
 
     kind = PreTrainedTokenizerFast if (folder / files[0]).is_file() else AutoTokenizer
@@ -121,17 +124,17 @@ class StreamingDetokenizer:
 
 
 def _restore_fallback(tokenizer: Any) -> None:
-    """Give a sentencepiece tokenizer back its byte tokens and its unknown token."""
-    unknown = tokenizer.unk_token_id
-    bytes_known = "<0x00>" in tokenizer.get_vocab()
-    if unknown in (2, None) and not bytes_known:  # as in t5-small: nothing has been lost
+    """Give a sentencepiece tokenizer back the byte and unknown tokens that it may have lost."""
+    unknown, spells = tokenizer.unk_token_id, "<0x00>" in tokenizer.get_vocab()
+    probe = "\ue0ff"  # for private use: a character that no vocabulary has
+    tokens = tokenizer.encode(probe, add_special_tokens=False)
+    if decode(tokenizer, tokens) == probe if spells else unknown in tokens:
         return
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     if state["model"]["type"] != "Unigram":
         return
-    state["model"]["unk_id"] = unknown
-    if bytes_known and not state["model"].get("byte_fallback"):
-        state["model"]["byte_fallback"] = True
+    state["model"].update(unk_id=unknown, byte_fallback=spells)
+    if spells and "ByteFallback" not in json.dumps(state["decoder"]):
         decoders = [{"type": "ByteFallback"}, state["decoder"]]
         state["decoder"] = {"type": "Sequence", "decoders": decoders}
     tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backend import UserError, mx, nn
-from checkpoint import Checkpoint
+from checkpoint import SAFETENSORS, Checkpoint, read_weight_map
 from config import T5Config
 
 EMBEDDING = "shared.weight"
@@ -50,25 +50,7 @@ def tensor_names(config: T5Config) -> dict[str, str]:
     return names
 
 
-def sanitize(config: T5Config, name: str) -> str | None:
-    """Our name for a tensor of a Hugging Face checkpoint, None if it is one to ignore.
-
-    Raises:
-        UserError: a model with this config has no tensor of that name.
-    """
-    if name == _STRAY:
-        return None
-    if name in EMBEDDINGS:
-        return EMBEDDING
-    try:
-        return tensor_names(config)[name]
-    except KeyError:
-        raise UserError(f"the tensors do not fit config.json: unexpected {name}") from None
-
-
-def select(
-    config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]
-) -> dict[str, str]:
+def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
     """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
 
     Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)
@@ -179,7 +161,21 @@ def quantize(model: nn.Module, entry: object, names: set[str]) -> None:
         general = {key: entry[key] for key in ("group_size", "bits", "mode") if key in entry}
         nn.quantize(model, **general, class_predicate=settings)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f"config.json: cannot apply its quantization {entry}: {error}") from None
+        reason = str(error).split("\n")[0]
+        raise UserError(f"config.json: cannot apply its quantization: {reason}") from None
+
+
+def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
+    """Every tensor of an MLX folder, read from disk when it is evaluated."""
+    if (folder / SAFETENSORS).is_file():
+        files = {SAFETENSORS}
+    else:
+        files = set(read_weight_map(folder / f"{SAFETENSORS}.index.json").values())
+    arrays: dict[str, mx.array] = {}
+    for file in sorted(files):
+        arrays |= mx.load(str(folder / file))
+    while arrays:
+        yield arrays.popitem()
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
@@ -201,5 +197,6 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
             mx.eval(array)
             weights.append((name, array))
     except RuntimeError as error:
-        raise UserError(f"cannot read the weights: {error}; convert or fetch them again") from None
+        reason = str(error).split("\n")[0]
+        raise UserError(f"cannot load the weights ({reason}); are the files damaged?") from None
     model.load_weights(weights)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import safetensors.torch
 import torch
 
+from backend import mx
 from config import T5Config
 from model import expected_parameters
 from weights import HEAD, tensor_names
+
+TINY = {
+    "model_type": "t5",
+    "vocab_size": 40,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+}
 
 FORMATS = ("safetensors", "zip", "legacy")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -70,3 +82,45 @@ def random_state(config: dict, dtype: str = "float32") -> dict[str, torch.Tensor
         for theirs, name in tensor_names(ours).items()
         if name != HEAD
     }
+
+
+def arrays(folder: Path) -> dict[str, mx.array]:
+    """Every array of an MLX folder, by name."""
+    result = {}
+    for file in folder.glob("*.safetensors"):
+        found, metadata = mx.load(str(file), return_metadata=True)
+        assert metadata == {"format": "mlx"}
+        result |= found
+    return result
+
+
+def views(dtype: str = "float32") -> OrderedDict[str, torch.Tensor]:
+    """A state dict with all that makes reading hard: views, ties, a scalar, an empty tensor."""
+    torch.manual_seed(0)
+    base = torch.randn(6, 8).to(getattr(torch, dtype))
+    state = OrderedDict(
+        base=base,
+        tied=base,
+        transposed=base.T,
+        inner=base[2:5, 1:7:2],
+        cube=base.view(2, 3, 8).permute(2, 0, 1),
+        tail=base.view(-1)[41:],
+        scalar=base[3, 3],
+        parameter=torch.nn.Parameter(torch.randn(5).to(base.dtype)),
+        empty=base[:0],
+    )
+    state._metadata = OrderedDict({"": {"version": 1}})  # torch's own modules add this
+    return state
+
+
+def siblings(path: Path) -> set[str]:
+    """Names of all that lies beside a path, itself included."""
+    return {entry.name for entry in path.parent.iterdir()}
+
+
+def tiny(folder: Path) -> Path:
+    """A small checkpoint with other files beside it, wanted and not; it has no tokenizer."""
+    save(random_state(TINY), folder, config=TINY)
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "tf_model.h5").touch()
+    return folder

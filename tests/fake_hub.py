@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 
@@ -17,7 +19,8 @@ class FakeHub:
     """What the Hub holds and what has happened to it.
 
     Attributes:
-        repos: repository id → file name → content, for revision `main`.
+        repos: repository id → file name → content, for revision `main`; other revisions are
+            repositories named `id@revision`.
         renamed: old id → id, answered with a redirect as for `t5-small`.
         gated: ids that need a token with access.
         requests: every (method, path) so far.
@@ -38,6 +41,13 @@ class FakeHub:
         gets = (path for method, path in self.requests if method == "GET" and "/resolve/" in path)
         return {path.split("/resolve/")[1].split("/", 1)[1] for path in gets}
 
+    def environment(self, home: Path) -> dict[str, str]:
+        """Variables for a process that shall use this Hub, and nothing of the user's own."""
+        ours = ("HF_", "TRANSFORMERS_")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
+        return kept | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
+
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body for a path."""
         for old, new in self.renamed.items():
@@ -51,12 +61,14 @@ class FakeHub:
         repo, rest = "/".join(parts[:2]), parts[2:]
         if repo not in self.repos:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        sha = hashlib.sha1(repo.encode()).hexdigest()
         if repo in self.gated:
             return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
-        if len(rest) > 1 and rest[1] not in ("main", sha):
+        wanted = rest[1] if len(rest) > 1 else "main"
+        versions = [key for key in self.repos if key.partition("@")[0] == repo]
+        found = [key for key in versions if wanted in (key.partition("@")[2] or "main", _sha(key))]
+        if not found:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
-        files = self.repos[repo]
+        files, sha = self.repos[found[0]], _sha(found[0])
         if not is_api:
             return self._file(files, "/".join(rest[2:]), sha)
         if rest[:1] == ["tree"]:
@@ -106,6 +118,10 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _sha(key: str) -> str:
+    return hashlib.sha1(key.encode()).hexdigest()
 
 
 def _digest(data: bytes) -> str:

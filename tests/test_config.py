@@ -84,6 +84,7 @@ def test_special_tokens():
         ({"num_decoder_layers": 100_000}, "layers"),
         ({"relative_attention_num_buckets": 2}, "relative_attention_num_buckets"),
         ({"relative_attention_max_distance": 16}, "relative_attention_max_distance"),
+        ({"relative_attention_max_distance": 2**21}, "relative_attention_max_distance"),
         ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance"),
         ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon"),

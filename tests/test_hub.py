@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -54,12 +53,9 @@ def ask(hub, tmp_path):
             "    try: print(resolve(*model.split('@')))\n"
             "    except UserError as error: print(f'error: {error}')"
         )
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")}
         command = [sys.executable, "-c", code, *models]
-        run = subprocess.run(
-            command, env=kept | own | settings, capture_output=True, text=True, timeout=60
-        )
+        settings = hub.environment(tmp_path / "hf") | settings
+        run = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr
         return run.stdout.splitlines()
 
@@ -92,6 +88,15 @@ def test_an_index_without_its_shards_does_not_count(hub, ask):
     (folder,) = ask("google/flan-ul2@main")
     assert names(folder) == hub.fetched == {*SMALL, *whole}
     assert ask("google/flan-ul2", HF_HUB_OFFLINE="1") == [folder]
+
+
+def test_revisions(hub, ask):
+    for key, content in (("a/t5", b"new"), ("a/t5@v1", b"old")):
+        hub.repos[key] = SMALL | {"model.safetensors": content}
+    folders = ask("a/t5@v1", "a/t5")
+    contents = [(Path(folder) / "model.safetensors").read_bytes() for folder in folders]
+    assert contents == [b"old", b"new"]
+    assert ask("a/t5@v1", "a/t5", HF_HUB_OFFLINE="1") == folders
 
 
 def test_failures_are_one_line(hub, ask):

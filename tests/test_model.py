@@ -152,22 +152,24 @@ def test_cross_attention_is_computed_once(small, made):
     assert_close(small.decode(decoder_ids, cache, [0] * 3), expected, 1e-6)
 
 
-def large_model(scale):
-    """A FLAN-like model whose feed-forwards put out numbers of this size."""
+def large_model(out=1.0, hidden=1.0):
+    """A FLAN-like model whose feed-forwards, or the gated products in them, are this large."""
     config = T5Config.from_dict({"model_type": "t5", **SHAPE, **families.UNTIED})
     mx.random.seed(3)
     model = T5(config, separate_head=True)
     for layer in [*model.encoder.layers, *model.decoder.layers]:
-        layer.feed_forward.wo.weight *= scale
+        layer.feed_forward.wo.weight *= out
+        layer.feed_forward.wi_0.weight *= hidden
+        layer.feed_forward.wi_1.weight *= hidden
     return model
 
 
-@pytest.mark.parametrize("scale", [1, 1e6])
+@pytest.mark.parametrize("sizes", [{}, {"out": 1e6}, {"hidden": 2e3}])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.bfloat16, 0.2), (mx.float16, 0.05)])
-def test_half_precision(dtype, tolerance, scale):
-    """Also where the residual leaves the range of float16, as it does in FLAN."""
+def test_half_precision(dtype, tolerance, sizes):
+    """Also where hidden units and residual leave the range of float16, as they do in FLAN."""
     ids, decoder_ids = mx.arange(3, 20)[None], mx.arange(2, 12)[None]
-    model = large_model(scale)
+    model = large_model(**sizes)
     half = T5(model.config, separate_head=True)
     fill(half, iter(tree_flatten(model.parameters())), dtype)
     cache = half.cache(half.encode(ids), None, 10)
@@ -177,8 +179,13 @@ def test_half_precision(dtype, tolerance, scale):
     assert_close(logits, model(ids, decoder_ids), tolerance)
 
 
-def test_large_activations_are_out_of_range():
+def test_large_values_are_out_of_range():
     """What the test above relies on."""
-    model = large_model(1e6)
-    residual = model.encoder.layers[0].feed_forward(model.shared(mx.arange(3, 20)[None]))
-    assert mx.abs(residual).max().item() > float(np.finfo(np.float16).max)
+    largest = float(np.finfo(np.float16).max)
+    model = large_model(out=1e6)
+    x = model.shared(mx.arange(3, 20)[None])
+    assert mx.abs(model.encoder.layers[0].feed_forward(x)).max().item() > largest
+    block = large_model(hidden=2e3).encoder.layers[0].feed_forward
+    x = block.norm(x)
+    assert mx.abs(block.wi_1(x)).max().item() < largest
+    assert mx.abs(block.wi_0(x) * block.wi_1(x)).max().item() > largest

@@ -84,7 +84,7 @@ def test_a_hub_id_is_converted_once(capsys):
     for _ in range(2):
         assert pair.locate("google/flan-t5-xl", convert) == Path("models/flan-t5-xl")
     assert asked == [("google/flan-t5-xl", Path("models/flan-t5-xl"))]
-    assert capsys.readouterr().err.count("converting google/flan-t5-xl") == 1
+    assert capsys.readouterr().err.count("converted google/flan-t5-xl") == 1
 
 
 @pytest.mark.parametrize("name", ["models/t5-11b", "./t5-11b", "/no/such/model", "a/b/c", "~/t5"])

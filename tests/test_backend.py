@@ -1,0 +1,90 @@
+"""OpenBLAS is loaded before MLX where it helps, and missed once where it is absent."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import backend
+from backend import hint, load_openblas, mx
+
+ROOT = Path(backend.__file__).parent
+
+
+class Loader:
+    """A stand-in for `ctypes.CDLL` on a machine with these libraries."""
+
+    def __init__(self, *installed):
+        self.installed, self.asked = installed, []
+
+    def __call__(self, name, mode=ctypes.DEFAULT_MODE):
+        self.asked.append((name, mode))
+        if name not in self.installed:
+            raise OSError(name)
+
+
+def test_loads_for_all_libraries_that_follow():
+    loader = Loader("libopenblas.so.0")
+    assert load_openblas("linux", loader)
+    assert loader.asked == [("libopenblas.so.0", ctypes.RTLD_GLOBAL)]
+
+
+def test_takes_the_development_name():
+    loader = Loader("libopenblas.so")
+    assert load_openblas("linux", loader)
+    assert loader.asked[-1] == ("libopenblas.so", ctypes.RTLD_GLOBAL)
+
+
+def test_says_that_it_is_absent():
+    assert not load_openblas("linux", Loader())
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_leaves_other_systems_alone(platform):
+    loader = Loader("libopenblas.so.0")
+    assert load_openblas(platform, loader)
+    assert loader.asked == []
+
+
+def test_hint():
+    """Only where OpenBLAS is missed: absent, and no GPU to compute on."""
+    assert "apt install" in hint(found=False, cpu=True)
+    assert hint(found=True, cpu=True) == hint(found=False, cpu=False) == ""
+    assert hint(found=True, cpu=False) == ""
+
+
+RUN = """
+import ctypes, sys
+platform, installed = sys.argv[1:]
+libraries = ctypes.CDLL
+
+def open_library(name, *args, **kwargs):
+    if "openblas" not in str(name):
+        return libraries(name, *args, **kwargs)
+    print("late" if "mlx.core" in sys.modules else "first")
+    if installed == "no":
+        raise OSError(name)
+
+ctypes.CDLL, sys.platform = open_library, platform
+import model, text, weights, decoder
+"""
+
+
+@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of OpenBLAS")
+@pytest.mark.parametrize(
+    ("platform", "installed", "loads", "hints"),
+    [("linux", "yes", ["first"], 0), ("linux", "no", ["first"] * 2, 1), ("darwin", "no", [], 0)],
+)
+def test_importing_anything(platform, installed, loads, hints):
+    """Whatever is imported first: OpenBLAS before MLX, at most one hint, on standard error."""
+    arguments = [sys.executable, "-c", RUN, platform, installed]
+    result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == loads
+    assert result.stderr.count("hint:") == hints
+    assert result.stderr.count("\n") == hints
+
+
+def test_cpu_only():
+    assert backend.cpu_only() is (mx.default_device().type == mx.DeviceType.cpu)

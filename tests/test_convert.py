@@ -1,0 +1,170 @@
+"""convert.py: the same numbers in the output, for every family, format and type."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import checkpoints
+import convert as module
+import families
+import peak_memory
+from backend import UserError, mx, tree_flatten
+from checkpoints import TINY, arrays, siblings
+from config import T5Config
+from convert import convert
+from hub import TOKENIZER_FILES
+from model import load
+from weights import tensor_names
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    return checkpoints.tiny(tmp_path / "source")
+
+
+def as_torch(array: mx.array) -> torch.Tensor:
+    if array.dtype == mx.bfloat16:
+        return torch.from_numpy(np.array(array.view(mx.uint16)).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def our_name(config: T5Config, name: str) -> str | None:
+    """Ours for a tensor of a Hugging Face checkpoint, None for a stray."""
+    return "shared.weight" if "embed_tokens" in name else tensor_names(config).get(name)
+
+
+def test_every_family(reference, tmp_path):
+    """Each stored tensor arrives, under our name and unchanged; each of ours comes from one."""
+    out = convert(reference.folder, tmp_path / "out", dtype="float32")
+    stored = safetensors.torch.load_file(reference.folder / "model.safetensors")
+    config = load(reference.folder)[0].config
+    converted = arrays(out)
+    origins = {name: our_name(config, name) for name in stored}
+    assert set(converted) <= set(origins.values())
+    for name, tensor in stored.items():
+        if origins[name] in converted:
+            assert torch.equal(as_torch(converted[origins[name]]), tensor), name
+        else:  # dropped: the head, where it is the embedding again, and strays
+            assert name in ("lm_head.weight", families.STRAY)
+    assert ("lm_head.weight" in converted) == reference.family.separate_head
+    ids = mx.array([[5, 3, 9, 1]])
+    before, after = (load(folder, "float32")[0](ids, ids) for folder in (reference.folder, out))
+    assert mx.array_equal(before, after)
+
+
+@pytest.mark.parametrize("format", checkpoints.FORMATS)
+@pytest.mark.parametrize("stored", checkpoints.DTYPES)
+@pytest.mark.parametrize("wanted", checkpoints.DTYPES)
+def test_every_format_and_type(tmp_path, format, stored, wanted):
+    state = checkpoints.random_state(TINY, stored)
+    checkpoints.save(state, tmp_path / "in", format, shards=2, config=TINY)
+    converted = arrays(convert(tmp_path / "in", tmp_path / "out", dtype=wanted))
+    config = load(tmp_path / "in")[0].config
+    assert len(converted) == len(state)
+    for name, tensor in state.items():
+        ours = our_name(config, name)
+        kept = wanted == "float16" and ".wo." in ours
+        expected = tensor.to(torch.float32 if kept else getattr(torch, wanted))
+        assert torch.equal(as_torch(converted[ours]), expected), name
+
+
+def test_transposed_and_shared_storages(tmp_path):
+    """Weights as views of one storage, and ties by value, by storage and under every name."""
+    state = checkpoints.random_state(TINY)
+    for name, tensor in state.items():
+        if name.endswith(("q.weight", "wi.weight")):
+            state[name] = tensor.T.contiguous().T
+    both = torch.cat([state["shared.weight"], state["shared.weight"]])
+    state |= {"shared.weight": both[:40], "encoder.embed_tokens.weight": both[:40]}
+    state |= {"decoder.embed_tokens.weight": both[40:], "lm_head.weight": both[40:]}
+    checkpoints.save(state, tmp_path / "in", "legacy", config=TINY)
+    checkpoints.save(state, tmp_path / "plain", "safetensors", config=TINY)
+    converted = arrays(convert(tmp_path / "in", tmp_path / "out", dtype="float32"))
+    expected = arrays(convert(tmp_path / "plain", tmp_path / "out2", dtype="float32"))
+    assert "lm_head.weight" not in converted and set(converted) == set(expected)
+    assert all(mx.array_equal(converted[name], expected[name]) for name in expected)
+
+
+def test_blocks_do_not_show(tiny, tmp_path, monkeypatch):
+    """Reading a few rows at a time gives the same file as reading all at once."""
+    for options in ({}, {"quantize": True, "q_bits": 3, "q_group_size": 32}):
+        whole = convert(tiny, tmp_path / "whole", overwrite=True, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "BLOCK_BYTES", 700)
+            parts = convert(tiny, tmp_path / "parts", overwrite=True, **options)
+        name = "model.safetensors"
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+
+
+def test_shards_and_index(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHARD_BYTES", 100_000)
+    out = convert(tiny, tmp_path / "out")
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = sorted(file.name for file in out.glob("*.safetensors"))
+    assert len(files) > 2
+    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    assert list(index["weight_map"]) == sorted(index["weight_map"])
+    size = 0
+    for file in files:
+        inside = mx.load(str(out / file))
+        here = {name for name, where in index["weight_map"].items() if where == file}
+        assert set(inside) == here
+        nbytes = sum(array.nbytes for array in inside.values())
+        assert nbytes <= 100_000 or len(inside) == 1
+        size += nbytes
+    assert index["metadata"]["total_size"] == size
+    model, _ = load(out, "bfloat16")
+    assert set(dict(tree_flatten(model.parameters()))) == set(index["weight_map"])
+
+
+def test_what_lies_beside_the_weights(tiny, tmp_path):
+    for name in TOKENIZER_FILES:
+        (tiny / name).write_text(name)
+    out = convert(tiny, tmp_path / "out", dtype="float16")
+    assert {file.name for file in out.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "generation_config.json",
+        *TOKENIZER_FILES,
+    }
+    assert (out / "spiece.model").read_text() == "spiece.model"
+    assert json.loads((out / "config.json").read_text()) == {**TINY, "torch_dtype": "float16"}
+
+
+def test_a_float32_number_too_large_for_float16(tiny, tmp_path):
+    state = checkpoints.random_state(TINY)
+    state["encoder.block.0.layer.1.DenseReluDense.wo.weight"][0, 0] = 1e5  # stays float32
+    checkpoints.save(state, tiny, config=TINY)
+    convert(tiny, tmp_path / "out", dtype="float16")
+    state["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = 1e5
+    checkpoints.save(state, tiny, config=TINY)
+    with pytest.raises(UserError, match="SelfAttention.q.weight has numbers too large for float16"):
+        convert(tiny, tmp_path / "out2", dtype="float16")
+    assert siblings(tmp_path / "out2") == {"source", "out"}
+
+
+def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, monkeypatch):
+    """MLX keeps what is freed, on a GPU without a bound that would matter here."""
+    limits = []
+    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limits.append(limit) or 12345)
+    convert(tiny, tmp_path / "out")
+    assert limits == [module.BLOCK_BYTES, 12345]
+
+
+@pytest.mark.parametrize("format", checkpoints.FORMATS)
+def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path, format):
+    """A checkpoint of 300 MB with a tensor of 98 MB: neither is ever in memory."""
+    peak_memory.make(tmp_path / "in", format, 300)
+    arguments = ("--model", str(tmp_path / "in"), "--mlx-path", str(tmp_path / "out"))
+    over = peak_memory.peak(*arguments, "--quantize") - peak_memory.peak()
+    shutil.rmtree(tmp_path / "in")
+    shutil.rmtree(tmp_path / "out")
+    assert 10e6 < over < 150e6

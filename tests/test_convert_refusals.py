@@ -1,0 +1,245 @@
+"""convert.py: what is refused, said in one line; and nothing is ever left half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoints
+import convert as module
+from backend import UserError, mx
+from checkpoints import TINY, arrays, siblings
+from convert import convert, main
+from fake_hub import FakeHub, serve
+from model import load
+from output_folder import new_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    return checkpoints.tiny(tmp_path / "source")
+
+
+def broken(tiny: Path, change: str) -> None:
+    state = checkpoints.random_state(TINY)
+    if change == "missing":
+        del state["decoder.block.1.layer.2.layer_norm.weight"]
+    elif change == "unexpected":
+        state["encoder.block.7.layer.0.layer_norm.weight"] = torch.ones(64)
+    elif change == "shape":
+        state["shared.weight"] = torch.ones(40, 65)
+    elif change == "type":
+        state["shared.weight"] = torch.ones(40, 64, dtype=torch.float64)
+    checkpoints.save(state, tiny, config=TINY)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    (
+        ("missing", "missing decoder.block.1.layer.2.layer_norm.weight"),
+        ("unexpected", "unexpected encoder.block.7.layer.0.layer_norm.weight"),
+        ("shape", r"shared.weight has shape \(40, 65\) instead of \(40, 64\)"),
+        ("type", "shared.weight is float64"),
+    ),
+)
+def test_tensors_that_do_not_fit(tiny, tmp_path, change, message):
+    broken(tiny, change)
+    with pytest.raises(UserError, match=message):
+        convert(tiny, tmp_path / "deep" / "out")
+    assert siblings(tmp_path / "out") == {"source"}
+
+
+def test_an_mlx_folder_is_no_source(tiny, tmp_path):
+    out = convert(tiny, tmp_path / "out")
+    with pytest.raises(UserError, match="MLX folder already"):
+        convert(out, tmp_path / "again")
+
+
+def test_existing_output(tiny, tmp_path):
+    out = convert(tiny, tmp_path / "out")
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="out exists; replace it with --overwrite"):
+        convert(tiny, out, dtype="float32")
+    assert (out / "model.safetensors").read_bytes() == before
+    convert(tiny, out, dtype="float32", overwrite=True)
+    assert arrays(out)["shared.weight"].dtype == mx.float32
+    assert siblings(out) == {"source", "out"}
+
+
+def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
+    out = convert(tiny, tmp_path / "out")
+    (out / "thesis.tex").touch()
+    with pytest.raises(UserError, match=r"more than a converted model \(thesis.tex\)"):
+        convert(tiny, out, overwrite=True)
+    (out / "thesis.tex").unlink()
+    (out / "photos").mkdir()
+    with pytest.raises(UserError, match=r"more than a converted model \(photos\)"):
+        convert(tiny, out, overwrite=True)
+    with pytest.raises(UserError, match="config.json is a file"):
+        convert(tiny, tiny / "config.json", overwrite=True)
+
+
+def test_the_source_is_safe(tiny, tmp_path):
+    (tiny / "tf_model.h5").unlink()
+    link = tmp_path / "link"
+    link.symlink_to(tiny)
+    for out in (tiny, tmp_path / "source" / ".." / "source", link):
+        with pytest.raises(UserError, match="source is the source; choose another"):
+            convert(tiny, out, overwrite=True)
+    with pytest.raises(UserError, match=r"more than a converted model \(link, source\)"):
+        convert(tiny, tmp_path, overwrite=True)
+    assert (tiny / "model.safetensors").is_file()
+
+
+def test_disk_space_is_checked_first(tiny, tmp_path, monkeypatch):
+    needed = []
+
+    def full(place: Path) -> shutil._ntuple_diskusage:
+        needed.append(place)
+        return shutil._ntuple_diskusage(10**9, 10**9 - 4000, 4000)
+
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    with pytest.raises(UserError, match=r"not enough space in .*: 0.00 GB are needed and 0.00 GB"):
+        convert(tiny, tmp_path / "deep" / "out")
+    assert needed == [tmp_path] and siblings(tmp_path / "out") == {"source"}
+
+
+def test_required_space_covers_the_output(tiny, tmp_path, monkeypatch):
+    wanted = []
+    (tiny / "added_tokens.json").write_text("{}" + " " * 3_000_000)
+    monkeypatch.setattr(module, "require_space", lambda path, size: wanted.append(size))
+    for options in ({}, {"quantize": True}, {"dtype": "float32"}):
+        out = convert(tiny, tmp_path / "out", overwrite=True, **options)
+        taken = sum(file.stat().st_size for file in out.iterdir())
+        assert taken <= wanted.pop() <= taken + (1 << 20)
+
+
+def test_an_error_keeps_what_was_to_be_replaced(tiny, tmp_path):
+    out = convert(tiny, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt), new_folder(out, overwrite=True):
+        raise KeyboardInterrupt
+    assert siblings(out) == {"source", "out"} and "shared.weight" in arrays(out)
+
+
+@pytest.mark.parametrize("how", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+def test_a_killed_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path, how):
+    """The process is stopped for good while it writes: it waits there, so this is no race."""
+    out = tmp_path / "out"
+    halt = (
+        "import sys, time, runpy, convert\n"
+        f"sys.argv = ['convert.py', '--model', {str(tiny)!r}, '--mlx-path', {str(out)!r}]\n"
+        "from safetensors_file import SafetensorsWriter\n"
+        "append = SafetensorsWriter.append\n"
+        "def slow(self, *arguments):\n"
+        "    append(self, *arguments); print('writing', flush=True); time.sleep(60)\n"
+        "SafetensorsWriter.append = slow\n"
+        "runpy.run_path('convert.py', run_name='__main__')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", halt], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"writing\n"
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=30)
+    left = siblings(out) - {"source"}
+    if how == signal.SIGKILL:
+        assert left == {f".out.partial-{process.pid}"}
+        with pytest.raises(UserError):
+            load(tmp_path / left.pop())
+    else:
+        assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[how]
+        assert left == set() and b"Traceback" not in errors
+    convert(tiny, out)
+    assert siblings(out) == {"source", "out"}
+
+
+def test_command_line(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model", "source", "-q", "--q-bits", "8"]) == 0
+    out = tmp_path / "models" / "source"  # the default place
+    assert capsys.readouterr().out == f"{out}\n"
+    assert json.loads((out / "config.json").read_text())["quantization"]["bits"] == 8
+    assert main(["--model", "source/"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: {out} exists; replace it with --overwrite or choose another --mlx-path\n",
+    )
+    assert main(["--model", "source", "--overwrite", "--dtype", "float32"]) == 0
+    assert arrays(out)["shared.weight"].dtype == mx.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    (
+        (["--model", "./nowhere"], "neither a folder nor a Hub id"),
+        (["--model", "source", "-q", "--q-bits", "7"], "--q-bits 7 does not exist"),
+        (["--model", "source", "--q-bits", "4"], "only together with -q"),
+        (["--model", "empty"], "cannot read empty/config.json"),
+        (["--model", "source", "--mlx-path", "file/out"], "cannot convert source to"),
+        (["--model", "source", "--dtype", "int8"], "invalid choice: 'int8'"),
+        ([], "--model"),
+    ),
+)
+def test_bad_input_is_one_line_and_status_2(
+    tiny, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    try:
+        status = main(arguments)
+    except SystemExit as exit:  # argparse
+        status = exit.code
+    captured = capsys.readouterr()
+    assert status == 2 and captured.out == ""
+    assert message in captured.err.splitlines()[-1] and "Traceback" not in captured.err
+    assert siblings(tmp_path / "x") == {"source", "empty", "file"}
+
+
+def test_a_malicious_checkpoint_is_refused(tiny, tmp_path, capsys):
+    class Attack:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'executed'}",)
+
+    (tiny / "model.safetensors").unlink()
+    torch.save({"a": Attack()}, tiny / "pytorch_model.bin")
+    assert main(["--model", str(tiny), "--mlx-path", str(tmp_path / "out")]) == 2
+    assert "refused: the pickle asks for posix.system" in capsys.readouterr().err
+    assert siblings(tmp_path / "out") == {"source"}
+
+
+def test_from_the_hub(tiny, tmp_path):
+    files = {file.name: file.read_bytes() for file in tiny.iterdir()}
+    with serve(FakeHub({"google-t5/t5-tiny": files})) as hub:
+        run = subprocess.run(
+            [sys.executable, str(ROOT / "convert.py"), "--model", "google-t5/t5-tiny"],
+            cwd=tmp_path,
+            env=hub.environment(tmp_path / "hf"),
+            capture_output=True,
+            text=True,
+        )
+    assert run.returncode == 0, run.stderr
+    assert hub.fetched == set(files) - {"tf_model.h5"}
+    assert run.stdout == f"{tmp_path / 'models' / 't5-tiny'}\n"
+    assert load(tmp_path / "models" / "t5-tiny")
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--model", "a", "--dtype", "int4"], ["--model", "a", "--q-bits", "x"]]
+)
+def test_a_mistake_in_an_option_is_one_line(argv, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")

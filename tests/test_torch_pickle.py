@@ -1,0 +1,183 @@
+"""torch_pickle.py: what torch wrote is found; what it would not write is never executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoints
+from backend import UserError
+from checkpoint import open_checkpoint
+from checkpoints import views
+
+BIN_FORMATS = pytest.mark.parametrize("format", ("zip", "legacy"))
+
+
+class Calls:
+    """Pickles as a call of `function`."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@BIN_FORMATS
+@pytest.mark.parametrize("protocol", (2, 4))
+@pytest.mark.parametrize(
+    ("function", "name"),
+    (
+        (os.system, "posix.system|nt.system"),
+        (eval, "builtins.eval|__builtin__.eval"),
+        (getattr, "builtins.getattr|__builtin__.getattr"),
+        (torch.storage._load_from_bytes, "torch.storage._load_from_bytes"),
+        (pickle.loads, "_?pickle.loads"),
+    ),
+)
+def test_a_malicious_pickle_is_refused_by_name(tmp_path, format, protocol, function, name):
+    trace = tmp_path / "executed"
+    path = tmp_path / "pytorch_model.bin"
+    argument = f"open({str(trace)!r}, 'w')" if function is eval else f"touch {trace}"
+    state = {"a": torch.ones(2), "b": Calls(function, argument)}
+    zipped = format == "zip"
+    torch.save(state, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match=rf"model.bin: refused: the pickle asks for ({name}),"):
+        open_checkpoint(tmp_path)
+    assert not trace.exists()
+
+
+def legacy(pickled: bytes, path: Path) -> Path:
+    """A legacy file whose object is the given pickle."""
+    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
+    body = b"".join(pickle.dumps(part, 2) for part in head)
+    path.write_bytes(body + pickled + pickle.dumps([], 2))
+    return path.parent
+
+
+@pytest.mark.parametrize(
+    ("pickled", "cause"),
+    (
+        (b"cos\nsystem\n(S'true'\ntR.", "asks for os.system"),
+        (b"(S'true'\nios\nsystem\n.", "refused: the pickle uses"),
+        (b"\x80\x02(cos\nsystem\nX\x04\0\0\0trueo.", "asks for os.system"),
+        (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "uses NEWOBJ"),
+        (b"\x80\x02\x82\x01.", "uses EXT1"),
+        (b"\x80\x02}X\x01\0\0\0a)R.", "no tensor constructor"),
+        (b"\x80\x02ctorch\nFloatStorage\n)R.", "no tensor constructor"),
+        (b"\x80\x04\x8c\x02os\x8c\x07\x1b[2Jsys\x93.", r"asks for os\.\\x1b\[2Jsys"),
+        (b"\x80\x02]r\xff\xff\xff\xff.", "not a state dict but a list"),  # memo of 2**32 entries
+        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.", "not a whole"),  # a string of 2**63
+        (b"\x80\x05\x96\0\0\0\0\x10\0\0\0.", "not a whole|refused"),  # 64 GB of bytes
+        # A tuple of itself, doubled 60 times, as a key: hashing or printing it would never end.
+        (b"\x80\x02})" + b"q\0h\0\x86" * 60 + b"K\x01s.", "tuple as a dictionary key"),
+        (b"\x80\x02)" + b"q\0h\0\x86" * 60 + b"Q.", "not a whole|damaged"),
+    ),
+)
+def test_hostile_opcodes(tmp_path, pickled, cause):
+    with pytest.raises(UserError, match=cause):
+        open_checkpoint(legacy(pickled, tmp_path / "pytorch_model.bin"))
+
+
+@pytest.mark.parametrize("state", ([torch.ones(1)], {"a": 1}, {1: torch.ones(1)}, torch.ones(1)))
+@BIN_FORMATS
+def test_only_a_state_dict_will_do(tmp_path, format, state):
+    checkpoints.write(state, tmp_path / "pytorch_model.bin", format)
+    with pytest.raises(UserError, match="not a state dict"):
+        open_checkpoint(tmp_path)
+
+
+@BIN_FORMATS
+def test_a_tensor_larger_than_its_storage(tmp_path, format):
+    state = {"a": torch.ones(1).expand(2**40)}
+    with pytest.raises(UserError, match="a reaches beyond its storage of 1 elements"):
+        open_checkpoint(checkpoints.save(state, tmp_path, format))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    (
+        (b"K\x02K\x03\x86", b"K\x02K\x04\x86"),  # the shape (2, 3)
+        (b"K\x03K\x01\x86", b"K\x05K\x01\x86"),  # the strides (3, 1)
+        (b"QK\x00", b"QK\x01"),  # the offset, which follows the storage
+    ),
+)
+def test_a_tensor_reaching_out_of_its_storage(tmp_path, old, new):
+    path = checkpoints.save({"a": torch.ones(2, 3)}, tmp_path, "legacy") / "pytorch_model.bin"
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+    with pytest.raises(UserError, match="a reaches beyond its storage of 6"):
+        open_checkpoint(tmp_path)
+
+
+def test_compressed_archive(tmp_path):
+    path = checkpoints.save({"a": torch.ones(99)}, tmp_path, "zip") / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in entries.items():
+            new.writestr(name, data)
+    with pytest.raises(UserError, match="compressed"):
+        open_checkpoint(tmp_path)
+
+
+def test_archive_without_a_storage(tmp_path):
+    path = checkpoints.save({"a": torch.ones(99)}, tmp_path, "zip") / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in entries.items():
+            if not name.endswith("data/0"):
+                new.writestr(name, data)
+    with pytest.raises(UserError, match=r"the bytes of a \(storage 0\) are missing"):
+        open_checkpoint(tmp_path)
+
+
+@BIN_FORMATS
+@pytest.mark.parametrize("protocol", (2, 3, 4))
+def test_pickle_protocols(tmp_path, format, protocol):
+    zipped = format == "zip"
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(views(), path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    with open_checkpoint(tmp_path) as checkpoint:
+        for name, tensor in views().items():
+            assert np.array_equal(np.array(checkpoint.read(name)), tensor.detach().numpy())
+
+
+def test_legacy_storages_lie_where_torch_reads_them(tmp_path):
+    path = checkpoints.save(views(), tmp_path, "legacy") / "pytorch_model.bin"
+    with open_checkpoint(tmp_path) as checkpoint:
+        _, offset, *_ = checkpoint.storage("base")
+    data = path.read_bytes()
+    assert data[offset:].startswith(views()["base"].numpy().tobytes())
+    assert torch.equal(torch.load(path)["base"], views()["base"])
+
+
+@pytest.mark.parametrize("count", (5, 7, 2**62))
+def test_a_legacy_storage_of_another_size(tmp_path, count):
+    path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "legacy") / "pytorch_model.bin"
+    data = path.read_bytes()
+    values = struct.pack("<6f", *[1.0] * 6)
+    path.write_bytes(data.replace(struct.pack("<q", 6) + values, struct.pack("<q", count) + values))
+    with pytest.raises(UserError, match="storage .* is cut short or has another size"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_archive_entry_that_ends_behind_the_file(tmp_path):
+    path = checkpoints.save({"a": torch.ones(6)}, tmp_path, "zip") / "pytorch_model.bin"
+    data = bytearray(path.read_bytes())
+    header = data.index(b"PK\x01\x02")
+    while not data[header + 46 :].startswith(b"pytorch_model/data/0"):
+        header = data.index(b"PK\x01\x02", header + 1)
+    data[header + 20 : header + 28] = struct.pack("<II", 2**30, 2**30)  # its two sizes
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="data/0 lies beyond the end of the file"):
+        open_checkpoint(tmp_path)
