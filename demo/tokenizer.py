@@ -24,6 +24,8 @@ def train(folder: Path, seed: int, sentences: int = SENTENCES,
           vocab_size: int = VOCAB_SIZE) -> None:
     """Writes spiece.model and the tokenizer files of transformers into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:  # an old tokenizer.json would win over the new spiece.model
+        (folder / name).unlink(missing_ok=True)
     stream = itertools.islice(corpus.examples(f"tokenizer {seed}"), sentences)
     texts = itertools.chain.from_iterable((e.source, e.target) for e in stream)
     model = io.BytesIO()
