@@ -175,12 +175,13 @@ class Results:
             self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
-        """Write one result."""
-        line = json_line(prompt, result) if self._as_json else one_line(result.text)
-        if self._paint and self._aside:
-            print(self._paint(result), file=sys.stderr)
-        elif self._paint:
-            line = self._paint(result)
+        """Write one result; an empty line, or JSON with the error, where there is no text."""
+        paint = None if result.error else self._paint
+        line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
+        if paint and self._aside:
+            print(paint(result), file=sys.stderr)
+        elif paint:
+            line = paint(result)
         print(line, file=self._file, flush=True)
 
 
@@ -198,6 +199,8 @@ def json_line(prompt: str, result: Result) -> str:
         "finish_reason": result.finish_reason,
         "stats": asdict(result.stats),
     }
+    if result.error:
+        record["error"] = result.error
     return json.dumps(record, ensure_ascii=False)
 
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
+import batching
 from acceptance import Sampling, fold, row_key, verify
 from backend import UserError, mx
 from drafters import Drafter, DraftModel, Proposal
@@ -57,13 +58,18 @@ class Engine:
         self.sampling: Sampling | None = None
 
     def insert(self, rows: Sequence[Row]) -> None:
-        """Encodes the source of new rows and adds them to the batch."""
+        """Encodes the source of new rows and adds them to the batch.
+
+        Raises:
+            RuntimeError: the device has not enough memory; the batch is as it was.
+        """
         started = self.clock()
         sources = [row.ids for row in rows]
         ids, mask = _pad(sources, self.target.config.pad_token_id)
         cache = self.target.cache(self.target.encode(ids, mask), mask)
-        drafter_state = self.drafter.insert(sources, ids, mask) if self.drafter else []
-        mx.eval(cache.state, drafter_state)
+        mx.eval(cache.state)
+        if self.drafter:
+            self.drafter.insert(sources, ids, mask)
         if self.cache is None:
             self.cache = cache
         else:
@@ -239,19 +245,7 @@ class SpeculativeDecoder:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         settings = self._settings(max_tokens, temp, top_k, top_p)
         rows = [self._row(p, settings, _key(seed, i, len(prompts))) for i, p in enumerate(prompts)]
-        return self._run(rows, batch_size)
-
-    def _run(self, rows: list[Row], batch_size: int) -> Iterator[Result]:
-        """Keeps up to batch_size rows in flight; yields results in the order of `rows`."""
-        engine = self._engine()
-        waiting = list(reversed(rows))
-        for row in rows:
-            while row.finish_reason is None:
-                free = min(batch_size - len(engine.rows), len(waiting))
-                if free:
-                    engine.insert([waiting.pop() for _ in range(free)])
-                engine.step()
-            yield self._result(row)
+        return map(self._result, batching.run(self._engine(), rows, batch_size))
 
     def stream(
         self,
@@ -273,7 +267,9 @@ class SpeculativeDecoder:
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
         engine = self._engine()
-        engine.insert([row])
+        batching.insert(engine, [row])
+        if row.error:
+            raise UserError(row.error)
         detokenizer = StreamingDetokenizer(self.tokenizer) if self.tokenizer else None
         while row.finish_reason is None:
             seen = row.decided
@@ -315,6 +311,8 @@ class SpeculativeDecoder:
         return Row(ids, settings, key)
 
     def _result(self, row: Row) -> Result:
+        if row.error:
+            return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()

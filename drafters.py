@@ -39,27 +39,23 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch.
-
-    Rows are known by their place. Nothing here may wait for the device.
-    """
+    """Proposes tokens for the rows of one batch, which are known by their place."""
 
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
     def insert(
         self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> list[mx.array]:
-        """Adds rows at the end of the batch.
+    ) -> None:
+        """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
             sources: source tokens of each row.
             ids: (B, S) the same, padded at the right.
             mask: (B, S), 1 where ids are real; None if all are.
 
-        Returns:
-            Arrays to compute before the first step, so that encoding is timed
-            as such.
+        Raises:
+            RuntimeError: the device has not enough memory; nothing has changed.
         """
 
     def propose(
@@ -69,7 +65,9 @@ class Drafter(Protocol):
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Guesses what follows. Called once a step, also when no row can use a proposal.
+        """Guesses what follows, without waiting for the device.
+
+        Called once a step, also when no row can use a proposal.
 
         Args:
             committed: tokens of each row so far, the start token first.
@@ -121,15 +119,15 @@ class DraftModel:
 
     def insert(
         self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> list[mx.array]:
+    ) -> None:
         """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
         cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
+        mx.eval(cache.state)
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
         self.fed += [0] * ids.shape[0]
-        return cache.state
 
     def propose(
         self,

@@ -279,13 +279,17 @@ def _write_all(
     ):
         try:
             results = decoder.results(prompts, batch_size=args.batch_size, **options)
-            for prompt, result in zip(prompts, results, strict=True):
+            for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), 1):
                 output.write(prompt, result)
+                if result.error:
+                    status = 2
+                    _tell(f"error: prompt {number}: {result.error}")
                 stats.append(result.stats)
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    done = f"interrupted: {len(stats)} of {len(prompts)} prompts done · " if status else ""
+    interrupted = status == INTERRUPTED
+    done = f"interrupted: {len(stats)} of {len(prompts)} prompts done · " if interrupted else ""
     _tell(done + console.summary(stats, time.perf_counter() - began))
     return status
 

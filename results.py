@@ -93,7 +93,8 @@ class Row:
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
         writers: who wrote each of them after the start token: "draft", "copy" or "target".
-        finish_reason: None while running, then "stop" or "length".
+        finish_reason: None while running, then "stop", "length" or "error".
+        error: what went wrong, if anything did.
         stats: counts and times.
     """
 
@@ -103,6 +104,7 @@ class Row:
     committed: list[int] = field(default_factory=list)
     writers: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    error: str | None = None
     stats: Stats = field(default_factory=Stats)
 
     @property
@@ -110,9 +112,7 @@ class Row:
         """Tokens decided so far, EOS included."""
         return len(self.committed) - 1
 
-    def commit(
-        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int
-    ) -> None:
+    def commit(self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int) -> None:
         """Takes over what a step decided.
 
         Args:
@@ -137,6 +137,10 @@ class Row:
             self.stats.copied += drafted
             self.stats.copied_accepted += accepted
 
+    def fail(self, error: str) -> None:
+        """Ends the row without a result."""
+        self.finish_reason, self.error = "error", error
+
     def update_rates(self) -> None:
         """Works out the statistics that follow from the counts."""
         stats = self.stats
@@ -160,8 +164,10 @@ class Result:
         text: the decoded tokens; None without a tokenizer.
         tokens: generated ids, without start token and EOS.
         writers: who wrote each token: "draft", "copy" (from the source) or "target".
-        finish_reason: "stop" at EOS, "length" at max_tokens.
+        finish_reason: "stop" at EOS, "length" at max_tokens; "error" if the prompt could not be
+            decoded, while the others of the call could.
         stats: counts and times.
+        error: what went wrong, if anything did.
     """
 
     text: str | None
@@ -169,6 +175,7 @@ class Result:
     writers: list[str]
     finish_reason: str
     stats: Stats
+    error: str | None = None
 
     @property
     def accepted(self) -> list[bool]:

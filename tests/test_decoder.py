@@ -244,7 +244,7 @@ def test_finished_rows_leave_and_waiting_ones_take_their_place():
 def test_results_come_as_soon_as_they_and_all_before_them_are_done():
     model = FakeModel(without(TABLE, EOS), V)
     decoder = SpeculativeDecoder(model)
-    results = decoder.results(SOURCES, max_tokens=6, batch_size=2)
+    results = decoder.results([[5], [3], [6], [4]], max_tokens=6, batch_size=2)
     next(results)
     assert len(model.calls) == 6
     next(results)

@@ -15,6 +15,7 @@ import transformers
 
 import checkpoints
 import main
+from model import T5
 
 ROOT = Path(main.__file__).parent
 BUNDLED = ROOT / "demo"
@@ -230,6 +231,25 @@ def test_regular_and_speculative_decoding_agree(run, models):
     regular = texts(run(*argv, "--regular-decode")[1])
     for num_draft in ("1", "4", "9"):
         assert texts(run(*argv, "--num-draft", num_draft)[1]) == regular
+
+
+def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, monkeypatch):
+    encode = T5.encode
+
+    def limited(self, ids, mask=None):
+        if ids.shape[1] > 50:
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        return encode(self, ids, mask)
+
+    monkeypatch.setattr(T5, "encode", limited)
+    argv = [*models, "-m", "5", "--json", "--prompt", "a", "--prompt", "b" * 60, "--prompt", "c"]
+    status, out, err = run(*argv)
+    assert status == 2
+    assert [text is None for text in texts(out)] == [False, True, False]
+    assert "error: prompt 2: no memory for a prompt of 61 tokens" in err
+    status, out, err = run(*models, "--prompt", "b" * 60)
+    assert (status, out) == (2, "")
+    assert "error: no memory" in err
 
 
 # ---- bad input -----------------------------------------------------------------------------------
