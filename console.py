@@ -6,17 +6,29 @@ any model is loaded.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from results import Result, Stats
     from text import StreamingDetokenizer
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports every mistake as one line that starts with `error:`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with status 2."""
+        message = " ".join(message.removeprefix("argument ").split())
+        if message.startswith("unrecognized"):
+            message += "; see --help"
+        self.exit(2, f"error: {message}\n")
 
 
 class InputError(ValueError):

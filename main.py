@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import console
 
@@ -31,17 +31,6 @@ DEFAULT_PROMPT = (
 )
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports every mistake as one line that starts with `error:`."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the line and exit with status 2."""
-        message = " ".join(message.removeprefix("argument ").split())
-        if message.startswith("unrecognized"):
-            message += "; see --help"
-        self.exit(2, f"error: {message}\n")
 
 
 def number(kind: type, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
@@ -59,9 +48,9 @@ def number(kind: type, fits: Callable[[float], bool], wanted: str) -> Callable[[
     return parse
 
 
-def build_parser() -> Parser:
+def build_parser() -> console.Parser:
     """All options of the command line."""
-    parser = Parser(
+    parser = console.Parser(
         prog="main.py",
         description="Run a T5 model several tokens at a time: a small draft model proposes, the "
         "target model checks. Without options: the bundled pair translates a sentence.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
     if not any((folder / name).is_file() for name in files):
         return None
+    # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import
 
     kind = PreTrainedTokenizerFast if (folder / files[0]).is_file() else AutoTokenizer

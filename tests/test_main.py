@@ -175,6 +175,15 @@ def test_verbose_adds_only_marks(run, models, monkeypatch):
     assert "\033" not in marked
 
 
+def test_without_torch_standard_error_is_ours_alone(models):
+    code = "import sys; sys.modules['torch'] = None; import main; sys.exit(main.main())"
+    argv = [sys.executable, "-c", code, *models, "-m", "5", "--prompt", "x"]
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True)
+    lines = [line for line in process.stderr.decode().splitlines() if not line.startswith("hint: ")]
+    assert process.returncode == 0
+    assert [line.split()[0] for line in lines] == ["target", "5"]
+
+
 def test_a_prompt_from_standard_input(models):
     process = start(*models, "--json", "-m", "5", "--prompt", "-", stdin=subprocess.PIPE)
     out, _ = process.communicate("première ligne\nseconde\n".encode())
