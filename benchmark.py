@@ -105,7 +105,7 @@ def table(measured: list[Measurement], greedy: bool) -> str:
     """A Markdown table, one way a row."""
     base = measured[0].seconds
     lines = [
-        "| way | tokens per call | target calls | acceptance | tokens/s | speed-up (range) | same |",
+        "| way | tokens/call | target calls | acceptance | tokens/s | speed-up (range) | same |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for m in measured:
