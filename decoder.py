@@ -21,13 +21,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
+from dataclasses import replace
+from typing import Any
 
 import batching
-from acceptance import Sampling, fold, row_key, verify
+from acceptance import Sampling, fold, verify
 from backend import UserError, mx
 from drafters import Drafter, DraftModel, Proposal
 from model import T5
+from processors import History, Processing
+from prompts import is_single, padded, random_key, token_ids
 from results import Chunk, Result, Row, Settings
 from text import StreamingDetokenizer, decode, same_vocabulary
 
@@ -65,7 +68,7 @@ class Engine:
         """
         started = self.clock()
         sources = [row.ids for row in rows]
-        ids, mask = _pad(sources, self.target.config.pad_token_id)
+        ids, mask = padded(sources, self.target.config.pad_token_id)
         cache = self.target.cache(self.target.encode(ids, mask), mask)
         mx.eval(cache.state)
         if self.drafter:
@@ -136,6 +139,9 @@ class Engine:
             block = mx.concatenate([block, drafts], axis=1)
         self.cache.reserve(max(positions) + block.shape[1])
         logits = self.target.decode(block, self.cache, positions)
+        if self.sampling.processing:
+            history = History.of(committed).then(drafts)
+            logits = self.sampling.processing(history, logits, [n + 1 for n in lengths])
         accepted, tokens = verify(
             logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
         )
@@ -145,11 +151,15 @@ class Engine:
         """Makes `rows` the batch and collects their settings and keys."""
         self.rows = rows
         if rows:
-            settings = [row.settings for row in rows]
             self.keys = mx.stack([row.key for row in rows])
+
+            def each(*names: str) -> list[list]:
+                return [[getattr(row.settings, name) for row in rows] for name in names]
+
+            rules = "repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors"
             self.sampling = Sampling.of(
-                *([getattr(s, name) for s in settings] for name in ("temp", "top_k", "top_p")),
-                [s.delta for s in settings],
+                *each("temp", "top_k", "top_p", "delta"),
+                processing=Processing.of(*each(*rules), self.target.config.eos_token_id),
             )
 
 
@@ -204,6 +214,7 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
 
@@ -216,6 +227,7 @@ class SpeculativeDecoder:
             seed: of the whole call (row i then uses its own stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory.
+            **settings: any other of `results.Settings`, such as repetition_penalty.
 
         Returns:
             One result, or a list in the order of the prompts.
@@ -224,9 +236,10 @@ class SpeculativeDecoder:
             UserError: a value is out of range, a prompt is empty or has an id
                 outside the vocabulary, or texts are given without a tokenizer.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+        single = is_single(prompts)
+        prompts = [prompts] if single else prompts
         results = self.results(
-            [prompts] if single else prompts, max_tokens, temp, top_k, top_p, seed, batch_size
+            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, **settings
         )
         return next(results) if single else list(results)
 
@@ -239,12 +252,16 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        settings = self._settings(max_tokens, temp, top_k, top_p)
-        rows = [self._row(p, settings, _key(seed, i, len(prompts))) for i, p in enumerate(prompts)]
+        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        rows = [
+            self._row(prompt, settings, random_key(seed, i, len(prompts)))
+            for i, prompt in enumerate(prompts)
+        ]
         return map(self._result, batching.run(self._engine(), rows, batch_size))
 
     def stream(
@@ -255,14 +272,15 @@ class SpeculativeDecoder:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
+        **settings: Any,
     ) -> Iterator[Chunk]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
-        row = self._row(prompt, self._settings(max_tokens, temp, top_k, top_p), _key(seed, 0, 1))
-        return self._follow(row)
+        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        return self._follow(self._row(prompt, settings, random_key(seed, 0, 1)))
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
@@ -283,9 +301,11 @@ class SpeculativeDecoder:
             row.update_rates()
             yield Chunk(text, tokens, writers, pieces, row.stats, result)
 
-    def _settings(self, max_tokens: int, temp: float, top_k: int, top_p: float) -> Settings:
-        return Settings(
-            max_tokens, temp, top_k, top_p, self.defaults.delta, self.defaults.num_draft
+    def _settings(
+        self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
+    ) -> Settings:
+        return replace(
+            self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
 
     def _engine(self) -> Engine:
@@ -295,19 +315,7 @@ class SpeculativeDecoder:
 
     def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
         """Checks a prompt and turns it into a row."""
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise UserError("a prompt is empty; write the text to work on")
-            if self.tokenizer is None:
-                raise UserError("text prompts need a tokenizer; this model folder has none")
-            prompt = self.tokenizer.encode(prompt)
-        ids = [int(token) for token in prompt]
-        if not ids:
-            raise UserError("a prompt is empty; give at least one token id")
-        vocab_size = self.model.config.vocab_size
-        bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
+        ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
         return Row(ids, settings, key)
 
     def _result(self, row: Row) -> Result:
@@ -318,23 +326,3 @@ class SpeculativeDecoder:
         row.stats.peak_memory_bytes = mx.get_peak_memory()
         text = decode(self.tokenizer, tokens) if self.tokenizer else None
         return Result(text, tokens, writers, row.finish_reason, row.stats)
-
-
-def _key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
-    """The random key of prompt `index` of `count`."""
-    if isinstance(seed, Sequence):
-        if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
-        seed, index = seed[index], 0
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
-    return row_key(seed, index)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
-    width = max(map(len, rows))
-    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
-    if all(len(row) == width for row in rows):
-        return ids, None
-    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])

@@ -18,6 +18,7 @@ from typing import Protocol
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError, mx
 from model import T5
+from processors import History
 
 
 @dataclass
@@ -144,12 +145,18 @@ class DraftModel:
         if gamma == 0:
             return None
         logits = self._catch_up(committed, gamma)
+        history = History.of(committed) if sampling.processing else None
         tokens, q = [], []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
                 logits = self.model.decode(self._known(tokens[-1]), self.cache, positions)
             logits = logits[..., : self.target.config.vocab_size]
+            if history:
+                # Not needed for the output, but it makes the draft guess better.
+                history = history.then(tokens[-1] if tokens else None)
+                counts = [min(max(n - i, 0), 1) for n in lengths]
+                logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -158,7 +165,9 @@ class DraftModel:
             tokens.append(token)
         self.fed = [len(row) + gamma - 1 for row in committed]
         writers = ["draft"] * len(lengths)
-        return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths), writers)
+        # Ids that only the target has get no mass.
+        q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
+        return Proposal(mx.concatenate(tokens, axis=1), q, list(lengths), writers)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
@@ -190,9 +199,7 @@ class DraftModel:
             return ids
         return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
 
-    def _widen(self, q: list[mx.array]) -> mx.array | None:
-        """Stacks the steps' q (B, 1, V) and gives ids that only the target has no mass."""
-        if not q:
-            return None
-        q = mx.concatenate(q, axis=1)
-        return mx.pad(q, ((0, 0), (0, 0), (0, self.target.config.vocab_size - q.shape[-1])))
+    def _widen(self, values: mx.array, filler: float) -> mx.array:
+        """Fills values (B, T, V of the draft) up to the target's V."""
+        missing = self.target.config.vocab_size - values.shape[-1]
+        return mx.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=filler)

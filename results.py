@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend import UserError, mx
+from processors import LogitsProcessor
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,11 @@ class Settings:
         top_p: sample among the likeliest tokens that reach this mass; 1 is off.
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
         num_draft: tokens proposed a step (gamma); 0 decodes regularly.
+        repetition_penalty: above 1 makes tokens already written less likely; 1 is off.
+        no_repeat_ngram_size: no run of so many tokens is written twice; 0 is off.
+        min_tokens: tokens before the end token may come; 0 is off.
+        logits_processors: callables that change the target's logits, in order, after the three
+            above and before the temperature; see `processors.LogitsProcessor`.
 
     Raises:
         UserError: a value is out of its range.
@@ -29,6 +36,10 @@ class Settings:
     top_p: float = 1.0
     delta: float = 0.0
     num_draft: int = 5
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_tokens: int = 0
+    logits_processors: Sequence[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
         allowed = {
@@ -38,6 +49,12 @@ class Settings:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
             "delta": (0 <= self.delta <= 1, "between 0 (lossless) and 1"),
             "num_draft": (self.num_draft >= 0, "0 (regular decoding) or more"),
+            "repetition_penalty": (
+                0 < self.repetition_penalty < float("inf"),
+                "above 0 (1 is off)",
+            ),
+            "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or more"),
+            "min_tokens": (self.min_tokens >= 0, "0 (off) or more"),
         }
         for name, (valid, expected) in allowed.items():
             if not valid:
