@@ -31,7 +31,8 @@ from model import T5
 from processors import History, Processing
 from prompts import is_single, padded, random_key, token_ids
 from results import Chunk, Result, Row, Settings
-from text import StreamingDetokenizer, decode, same_vocabulary
+from stop_strings import TextWatch
+from text import decode, same_vocabulary
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
 DEFAULT_BATCH_SIZE = 8
@@ -286,22 +287,22 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        return self._follow(self._row(prompt, settings, random_key(seed, 0, 1)))
+        row = self._row(prompt, settings, random_key(seed, 0, 1))
+        if self.tokenizer and not row.watch:
+            row.watch = TextWatch(self.tokenizer)
+        return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
         engine = self._engine()
         engine.insert([row])
-        detokenizer = StreamingDetokenizer(self.tokenizer) if self.tokenizer else None
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
             tokens, writers = row.output(seen)
-            pieces = [detokenizer.add([token]) for token in tokens] if detokenizer else []
-            text, result = "".join(pieces), None
-            if row.finish_reason is not None:
-                text += detokenizer.finish() if detokenizer else ""
-                result = self._result(row)
+            pieces = row.watch.pieces[seen:] if row.watch else []
+            text = "".join(pieces) + (row.watch.rest if row.watch else "")
+            result = self._result(row) if row.finish_reason else None
             row.update_rates()
             yield Chunk(text, tokens, writers, pieces, row.stats, result)
 
@@ -320,11 +321,17 @@ class SpeculativeDecoder:
     def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
         """Checks a prompt and turns it into a row."""
         ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
-        return Row(ids, settings, key)
+        if settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
+        watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
+        return Row(ids, settings, key, watch=watch)
 
     def _result(self, row: Row) -> Result:
         tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()
-        text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        if row.watch:
+            text = row.watch.text
+        else:
+            text = decode(self.tokenizer, tokens) if self.tokenizer else None
         return Result(text, tokens, writers, row.finish_reason, row.stats)

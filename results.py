@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from backend import UserError, mx
 from processors import LogitsProcessor
+from stop_strings import TextWatch
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Settings:
         min_tokens: tokens before the end token may come; 0 is off.
         logits_processors: callables that change the target's logits, in order, after the three
             above and before the temperature; see `processors.LogitsProcessor`.
+        stop: a string or several; the text ends before the first of them.
 
     Raises:
         UserError: a value is out of its range.
@@ -40,8 +42,11 @@ class Settings:
     no_repeat_ngram_size: int = 0
     min_tokens: int = 0
     logits_processors: Sequence[LogitsProcessor] = ()
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         allowed = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temp": (0 <= self.temp < float("inf"), "0 (greedy) or more"),
@@ -55,6 +60,7 @@ class Settings:
             ),
             "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or more"),
             "min_tokens": (self.min_tokens >= 0, "0 (off) or more"),
+            "stop": (all(self.stop), "strings of at least one character"),
         }
         for name, (valid, expected) in allowed.items():
             if not valid:
@@ -112,6 +118,9 @@ class Row:
         writers: who wrote each of them after the start token: "draft", "copy" or "target".
         finish_reason: None while running, then "stop" or "length".
         stats: counts and times.
+        watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
+            asks for it before the end.
+        ended: whether the last token is the end token.
     """
 
     ids: list[int]
@@ -121,6 +130,8 @@ class Row:
     writers: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
+    watch: TextWatch | None = None
+    ended: bool = False
 
     @property
     def decided(self) -> int:
@@ -135,16 +146,24 @@ class Row:
             drafted: proposals that were judged.
             accepted: how many of them were kept.
             writer: who proposed them.
-            eos: the end token; what follows it is dropped and not counted.
+            eos: the end token; what follows it, or a stop string, is dropped and not counted.
         """
-        if eos in tokens:
+        self.ended = eos in tokens
+        if self.ended:
             tokens = tokens[: tokens.index(eos) + 1]
+        if self.watch:
+            read = self.watch.take(tokens[: len(tokens) - self.ended])
+            if self.watch.stopped:
+                tokens, self.ended = tokens[:read], False
+        if self.ended or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
+        if self.watch and self.finish_reason:
+            self.watch.finish()
         self.stats.target_calls += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
@@ -163,7 +182,7 @@ class Row:
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
-        end = self.decided - (self.finish_reason == "stop")
+        end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 
 
@@ -172,10 +191,10 @@ class Result:
     """What one prompt became.
 
     Attributes:
-        text: the decoded tokens; None without a tokenizer.
-        tokens: generated ids, without start token and EOS.
+        text: the decoded tokens, up to a stop string; None without a tokenizer.
+        tokens: generated ids, without start token and EOS, those of a stop string included.
         writers: who wrote each token: "draft", "copy" (from the source) or "target".
-        finish_reason: "stop" at EOS, "length" at max_tokens.
+        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens.
         stats: counts and times.
     """
 
@@ -196,7 +215,8 @@ class Chunk:
     """What one step added to a streamed text.
 
     Attributes:
-        text: new text, whole characters only; "" without a tokenizer.
+        text: new text, whole characters only and nothing that may begin a stop string; ""
+            without a tokenizer.
         tokens: new ids, without EOS.
         writers: who wrote each of them, as in `Result`.
         pieces: for each of them, the part of `text` that it completed.
