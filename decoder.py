@@ -26,11 +26,12 @@ from typing import Any
 
 from acceptance import Sampling, fold, verify
 from backend import UserError, mx
+from cache import Cache
 from drafters import Drafter, DraftModel, Proposal
 from model import T5
-from processors import History, Processing
-from prompts import is_single, padded, random_key, token_ids
-from results import Chunk, Result, Row, Settings
+from processors import History
+from prompts import is_single, padded, random_keys, token_ids
+from results import Chunk, Result, Row, Settings, sampling_of
 from stop_strings import TextWatch
 from text import decode, same_vocabulary
 
@@ -63,9 +64,9 @@ class Engine:
     def insert(self, rows: Sequence[Row]) -> None:
         """Encodes the source of new rows and adds them to the batch."""
         started = self.clock()
-        sources = [row.ids for row in rows]
+        sources = [tuple(row.ids) for row in rows]
         ids, mask = padded(sources, self.target.config.pad_token_id)
-        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        cache = self._encoded(sources)
         drafter_state = self.drafter.insert(sources, ids, mask) if self.drafter else []
         mx.eval(cache.state, drafter_state)
         if self.cache is None:
@@ -77,6 +78,15 @@ class Engine:
             row.stats.prompt_tokens = len(row.ids)
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
+
+    def _encoded(self, sources: Sequence[tuple[int, ...]]) -> Cache:
+        """The target's cache for these sources; several samples of one are encoded once."""
+        different = list(dict.fromkeys(sources))
+        ids, mask = padded(different, self.target.config.pad_token_id)
+        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        if len(different) < len(sources):
+            cache.keep([different.index(source) for source in sources])
+        return cache
 
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.
@@ -147,15 +157,7 @@ class Engine:
         self.rows = rows
         if rows:
             self.keys = mx.stack([row.key for row in rows])
-
-            def each(*names: str) -> list[list]:
-                return [[getattr(row.settings, name) for row in rows] for name in names]
-
-            rules = "repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors"
-            self.sampling = Sampling.of(
-                *each("temp", "top_k", "top_p", "delta"),
-                processing=Processing.of(*each(*rules), self.target.config.eos_token_id),
-            )
+            self.sampling = sampling_of(rows, self.target.config.eos_token_id)
 
 
 class SpeculativeDecoder:
@@ -209,6 +211,7 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
         **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
@@ -222,10 +225,12 @@ class SpeculativeDecoder:
             seed: of the whole call (row i then uses its own stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory.
+            num_samples: results a prompt, each with a stream of its own; needs temp > 0.
             **settings: any other of `results.Settings`, such as repetition_penalty.
 
         Returns:
-            One result, or a list in the order of the prompts.
+            One result, or a list in the order of the prompts: all samples of the
+            first, then all of the second, and so on.
 
         Raises:
             UserError: a value is out of range, a prompt is empty or has an id
@@ -234,9 +239,9 @@ class SpeculativeDecoder:
         single = is_single(prompts)
         prompts = [prompts] if single else prompts
         results = self.results(
-            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, **settings
+            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
         )
-        return next(results) if single else list(results)
+        return next(results) if single and num_samples == 1 else list(results)
 
     def results(
         self,
@@ -247,17 +252,20 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}; it must be at least 1")
+        if num_samples > 1 and temp == 0:
+            raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        rows = [
-            self._row(prompt, settings, random_key(seed, i, len(prompts)))
-            for i, prompt in enumerate(prompts)
-        ]
-        return self._run(rows, batch_size)
+        keys = random_keys(seed, len(prompts), num_samples)
+        each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
+        return self._run([row for rows in each for row in rows], batch_size)
 
     def _run(self, rows: list[Row], batch_size: int) -> Iterator[Result]:
         """Keeps up to batch_size rows in flight; yields results in the order of `rows`."""
@@ -287,7 +295,7 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        row = self._row(prompt, settings, random_key(seed, 0, 1))
+        (row,) = self._rows(prompt, settings, *random_keys(seed, 1))
         if self.tokenizer and not row.watch:
             row.watch = TextWatch(self.tokenizer)
         return self._follow(row)
@@ -318,13 +326,17 @@ class SpeculativeDecoder:
         drafter = self.drafter.fresh() if self.drafter else None
         return Engine(self.model, drafter, self.clock)
 
-    def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
-        """Checks a prompt and turns it into a row."""
+    def _rows(
+        self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
+    ) -> list[Row]:
+        """Checks a prompt and turns it into a row for each key."""
         ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
         if settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
-        watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
-        return Row(ids, settings, key, watch=watch)
+        rows = [Row(ids, settings, key) for key in keys]
+        for row in rows:
+            row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
+        return rows
 
     def _result(self, row: Row) -> Result:
         tokens, writers = row.output()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from acceptance import Sampling
 from backend import UserError, mx
-from processors import LogitsProcessor
+from processors import LogitsProcessor, Processing
 from stop_strings import TextWatch
 
 
@@ -184,6 +185,17 @@ class Row:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
+
+
+def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
+    """The settings of a batch's rows, collected for a step."""
+
+    def each(*names: str) -> list[list]:
+        return [[getattr(row.settings, name) for row in rows] for name in names]
+
+    rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+    processing = Processing.of(*each(*rules), eos)
+    return Sampling.of(*each("temp", "top_k", "top_p", "delta"), processing=processing)
 
 
 @dataclass
