@@ -157,8 +157,12 @@ class Painter:
 
     def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
         """A whole result, coloured, on one line; the detokenizer is a fresh one."""
-        pieces = [detokenizer.add([token]) for token in result.tokens]
-        return one_line(self.paint(pieces, result.writers, detokenizer.finish()))
+        pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
+        left = len(result.text)  # the tokens of a stop string are not shown
+        for i, piece in enumerate(pieces):
+            pieces[i] = piece[:left]
+            left -= len(pieces[i])
+        return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
 
 
 class Results:
@@ -219,16 +223,17 @@ def json_line(prompt: str, result: Result) -> str:
 # ---- statistics ----------------------------------------------------------------------------------
 
 
-def summary(stats: Sequence[Stats], seconds: float) -> str:
+def summary(stats: Sequence[Stats], seconds: float, unit: str = "prompts") -> str:
     """One line of statistics.
 
     Args:
         stats: those of every result.
         seconds: how long they took together.
+        unit: what to call several of them.
     """
     tokens, calls = sum(s.generated_tokens for s in stats), sum(s.target_calls for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    parts = [f"{len(stats)} prompts"] if len(stats) > 1 else []
+    parts = [f"{len(stats)} {unit}"] if len(stats) > 1 else []
     parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
     if drafted:
         parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")

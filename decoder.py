@@ -27,12 +27,14 @@ from typing import Any
 import batching
 from acceptance import Sampling, fold, verify
 from backend import UserError, mx
+from cache import Cache
 from drafters import Drafter, DraftModel, Proposal
 from model import T5
-from processors import History, Processing
-from prompts import is_single, padded, random_key, token_ids
-from results import Chunk, Result, Row, Settings
-from text import StreamingDetokenizer, decode, same_vocabulary
+from processors import History
+from prompts import is_single, padded, random_keys, token_ids
+from results import Chunk, Result, Row, Settings, sampling_of
+from stop_strings import TextWatch
+from text import decode, same_vocabulary
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
 DEFAULT_BATCH_SIZE = 8
@@ -67,9 +69,9 @@ class Engine:
             RuntimeError: the device has not enough memory; the batch is as it was.
         """
         started = self.clock()
-        sources = [row.ids for row in rows]
+        sources = [tuple(row.ids) for row in rows]
         ids, mask = padded(sources, self.target.config.pad_token_id)
-        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        cache = self._encoded(sources)
         mx.eval(cache.state)
         if self.drafter:
             self.drafter.insert(sources, ids, mask)
@@ -82,6 +84,15 @@ class Engine:
             row.stats.prompt_tokens = len(row.ids)
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
+
+    def _encoded(self, sources: Sequence[tuple[int, ...]]) -> Cache:
+        """The target's cache for these sources; several samples of one are encoded once."""
+        different = list(dict.fromkeys(sources))
+        ids, mask = padded(different, self.target.config.pad_token_id)
+        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        if len(different) < len(sources):
+            cache.keep([different.index(source) for source in sources])
+        return cache
 
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.
@@ -152,15 +163,7 @@ class Engine:
         self.rows = rows
         if rows:
             self.keys = mx.stack([row.key for row in rows])
-
-            def each(*names: str) -> list[list]:
-                return [[getattr(row.settings, name) for row in rows] for name in names]
-
-            rules = "repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors"
-            self.sampling = Sampling.of(
-                *each("temp", "top_k", "top_p", "delta"),
-                processing=Processing.of(*each(*rules), self.target.config.eos_token_id),
-            )
+            self.sampling = sampling_of(rows, self.target.config.eos_token_id)
 
 
 class SpeculativeDecoder:
@@ -214,6 +217,7 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
         **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
@@ -227,10 +231,12 @@ class SpeculativeDecoder:
             seed: of the whole call (row i then uses its own stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory.
+            num_samples: results a prompt, each with a stream of its own; needs temp > 0.
             **settings: any other of `results.Settings`, such as repetition_penalty.
 
         Returns:
-            One result, or a list in the order of the prompts.
+            One result, or a list in the order of the prompts: all samples of the
+            first, then all of the second, and so on.
 
         Raises:
             UserError: a value is out of range, a prompt is empty or has an id
@@ -239,9 +245,9 @@ class SpeculativeDecoder:
         single = is_single(prompts)
         prompts = [prompts] if single else prompts
         results = self.results(
-            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, **settings
+            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
         )
-        return next(results) if single else list(results)
+        return next(results) if single and num_samples == 1 else list(results)
 
     def results(
         self,
@@ -252,16 +258,20 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}; it must be at least 1")
+        if num_samples > 1 and temp == 0:
+            raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        rows = [
-            self._row(prompt, settings, random_key(seed, i, len(prompts)))
-            for i, prompt in enumerate(prompts)
-        ]
+        keys = random_keys(seed, len(prompts), num_samples)
+        each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
+        rows = [row for rows in each for row in rows]
         return map(self._result, batching.run(self._engine(), rows, batch_size))
 
     def stream(
@@ -280,7 +290,10 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        return self._follow(self._row(prompt, settings, random_key(seed, 0, 1)))
+        (row,) = self._rows(prompt, settings, *random_keys(seed, 1))
+        if self.tokenizer and not row.watch:
+            row.watch = TextWatch(self.tokenizer)
+        return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
@@ -288,16 +301,13 @@ class SpeculativeDecoder:
         batching.insert(engine, [row])
         if row.error:
             raise UserError(row.error)
-        detokenizer = StreamingDetokenizer(self.tokenizer) if self.tokenizer else None
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
             tokens, writers = row.output(seen)
-            pieces = [detokenizer.add([token]) for token in tokens] if detokenizer else []
-            text, result = "".join(pieces), None
-            if row.finish_reason is not None:
-                text += detokenizer.finish() if detokenizer else ""
-                result = self._result(row)
+            pieces = row.watch.pieces[seen:] if row.watch else []
+            text = "".join(pieces) + (row.watch.rest if row.watch else "")
+            result = self._result(row) if row.finish_reason else None
             row.update_rates()
             yield Chunk(text, tokens, writers, pieces, row.stats, result)
 
@@ -313,10 +323,17 @@ class SpeculativeDecoder:
         drafter = self.drafter.fresh() if self.drafter else None
         return Engine(self.model, drafter, self.clock)
 
-    def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
-        """Checks a prompt and turns it into a row."""
+    def _rows(
+        self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
+    ) -> list[Row]:
+        """Checks a prompt and turns it into a row for each key."""
         ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
-        return Row(ids, settings, key)
+        if settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
+        rows = [Row(ids, settings, key) for key in keys]
+        for row in rows:
+            row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
+        return rows
 
     def _result(self, row: Row) -> Result:
         if row.error:
@@ -324,5 +341,8 @@ class SpeculativeDecoder:
         tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()
-        text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        if row.watch:
+            text = row.watch.text
+        else:
+            text = decode(self.tokenizer, tokens) if self.tokenizer else None
         return Result(text, tokens, writers, row.finish_reason, row.stats)

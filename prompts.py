@@ -40,19 +40,26 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
     return ids
 
 
-def random_key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
-    """The random key (2,) of prompt `index` of `count`.
+def random_keys(seed: int | Sequence[int], count: int, samples: int = 1) -> list[list[mx.array]]:
+    """The random keys (2,) of every sample of `count` prompts.
+
+    Args:
+        seed: one, from which sample j of prompt i gets stream i * samples + j, or one a prompt,
+            from which its sample j gets stream j.
+        count: how many prompts there are.
+        samples: of each prompt.
 
     Raises:
         UserError: a seed is out of range, or there is not one a prompt.
     """
-    if isinstance(seed, Sequence):
-        if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
-        seed, index = seed[index], 0
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
-    return row_key(seed, index)
+    if isinstance(seed, Sequence) and len(seed) != count:
+        raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
+    own = isinstance(seed, Sequence)
+    for value in seed if own else [seed]:
+        if not 0 <= value < 2**64:
+            raise UserError(f"seed is {value}; it must be between 0 and 2**64 - 1")
+    starts = [(seed[i], 0) if own else (seed, i * samples) for i in range(count)]
+    return [[row_key(value, first + j) for j in range(samples)] for value, first in starts]
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from acceptance import Sampling
 from backend import UserError, mx
-from processors import LogitsProcessor
+from processors import LogitsProcessor, Processing
+from stop_strings import TextWatch
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Settings:
         min_tokens: tokens before the end token may come; 0 is off.
         logits_processors: callables that change the target's logits, in order, after the three
             above and before the temperature; see `processors.LogitsProcessor`.
+        stop: a string or several; the text ends before the first of them.
 
     Raises:
         UserError: a value is out of its range.
@@ -40,8 +43,11 @@ class Settings:
     no_repeat_ngram_size: int = 0
     min_tokens: int = 0
     logits_processors: Sequence[LogitsProcessor] = ()
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         allowed = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temp": (0 <= self.temp < float("inf"), "0 (greedy) or more"),
@@ -55,6 +61,7 @@ class Settings:
             ),
             "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or more"),
             "min_tokens": (self.min_tokens >= 0, "0 (off) or more"),
+            "stop": (all(self.stop), "strings of at least one character"),
         }
         for name, (valid, expected) in allowed.items():
             if not valid:
@@ -113,6 +120,9 @@ class Row:
         finish_reason: None while running, then "stop", "length" or "error".
         error: what went wrong, if anything did.
         stats: counts and times.
+        watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
+            asks for it before the end.
+        ended: whether the last token is the end token.
     """
 
     ids: list[int]
@@ -123,6 +133,8 @@ class Row:
     finish_reason: str | None = None
     error: str | None = None
     stats: Stats = field(default_factory=Stats)
+    watch: TextWatch | None = None
+    ended: bool = False
 
     @property
     def decided(self) -> int:
@@ -137,16 +149,24 @@ class Row:
             drafted: proposals that were judged.
             accepted: how many of them were kept.
             writer: who proposed them.
-            eos: the end token; what follows it is dropped and not counted.
+            eos: the end token; what follows it, or a stop string, is dropped and not counted.
         """
-        if eos in tokens:
+        self.ended = eos in tokens
+        if self.ended:
             tokens = tokens[: tokens.index(eos) + 1]
+        if self.watch:
+            read = self.watch.take(tokens[: len(tokens) - self.ended])
+            if self.watch.stopped:
+                tokens, self.ended = tokens[:read], False
+        if self.ended or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
+        if self.watch and self.finish_reason:
+            self.watch.finish()
         self.stats.target_calls += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
@@ -169,8 +189,19 @@ class Row:
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
-        end = self.decided - (self.finish_reason == "stop")
+        end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
+
+
+def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
+    """The settings of a batch's rows, collected for a step."""
+
+    def each(*names: str) -> list[list]:
+        return [[getattr(row.settings, name) for row in rows] for name in names]
+
+    rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+    processing = Processing.of(*each(*rules), eos)
+    return Sampling.of(*each("temp", "top_k", "top_p", "delta"), processing=processing)
 
 
 @dataclass
@@ -178,11 +209,11 @@ class Result:
     """What one prompt became.
 
     Attributes:
-        text: the decoded tokens; None without a tokenizer.
-        tokens: generated ids, without start token and EOS.
+        text: the decoded tokens, up to a stop string; None without a tokenizer.
+        tokens: generated ids, without start token and EOS, those of a stop string included.
         writers: who wrote each token: "draft", "copy" (from the source) or "target".
-        finish_reason: "stop" at EOS, "length" at max_tokens; "error" if the prompt could not be
-            decoded, while the others of the call could.
+        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens; "error" if the prompt
+            could not be decoded, while the others of the call could.
         stats: counts and times.
         error: what went wrong, if anything did.
     """
@@ -205,7 +236,8 @@ class Chunk:
     """What one step added to a streamed text.
 
     Attributes:
-        text: new text, whole characters only; "" without a tokenizer.
+        text: new text, whole characters only and nothing that may begin a stop string; ""
+            without a tokenizer.
         tokens: new ids, without EOS.
         writers: who wrote each of them, as in `Result`.
         pieces: for each of them, the part of `text` that it completed.
