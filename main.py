@@ -152,15 +152,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
     add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
     add("--num-samples", type=count, default=1, help="texts a prompt; needs --temp above 0")
-    _rule_options(add)
-    group.add_argument(
-        "--stop",
-        action="append",
-        type=_stop_string,
-        default=[],
-        metavar="STRING",
-        help="end a text before this string; may be given several times",
-    )
+    _rule_options(group, add)
     group.add_argument(
         "--regular-decode",
         action="store_true",
@@ -168,7 +160,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _rule_options(add: Callable) -> None:
+def _rule_options(group: argparse._ArgumentGroup, add: Callable) -> None:
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
     penalty = number(float, lambda p: 0 < p < math.inf, "a number above 0")
     add(
@@ -184,6 +176,14 @@ def _rule_options(add: Callable) -> None:
         help="write no run of so many tokens twice; 0: off",
     )
     add("--min-tokens", type=natural, default=0, help="no end before so many tokens; 0: off")
+    group.add_argument(
+        "--stop",
+        action="append",
+        type=_stop_string,
+        default=[],
+        metavar="STRING",
+        help="end a text before this string; may be given several times",
+    )
 
 
 def _stop_string(text: str) -> str:

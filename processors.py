@@ -186,7 +186,8 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     starts = columns - n + 1
     last = tokens[:, n - 1 :]  # (B, starts) the token that completes each n-gram
     ends = mx.arange(columns - positions + 1, columns + 1)  # P of each position
-    counts = (tokens[:, None, :starts] != NOTHING) & (mx.arange(starts) + n <= ends[:, None])
+    # Where there are fewer tokens than n - 1, the padding agrees with itself alone.
+    counts = mx.arange(starts) + n <= ends[:, None]  # (T, starts)
     for i in range(n - 1):
         suffix = columns - positions + 1 - (n - 1) + i
         ours = tokens[:, suffix : suffix + positions, None]
