@@ -13,6 +13,10 @@ When every proposal is kept, one more token comes from p. With delta = 0 the
 tokens follow the target's distribution exactly; with delta > 0 each drafted
 position follows the mixture (1 - delta) p + delta q.
 
+Where temp > 0 and delta = 0, block verification (Sun et al.,
+https://arxiv.org/abs/2403.10444) judges the proposals of a block together
+instead: the same distribution, and never fewer tokens a step on average.
+
 Symbols: B rows, gamma proposals a row, T = gamma + 1 positions, V vocabulary;
 p target and q draft probabilities after temperature, top-k and top-p. A
 deterministic proposal (greedy draft, copied text) has q(x) = 1 and is written
@@ -28,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend import mx
+from processors import Processing
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
@@ -48,9 +53,12 @@ class Sampling:
     top_k: mx.array  # (B,) int32, 0 = off
     top_p: mx.array  # (B,) float32, 1 = off
     delta: mx.array  # (B,) float32
+    block: mx.array  # (B,) bool, judge proposals as a block (needs temp > 0, delta = 0)
     all_greedy: bool
     any_greedy: bool
+    any_block: bool
     filtered: bool  # some row uses top-k or top-p
+    processing: Processing | None = None  # of the logits, before all this
 
     @classmethod
     def of(
@@ -59,16 +67,25 @@ class Sampling:
         top_k: Sequence[int],
         top_p: Sequence[float],
         delta: Sequence[float],
+        block: bool = True,
+        processing: Processing | None = None,
     ) -> Sampling:
-        """Collects the settings of B rows, given as sequences of length B."""
+        """Collects the settings of B rows, given as sequences of length B.
+
+        Block verification is used where it applies, unless `block` is False.
+        """
+        joint = [block and t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
         return cls(
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),
             mx.array(top_p, mx.float32),
             mx.array(delta, mx.float32),
+            mx.array(joint, mx.bool_),
             all_greedy=all(t == 0 for t in temp),
             any_greedy=any(t == 0 for t in temp),
+            any_block=any(joint),
             filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
+            processing=processing,
         )
 
 
@@ -208,12 +225,50 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
     return mx.cumprod((keep & real).astype(mx.int32), axis=1).sum(axis=1)
 
 
+def joint_ratio(px: mx.array, qx: mx.array) -> mx.array:
+    """Weight w (B, gamma + 1) of each prefix of a block: w_0 = 1, w_i = min(1, w_(i-1) p/q).
+
+    Args:
+        px: (B, gamma) target probability of each proposal.
+        qx: (B, gamma) its draft probability.
+    """
+    w = [mx.ones(px.shape[0])]
+    for i in range(px.shape[1]):
+        w.append(mx.minimum(w[-1] * px[:, i] / qx[:, i], 1))
+    return mx.stack(w, axis=1)
+
+
+def accepted_block(
+    p: mx.array, q: mx.array, w: mx.array, lengths: mx.array, u: mx.array
+) -> mx.array:
+    """Length (B,) of the block that is kept (algorithm 2 of the paper).
+
+    The longest prefix of i proposals with u_i < h_i, where h_i = w_i for the
+    whole block and R / (R + 1 - w_i) with R = sum max(0, w_i p - q) otherwise.
+
+    Args:
+        p: (B, gamma + 1, V) target probabilities after each prefix.
+        q: (B, gamma + 1, V) draft probabilities there.
+        w: (B, gamma + 1), see `joint_ratio`.
+        lengths: (B,) proposals that are real; the rest of a row is padding.
+        u: (B, gamma + 1) uniform on [0, 1), u_i for the prefix of i proposals.
+    """
+    rest = mx.maximum(w[..., None] * p - q, 0).sum(axis=-1)
+    beyond = 1 - w
+    certain = rest + beyond <= 0  # p = q: nothing could replace the next token
+    h = mx.where(certain, 1.0, rest / mx.where(certain, 1.0, rest + beyond))
+    prefix = mx.arange(w.shape[1])
+    h = mx.where(prefix == lengths[:, None], w, h)
+    kept = (u < h) & (prefix <= lengths[:, None])
+    return mx.max(mx.where(kept, prefix, 0), axis=1).astype(mx.int32)
+
+
 def residual(p: mx.array, q: mx.array) -> mx.array:
     """Weights max(0, p - q) that replace a rejected token; p where they vanish.
 
     Args:
         p: (B, V) target probabilities.
-        q: (B, V) draft probabilities (zeros where nothing was rejected).
+        q: (B, V) draft probabilities.
     """
     rest = mx.maximum(p - q, 0)
     return mx.where(rest.sum(axis=-1, keepdims=True) > NEGLIGIBLE_MASS, rest, p)
@@ -261,17 +316,23 @@ def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.arra
     p = probabilities(logits, sampling)
     q = one_hot(drafts, p.shape[-1]) if q is None else mx.pad(q, ((0, 0), (0, 1), (0, 0)))
     px, qx = (mx.take_along_axis(x, drafts[..., None], axis=-1)[..., 0] for x in (p, q))
-    keep = keep_sampled(px, qx, sampling.delta, _uniform(keys, drafts.shape[1]))
+    u = _uniform(keys, drafts.shape[1])
+    keep = keep_sampled(px, qx, sampling.delta, u)
     if sampling.any_greedy:
         by_rank = keep_greedy(logits, drafts, sampling.delta)
         keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
+    accepted, w = accepted_length(keep, lengths), mx.ones_like(px)
+    if sampling.any_block:
+        ratios = joint_ratio(px[:, :-1], qx[:, :-1])
+        accepted = mx.where(sampling.block, accepted_block(p, q, ratios, lengths, u), accepted)
+        w = mx.where(sampling.block[:, None], ratios, w)
 
-    accepted = accepted_length(keep, lengths)
-    here = accepted[:, None, None]
-    p, q = (mx.take_along_axis(x, here, axis=1)[:, 0] for x in (p, q))
+    here = accepted[:, None]
+    w = mx.take_along_axis(w, here, axis=1)
+    p, q = (mx.take_along_axis(x, here[..., None], axis=1)[:, 0] for x in (p, q))
     rejected = (accepted < lengths)[:, None]
-    own = sample(residual(p, mx.where(rejected, q, 0)), fold(keys, 0, REPLACE))
-    return accepted, own[:, None]
+    rest = mx.where(rejected, residual(w * p, q), p)
+    return accepted, sample(rest, fold(keys, 0, REPLACE))[:, None]
 
 
 def _uniform(keys: mx.array, count: int) -> mx.array:

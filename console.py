@@ -126,40 +126,43 @@ def check_output(output_file: str, input_file: str | None) -> None:
 
 
 class Painter:
-    """Shows who wrote each token: the draft's are green and the target's own magenta.
+    """Shows who wrote each token: green the draft, cyan copied from the source, magenta the target.
 
-    With `NO_COLOR` set (https://no-color.org) the draft's stand in brackets instead. A token that
-    ends inside a character is shown with the token that completes it.
+    With `NO_COLOR` set (https://no-color.org) brackets and braces stand for the first two. A token
+    that ends inside a character is shown with the token that completes it.
     """
 
     def __init__(self, no_color: bool):
-        self._draft, self._target = (
-            ("[{}]", "{}") if no_color else ("\033[32m{}\033[0m", "\033[35m{}\033[0m")
-        )
+        colours = {"draft": 32, "copy": 36, "target": 35}
+        self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
+        if no_color:
+            self._forms = {"draft": "[{}]", "copy": "{{{}}}", "target": "{}"}
 
     @property
     def legend(self) -> str:
         """One line that explains the colours."""
-        draft, target = self._draft.format("by the draft"), self._target.format("by the target")
-        return f"tokens: {draft} {target}"
+        names = {"draft": "by the draft", "copy": "copied", "target": "by the target"}
+        return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
-    def paint(self, pieces: Iterable[str], accepted: Iterable[bool], rest: str = "") -> str:
+    def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
         """Text coloured token by token.
 
         Args:
             pieces: the text that each token completed.
-            accepted: for each of them, whether the draft proposed it.
+            writers: who wrote each of them: "draft", "copy" or "target".
             rest: text after the last of them, which the target gets.
         """
-        authors = [(text, self._draft if drafted else self._target)
-                   for text, drafted in zip(pieces, accepted, strict=True)]  # fmt: skip
-        authors.append((rest, self._target))
-        return "".join(author.format(text) for text, author in authors if text)
+        authors = [*zip(pieces, writers, strict=True), (rest, "target")]
+        return "".join(self._forms[writer].format(text) for text, writer in authors if text)
 
     def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
         """A whole result, coloured, on one line; the detokenizer is a fresh one."""
-        pieces = [detokenizer.add([token]) for token in result.tokens]
-        return one_line(self.paint(pieces, result.accepted, detokenizer.finish()))
+        pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
+        left = len(result.text)  # the tokens of a stop string are not shown
+        for i, piece in enumerate(pieces):
+            pieces[i] = piece[:left]
+            left -= len(pieces[i])
+        return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
 
 
 class Results:
@@ -188,12 +191,13 @@ class Results:
             self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
-        """Write one result."""
-        line = json_line(prompt, result) if self._as_json else one_line(result.text)
-        if self._paint and self._aside:
-            print(self._paint(result), file=sys.stderr)
-        elif self._paint:
-            line = self._paint(result)
+        """Write one result; an empty line, or JSON with the error, where there is no text."""
+        paint = None if result.error else self._paint
+        line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
+        if paint and self._aside:
+            print(paint(result), file=sys.stderr)
+        elif paint:
+            line = paint(result)
         print(line, file=self._file, flush=True)
 
 
@@ -211,25 +215,31 @@ def json_line(prompt: str, result: Result) -> str:
         "finish_reason": result.finish_reason,
         "stats": asdict(result.stats),
     }
+    if result.error:
+        record["error"] = result.error
     return json.dumps(record, ensure_ascii=False)
 
 
 # ---- statistics ----------------------------------------------------------------------------------
 
 
-def summary(stats: Sequence[Stats], seconds: float) -> str:
+def summary(stats: Sequence[Stats], seconds: float, unit: str = "prompts") -> str:
     """One line of statistics.
 
     Args:
         stats: those of every result.
         seconds: how long they took together.
+        unit: what to call several of them.
     """
     tokens, calls = sum(s.generated_tokens for s in stats), sum(s.target_calls for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    parts = [f"{len(stats)} prompts"] if len(stats) > 1 else []
+    parts = [f"{len(stats)} {unit}"] if len(stats) > 1 else []
     parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
     if drafted:
         parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")
+    copied = sum(s.copied_accepted for s in stats)
+    if copied:
+        parts.append(f"{copied} copied")
     if calls:
         decided = sum(s.tokens_per_call * s.target_calls for s in stats)
         parts.append(f"{decided / calls:.2f} tokens per target call")

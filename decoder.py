@@ -21,14 +21,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
+from dataclasses import replace
+from typing import Any
 
-from acceptance import Sampling, fold, row_key, verify
+import batching
+from acceptance import Sampling, fold, verify
 from backend import UserError, mx
-from drafters import Drafter, DraftModel
+from cache import Cache
+from drafters import Drafter, DraftModel, Proposal
 from model import T5
-from results import Chunk, Result, Row, Settings
-from text import StreamingDetokenizer, decode, same_vocabulary
+from processors import History
+from prompts import is_single, padded, random_keys, token_ids
+from results import Chunk, Result, Row, Settings, sampling_of
+from stop_strings import TextWatch
+from text import decode, same_vocabulary
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
 DEFAULT_BATCH_SIZE = 8
@@ -57,12 +63,18 @@ class Engine:
         self.sampling: Sampling | None = None
 
     def insert(self, rows: Sequence[Row]) -> None:
-        """Encodes the source of new rows and adds them to the batch."""
+        """Encodes the source of new rows and adds them to the batch.
+
+        Raises:
+            RuntimeError: the device has not enough memory; the batch is as it was.
+        """
         started = self.clock()
-        ids, mask = _pad([row.ids for row in rows], self.target.config.pad_token_id)
-        cache = self.target.cache(self.target.encode(ids, mask), mask)
-        drafter_state = self.drafter.insert(ids, mask) if self.drafter else []
-        mx.eval(cache.state, drafter_state)
+        sources = [tuple(row.ids) for row in rows]
+        ids, mask = padded(sources, self.target.config.pad_token_id)
+        cache = self._encoded(sources)
+        mx.eval(cache.state)
+        if self.drafter:
+            self.drafter.insert(sources, ids, mask)
         if self.cache is None:
             self.cache = cache
         else:
@@ -73,17 +85,28 @@ class Engine:
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
 
+    def _encoded(self, sources: Sequence[tuple[int, ...]]) -> Cache:
+        """The target's cache for these sources; several samples of one are encoded once."""
+        different = list(dict.fromkeys(sources))
+        ids, mask = padded(different, self.target.config.pad_token_id)
+        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        if len(different) < len(sources):
+            cache.keep([different.index(source) for source in sources])
+        return cache
+
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.
 
         Waits for the device once.
         """
         started = self.clock()
-        drafted, outcome = self._draft_and_verify()
+        proposal, outcome = self._draft_and_verify()
         outcome = outcome.tolist()  # the step's only synchronisation
         seconds = self.clock() - started
-        for row, count, (accepted, *tokens) in zip(self.rows, drafted, outcome, strict=True):
-            row.commit(tokens[: accepted + 1], count, accepted, self.target.config.eos_token_id)
+        eos = self.target.config.eos_token_id
+        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
+            drafted, writer = (proposal.lengths[i], proposal.writers[i]) if proposal else (0, "")
+            row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos)
             row.stats.decode_seconds += seconds
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
@@ -99,12 +122,12 @@ class Engine:
             self.drafter.keep(rows)
         self._set_rows([self.rows[row] for row in rows])
 
-    def _draft_and_verify(self) -> tuple[list[int], mx.array]:
+    def _draft_and_verify(self) -> tuple[Proposal | None, mx.array]:
         """Puts one step into the graph without waiting for it.
 
         Returns:
-            The number of proposals a row, and (B, T + 1) int32: how many were
-            accepted, then the tokens as `acceptance.verify` returns them.
+            What was proposed, and (B, T + 1) int32: how many of it were accepted,
+            then the tokens as `acceptance.verify` returns them.
         """
         committed = [row.committed for row in self.rows]
         positions = [row.decided for row in self.rows]
@@ -127,21 +150,20 @@ class Engine:
             block = mx.concatenate([block, drafts], axis=1)
         self.cache.reserve(max(positions) + block.shape[1])
         logits = self.target.decode(block, self.cache, positions)
+        if self.sampling.processing:
+            history = History.of(committed).then(drafts)
+            logits = self.sampling.processing(history, logits, [n + 1 for n in lengths])
         accepted, tokens = verify(
             logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
         )
-        return lengths, mx.concatenate([accepted[:, None], tokens], axis=1)
+        return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch and collects their settings and keys."""
         self.rows = rows
         if rows:
-            settings = [row.settings for row in rows]
             self.keys = mx.stack([row.key for row in rows])
-            self.sampling = Sampling.of(
-                *([getattr(s, name) for s in settings] for name in ("temp", "top_k", "top_p")),
-                [s.delta for s in settings],
-            )
+            self.sampling = sampling_of(rows, self.target.config.eos_token_id)
 
 
 class SpeculativeDecoder:
@@ -195,6 +217,8 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
+        **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
 
@@ -207,19 +231,23 @@ class SpeculativeDecoder:
             seed: of the whole call (row i then uses its own stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory.
+            num_samples: results a prompt, each with a stream of its own; needs temp > 0.
+            **settings: any other of `results.Settings`, such as repetition_penalty.
 
         Returns:
-            One result, or a list in the order of the prompts.
+            One result, or a list in the order of the prompts: all samples of the
+            first, then all of the second, and so on.
 
         Raises:
             UserError: a value is out of range, a prompt is empty or has an id
                 outside the vocabulary, or texts are given without a tokenizer.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+        single = is_single(prompts)
+        prompts = [prompts] if single else prompts
         results = self.results(
-            [prompts] if single else prompts, max_tokens, temp, top_k, top_p, seed, batch_size
+            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
         )
-        return next(results) if single else list(results)
+        return next(results) if single and num_samples == 1 else list(results)
 
     def results(
         self,
@@ -230,25 +258,21 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
+        **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        settings = self._settings(max_tokens, temp, top_k, top_p)
-        rows = [self._row(p, settings, _key(seed, i, len(prompts))) for i, p in enumerate(prompts)]
-        return self._run(rows, batch_size)
-
-    def _run(self, rows: list[Row], batch_size: int) -> Iterator[Result]:
-        """Keeps up to batch_size rows in flight; yields results in the order of `rows`."""
-        engine = self._engine()
-        waiting = list(reversed(rows))
-        for row in rows:
-            while row.finish_reason is None:
-                free = min(batch_size - len(engine.rows), len(waiting))
-                if free:
-                    engine.insert([waiting.pop() for _ in range(free)])
-                engine.step()
-            yield self._result(row)
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}; it must be at least 1")
+        if num_samples > 1 and temp == 0:
+            raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
+        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        keys = random_keys(seed, len(prompts), num_samples)
+        each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
+        rows = [row for rows in each for row in rows]
+        return map(self._result, batching.run(self._engine(), rows, batch_size))
 
     def stream(
         self,
@@ -258,35 +282,40 @@ class SpeculativeDecoder:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
+        **settings: Any,
     ) -> Iterator[Chunk]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
-        row = self._row(prompt, self._settings(max_tokens, temp, top_k, top_p), _key(seed, 0, 1))
+        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        (row,) = self._rows(prompt, settings, *random_keys(seed, 1))
+        if self.tokenizer and not row.watch:
+            row.watch = TextWatch(self.tokenizer)
         return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
         engine = self._engine()
-        engine.insert([row])
-        detokenizer = StreamingDetokenizer(self.tokenizer) if self.tokenizer else None
+        batching.insert(engine, [row])
+        if row.error:
+            raise UserError(row.error)
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
-            tokens, accepted = row.output(seen)
-            pieces = [detokenizer.add([token]) for token in tokens] if detokenizer else []
-            text, result = "".join(pieces), None
-            if row.finish_reason is not None:
-                text += detokenizer.finish() if detokenizer else ""
-                result = self._result(row)
+            tokens, writers = row.output(seen)
+            pieces = row.watch.pieces[seen:] if row.watch else []
+            text = "".join(pieces) + (row.watch.rest if row.watch else "")
+            result = self._result(row) if row.finish_reason else None
             row.update_rates()
-            yield Chunk(text, tokens, accepted, pieces, row.stats, result)
+            yield Chunk(text, tokens, writers, pieces, row.stats, result)
 
-    def _settings(self, max_tokens: int, temp: float, top_k: int, top_p: float) -> Settings:
-        return Settings(
-            max_tokens, temp, top_k, top_p, self.defaults.delta, self.defaults.num_draft
+    def _settings(
+        self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
+    ) -> Settings:
+        return replace(
+            self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
 
     def _engine(self) -> Engine:
@@ -294,46 +323,26 @@ class SpeculativeDecoder:
         drafter = self.drafter.fresh() if self.drafter else None
         return Engine(self.model, drafter, self.clock)
 
-    def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
-        """Checks a prompt and turns it into a row."""
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise UserError("a prompt is empty; write the text to work on")
-            if self.tokenizer is None:
-                raise UserError("text prompts need a tokenizer; this model folder has none")
-            prompt = self.tokenizer.encode(prompt)
-        ids = [int(token) for token in prompt]
-        if not ids:
-            raise UserError("a prompt is empty; give at least one token id")
-        vocab_size = self.model.config.vocab_size
-        bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
-        return Row(ids, settings, key)
+    def _rows(
+        self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
+    ) -> list[Row]:
+        """Checks a prompt and turns it into a row for each key."""
+        ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
+        if settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
+        rows = [Row(ids, settings, key) for key in keys]
+        for row in rows:
+            row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
+        return rows
 
     def _result(self, row: Row) -> Result:
-        tokens, accepted = row.output()
+        if row.error:
+            return Result(None, [], [], "error", row.stats, row.error)
+        tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()
-        text = decode(self.tokenizer, tokens) if self.tokenizer else None
-        return Result(text, tokens, accepted, row.finish_reason, row.stats)
-
-
-def _key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
-    """The random key of prompt `index` of `count`."""
-    if isinstance(seed, Sequence):
-        if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
-        seed, index = seed[index], 0
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
-    return row_key(seed, index)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
-    width = max(map(len, rows))
-    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
-    if all(len(row) == width for row in rows):
-        return ids, None
-    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
+        if row.watch:
+            text = row.watch.text
+        else:
+            text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        return Result(text, tokens, writers, row.finish_reason, row.stats)

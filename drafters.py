@@ -18,6 +18,7 @@ from typing import Protocol
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError, mx
 from model import T5
+from processors import History
 
 
 @dataclass
@@ -29,32 +30,33 @@ class Proposal:
         q: (B, gamma, V) probabilities the tokens were drawn from, or None if
             the proposals are deterministic, q(x) = 1.
         lengths: how many proposals of each row are real.
+        writers: who proposed them, one of "draft" and "copy" a row.
     """
 
     tokens: mx.array
     q: mx.array | None
     lengths: list[int]
+    writers: list[str]
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch.
-
-    Rows are known by their place. Nothing here may wait for the device.
-    """
+    """Proposes tokens for the rows of one batch, which are known by their place."""
 
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
-    def insert(self, ids: mx.array, mask: mx.array | None) -> list[mx.array]:
-        """Adds rows at the end of the batch.
+    def insert(
+        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
+    ) -> None:
+        """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
-            ids: (B, S) source tokens, padded at the right.
+            sources: source tokens of each row.
+            ids: (B, S) the same, padded at the right.
             mask: (B, S), 1 where ids are real; None if all are.
 
-        Returns:
-            Arrays to compute before the first step, so that encoding is timed
-            as such.
+        Raises:
+            RuntimeError: the device has not enough memory; nothing has changed.
         """
 
     def propose(
@@ -64,7 +66,9 @@ class Drafter(Protocol):
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Guesses what follows. Called once a step, also when no row can use a proposal.
+        """Guesses what follows, without waiting for the device.
+
+        Called once a step, also when no row can use a proposal.
 
         Args:
             committed: tokens of each row so far, the start token first.
@@ -114,15 +118,17 @@ class DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target)
 
-    def insert(self, ids: mx.array, mask: mx.array | None) -> list[mx.array]:
+    def insert(
+        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
+    ) -> None:
         """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
         cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
+        mx.eval(cache.state)
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
         self.fed += [0] * ids.shape[0]
-        return cache.state
 
     def propose(
         self,
@@ -139,12 +145,18 @@ class DraftModel:
         if gamma == 0:
             return None
         logits = self._catch_up(committed, gamma)
+        history = History.of(committed) if sampling.processing else None
         tokens, q = [], []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
                 logits = self.model.decode(self._known(tokens[-1]), self.cache, positions)
             logits = logits[..., : self.target.config.vocab_size]
+            if history:
+                # Not needed for the output, but it makes the draft guess better.
+                history = history.then(tokens[-1] if tokens else None)
+                counts = [min(max(n - i, 0), 1) for n in lengths]
+                logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -152,7 +164,10 @@ class DraftModel:
                 token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
             tokens.append(token)
         self.fed = [len(row) + gamma - 1 for row in committed]
-        return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths))
+        writers = ["draft"] * len(lengths)
+        # Ids that only the target has get no mass.
+        q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
+        return Proposal(mx.concatenate(tokens, axis=1), q, list(lengths), writers)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
@@ -184,9 +199,7 @@ class DraftModel:
             return ids
         return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
 
-    def _widen(self, q: list[mx.array]) -> mx.array | None:
-        """Stacks the steps' q (B, 1, V) and gives ids that only the target has no mass."""
-        if not q:
-            return None
-        q = mx.concatenate(q, axis=1)
-        return mx.pad(q, ((0, 0), (0, 0), (0, self.target.config.vocab_size - q.shape[-1])))
+    def _widen(self, values: mx.array, filler: float) -> mx.array:
+        """Fills values (B, T, V of the draft) up to the target's V."""
+        missing = self.target.config.vocab_size - values.shape[-1]
+        return mx.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=filler)

@@ -29,6 +29,11 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+# Options that the decoder takes by the same name.
+DECODING = (
+    *("max_tokens", "temp", "top_k", "top_p", "seed", "stop"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_tokens"),
+)
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
@@ -75,8 +80,9 @@ def _model_options(group: argparse._ArgumentGroup) -> None:
         "--draft-model",
         "--draft-model-name",
         metavar="NAME",
-        help="the draft, named likewise; none: regular decoding (default: the one that belongs to "
-        "the target, if there is one)",
+        help="the draft, named likewise; lookup: copy from the source, without a second model; "
+        "NAME+lookup: both; none: regular decoding (default: the one that belongs to the target, "
+        "if there is one)",
     )
     group.add_argument(
         "--dtype",
@@ -145,11 +151,46 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("--seed", type=natural, default=0, help="of sampling; the same seed, the same text")
     add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
     add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
+    add("--num-samples", type=count, default=1, help="texts a prompt; needs --temp above 0")
+    _rule_options(group, add)
     group.add_argument(
         "--regular-decode",
         action="store_true",
         help="the target alone, one token at a time, to compare with",
     )
+
+
+def _rule_options(group: argparse._ArgumentGroup, add: Callable) -> None:
+    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
+    penalty = number(float, lambda p: 0 < p < math.inf, "a number above 0")
+    add(
+        "--repetition-penalty",
+        type=penalty,
+        default=1.0,
+        help="above 1 makes tokens that the text already has less likely; 1: off",
+    )
+    add(
+        "--no-repeat-ngram-size",
+        type=natural,
+        default=0,
+        help="write no run of so many tokens twice; 0: off",
+    )
+    add("--min-tokens", type=natural, default=0, help="no end before so many tokens; 0: off")
+    group.add_argument(
+        "--stop",
+        action="append",
+        type=_stop_string,
+        default=[],
+        metavar="STRING",
+        help="end a text before this string; may be given several times",
+    )
+
+
+def _stop_string(text: str) -> str:
+    """An argparse type: text that can be searched for."""
+    if not text:
+        raise argparse.ArgumentTypeError("give at least one character")
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -163,6 +204,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.num_samples > 1 and args.temp == 0:
+        parser.error("--num-samples: greedy samples would be equal; set --temp above 0")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")
     try:
@@ -190,10 +233,10 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
         painter = console.Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
         if painter:
             _tell(painter.legend)
-        options = {
-            name: getattr(args, name) for name in ("max_tokens", "temp", "top_k", "top_p", "seed")
-        }
-        if len(prompts) == 1 and not (args.input_file or args.output_file or args.json):
+        options = {name: getattr(args, name) for name in DECODING}
+        if len(prompts) == args.num_samples == 1 and not (
+            args.input_file or args.output_file or args.json
+        ):
             return _stream(decoder, prompts[0], options, painter)
         return _write_all(decoder, prompts, options, painter, args)
     except backend.UserError as error:
@@ -203,11 +246,16 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
 def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     import pair
     from decoder import SpeculativeDecoder
+    from drafters import DraftModel
     from model import load
+    from source_copy import CopyOrDraft, SourceCopy
 
     chosen = pair.choose(args.model, args.draft_model, args.regular_decode)
     model, tokenizer = load(chosen.target, args.dtype)
     draft, draft_tokenizer = load(chosen.draft, args.dtype) if chosen.draft else (None, None)
+    if chosen.lookup:
+        copy = SourceCopy.of(tokenizer)
+        draft = CopyOrDraft(copy, DraftModel(draft, model)) if draft else copy
     decoder = SpeculativeDecoder(
         model, draft, tokenizer, args.num_draft, args.delta, draft_tokenizer=draft_tokenizer
     )
@@ -226,7 +274,7 @@ def _stream(
                 stats, text = chunk.stats, chunk.text
                 if painter:
                     rest = text[sum(map(len, chunk.pieces)) :]
-                    text = painter.paint(chunk.pieces, chunk.accepted, rest)
+                    text = painter.paint(chunk.pieces, chunk.writers, rest)
                 print(text, end="", flush=True)
         except KeyboardInterrupt:
             status = INTERRUPTED
@@ -255,21 +303,29 @@ def _write_all(
     as_json = args.json or (args.output_file or "").endswith(".jsonl")
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
+    total, unit = len(prompts) * args.num_samples, "prompts" if args.num_samples == 1 else "texts"
     began, stats, status = time.perf_counter(), [], 0
     with (
         console.Results(args.output_file, as_json, paint if painter else None) as output,
-        tqdm(total=len(prompts), unit=" prompts", disable=hidden) as bar,
+        tqdm(total=total, unit=" " + unit, disable=hidden) as bar,
     ):
         try:
-            results = decoder.results(prompts, batch_size=args.batch_size, **options)
-            for prompt, result in zip(prompts, results, strict=True):
+            results = decoder.results(
+                prompts, batch_size=args.batch_size, num_samples=args.num_samples, **options
+            )
+            each = ((n, p) for n, p in enumerate(prompts, 1) for _ in range(args.num_samples))
+            for (number, prompt), result in zip(each, results, strict=True):
                 output.write(prompt, result)
+                if result.error:
+                    status = 2
+                    _tell(f"error: prompt {number}: {result.error}")
                 stats.append(result.stats)
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    done = f"interrupted: {len(stats)} of {len(prompts)} prompts done · " if status else ""
-    _tell(done + console.summary(stats, time.perf_counter() - began))
+    interrupted = status == INTERRUPTED
+    done = f"interrupted: {len(stats)} of {total} {unit} done · " if interrupted else ""
+    _tell(done + console.summary(stats, time.perf_counter() - began, unit))
     return status
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 BUNDLED = Path(__file__).parent / "demo"
 CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
+LOOKUP = "lookup"
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 
 
@@ -23,11 +24,13 @@ class Pair:
     Attributes:
         target: folder of the model whose output is wanted.
         draft: folder of the model that proposes, or None.
+        lookup: whether proposals are also copied from the source.
         note: one line that tells the user what was chosen, and why when they did not say.
     """
 
     target: Path
     draft: Path | None
+    lookup: bool
     note: str
 
 
@@ -37,8 +40,9 @@ def choose(model: str | None, draft_model: str | None, regular: bool = False) ->
     Args:
         model: name of the target; None takes t5-11b where it and t5-small are converted, and the
             bundled pair otherwise.
-        draft_model: name of the draft, "none" to do without; None takes the one that belongs to
-            the target, if there is one.
+        draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
+            do both, "none" to do without. None takes the draft that belongs to the target, if
+            there is one.
         regular: decode without a draft, whatever `draft_model` says.
 
     Raises:
@@ -49,16 +53,20 @@ def choose(model: str | None, draft_model: str | None, regular: bool = False) ->
     else:
         target = locate(model)
         usual_draft, why = _usual_draft(target), ""
+    lookup = not regular and draft_model is not None and draft_model.split("+")[-1] == LOOKUP
     if regular or draft_model == "none":
         draft, why = None, f"{why}regular decoding"
+    elif draft_model == LOOKUP:
+        draft = None
     elif draft_model is not None:
-        draft = locate(draft_model)
+        draft = locate(draft_model.removesuffix(f"+{LOOKUP}"))
     else:
         draft = usual_draft
         if draft is None:
             why = "no --draft-model given: regular decoding"
     names = f"target {_shown(target)}" + (f", draft {_shown(draft)}" if draft else "")
-    return Pair(target, draft, f"{names} ({why.removesuffix('; ')})" if why else names)
+    names += ", copying from the source" if lookup else ""
+    return Pair(target, draft, lookup, f"{names} ({why.removesuffix('; ')})" if why else names)
 
 
 def locate(name: str, convert: Callable[[str, Path], object] | None = None) -> Path:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from acceptance import Sampling
 from backend import UserError, mx
+from processors import LogitsProcessor, Processing
+from stop_strings import TextWatch
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,12 @@ class Settings:
         top_p: sample among the likeliest tokens that reach this mass; 1 is off.
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
         num_draft: tokens proposed a step (gamma); 0 decodes regularly.
+        repetition_penalty: above 1 makes tokens already written less likely; 1 is off.
+        no_repeat_ngram_size: no run of so many tokens is written twice; 0 is off.
+        min_tokens: tokens before the end token may come; 0 is off.
+        logits_processors: callables that change the target's logits, in order, after the three
+            above and before the temperature; see `processors.LogitsProcessor`.
+        stop: a string or several; the text ends before the first of them.
 
     Raises:
         UserError: a value is out of its range.
@@ -29,8 +39,15 @@ class Settings:
     top_p: float = 1.0
     delta: float = 0.0
     num_draft: int = 5
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_tokens: int = 0
+    logits_processors: Sequence[LogitsProcessor] = ()
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         allowed = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temp": (0 <= self.temp < float("inf"), "0 (greedy) or more"),
@@ -38,6 +55,13 @@ class Settings:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
             "delta": (0 <= self.delta <= 1, "between 0 (lossless) and 1"),
             "num_draft": (self.num_draft >= 0, "0 (regular decoding) or more"),
+            "repetition_penalty": (
+                0 < self.repetition_penalty < float("inf"),
+                "above 0 (1 is off)",
+            ),
+            "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or more"),
+            "min_tokens": (self.min_tokens >= 0, "0 (off) or more"),
+            "stop": (all(self.stop), "strings of at least one character"),
         }
         for name, (valid, expected) in allowed.items():
             if not valid:
@@ -57,6 +81,8 @@ class Stats:
         target_calls: forward passes of the target's decoder.
         drafted: tokens proposed.
         accepted: proposals that are part of the output (EOS may be one).
+        copied: those of `drafted` that were copied from the source, by no model.
+        copied_accepted: those of `accepted` that were.
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
         tokens_per_call: tokens decided, EOS included, per target call: exactly
             1 in regular decoding.
@@ -71,6 +97,8 @@ class Stats:
     target_calls: int = 0
     drafted: int = 0
     accepted: int = 0
+    copied: int = 0
+    copied_accepted: int = 0
     acceptance_rate: float = 0.0
     tokens_per_call: float = 0.0
     encode_seconds: float = 0.0
@@ -88,44 +116,67 @@ class Row:
         settings: how to decode it.
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
-        accepted: for each of them after the start token, whether it was drafted.
-        finish_reason: None while running, then "stop" or "length".
+        writers: who wrote each of them after the start token: "draft", "copy" or "target".
+        finish_reason: None while running, then "stop", "length" or "error".
+        error: what went wrong, if anything did.
         stats: counts and times.
+        watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
+            asks for it before the end.
+        ended: whether the last token is the end token.
     """
 
     ids: list[int]
     settings: Settings
     key: mx.array
     committed: list[int] = field(default_factory=list)
-    accepted: list[bool] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    error: str | None = None
     stats: Stats = field(default_factory=Stats)
+    watch: TextWatch | None = None
+    ended: bool = False
 
     @property
     def decided(self) -> int:
         """Tokens decided so far, EOS included."""
         return len(self.committed) - 1
 
-    def commit(self, tokens: list[int], drafted: int, accepted: int, eos: int) -> None:
+    def commit(self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int) -> None:
         """Takes over what a step decided.
 
         Args:
             tokens: the accepted proposals and the target's own token.
             drafted: proposals that were judged.
             accepted: how many of them were kept.
-            eos: the end token; what follows it is dropped and not counted.
+            writer: who proposed them.
+            eos: the end token; what follows it, or a stop string, is dropped and not counted.
         """
-        if eos in tokens:
+        self.ended = eos in tokens
+        if self.ended:
             tokens = tokens[: tokens.index(eos) + 1]
+        if self.watch:
+            read = self.watch.take(tokens[: len(tokens) - self.ended])
+            if self.watch.stopped:
+                tokens, self.ended = tokens[:read], False
+        if self.ended or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
-        self.accepted += [i < accepted for i in range(len(tokens))]
+        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
+        if self.watch and self.finish_reason:
+            self.watch.finish()
         self.stats.target_calls += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
+        if writer == "copy":
+            self.stats.copied += drafted
+            self.stats.copied_accepted += accepted
+
+    def fail(self, error: str) -> None:
+        """Ends the row without a result."""
+        self.finish_reason, self.error = "error", error
 
     def update_rates(self) -> None:
         """Works out the statistics that follow from the counts."""
@@ -136,10 +187,21 @@ class Row:
         if stats.decode_seconds > 0:
             stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
 
-    def output(self, start: int = 0) -> tuple[list[int], list[bool]]:
+    def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
-        end = self.decided - (self.finish_reason == "stop")
-        return self.committed[1 + start : 1 + end], self.accepted[start:end]
+        end = self.decided - self.ended
+        return self.committed[1 + start : 1 + end], self.writers[start:end]
+
+
+def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
+    """The settings of a batch's rows, collected for a step."""
+
+    def each(*names: str) -> list[list]:
+        return [[getattr(row.settings, name) for row in rows] for name in names]
+
+    rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+    processing = Processing.of(*each(*rules), eos)
+    return Sampling.of(*each("temp", "top_k", "top_p", "delta"), processing=processing)
 
 
 @dataclass
@@ -147,18 +209,26 @@ class Result:
     """What one prompt became.
 
     Attributes:
-        text: the decoded tokens; None without a tokenizer.
-        tokens: generated ids, without start token and EOS.
-        accepted: for each token, whether the draft proposed it.
-        finish_reason: "stop" at EOS, "length" at max_tokens.
+        text: the decoded tokens, up to a stop string; None without a tokenizer.
+        tokens: generated ids, without start token and EOS, those of a stop string included.
+        writers: who wrote each token: "draft", "copy" (from the source) or "target".
+        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens; "error" if the prompt
+            could not be decoded, while the others of the call could.
         stats: counts and times.
+        error: what went wrong, if anything did.
     """
 
     text: str | None
     tokens: list[int]
-    accepted: list[bool]
+    writers: list[str]
     finish_reason: str
     stats: Stats
+    error: str | None = None
+
+    @property
+    def accepted(self) -> list[bool]:
+        """For each token, whether it was a proposal."""
+        return [writer != "target" for writer in self.writers]
 
 
 @dataclass
@@ -166,9 +236,10 @@ class Chunk:
     """What one step added to a streamed text.
 
     Attributes:
-        text: new text, whole characters only; "" without a tokenizer.
+        text: new text, whole characters only and nothing that may begin a stop string; ""
+            without a tokenizer.
         tokens: new ids, without EOS.
-        accepted: for each of them, whether the draft proposed it.
+        writers: who wrote each of them, as in `Result`.
         pieces: for each of them, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
@@ -176,7 +247,12 @@ class Chunk:
 
     text: str
     tokens: list[int]
-    accepted: list[bool]
+    writers: list[str]
     pieces: list[str]
     stats: Stats
     result: Result | None = None
+
+    @property
+    def accepted(self) -> list[bool]:
+        """For each token, whether it was a proposal."""
+        return [writer != "target" for writer in self.writers]

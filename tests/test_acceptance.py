@@ -226,3 +226,64 @@ def test_a_deterministic_position_follows_the_mixture(token, delta):
     if len(own):
         seen = np.bincount(own, minlength=4) / len(own)
         assert np.abs(seen - P).sum() / 2 < total_variation_bound(4, len(own))
+
+
+def test_joint_ratio_is_capped_at_each_step():
+    w = acceptance.joint_ratio(mx.array([[0.2, 0.6, 0.1]]), mx.array([[0.4, 0.2, 0.2]]))
+    np.testing.assert_allclose(w, [[1, 0.5, 1, 0.5]])  # 0.5 * 3 is capped, not 1.5 * 0.5
+
+
+def test_accepted_block_literals():
+    # One proposal: h_1 = w_1. Two: h_1 = R / (R + 1 - w_1) with R = 0.3 * 1 + 0 = 0.3.
+    p = mx.array([[[0.4, 0.6], [1.0, 0.0], [0.5, 0.5]]])
+    q = mx.array([[[0.8, 0.2], [0.2, 0.8], [0.0, 0.0]]])
+    w = mx.array([[1.0, 0.5, 0.25]])
+
+    def accepted(length, *u):
+        return acceptance.accepted_block(p, q, w, mx.array([length]), mx.array([u])).item()
+
+    h1 = 0.3 / (0.3 + 0.5)
+    assert accepted(1, 0.9, 0.49, 0.0) == 1
+    assert accepted(1, 0.9, 0.51, 0.0) == 0
+    assert accepted(2, 0.9, 0.99, 0.24) == 2  # the whole block, though its prefix failed
+    assert accepted(2, 0.9, h1 - 1e-3, 0.26) == 1
+    assert accepted(2, 0.9, h1 + 1e-3, 0.26) == 0
+    assert accepted(0, 0.0, 0.0, 0.0) == 0
+
+
+def test_block_verification_accepts_more_on_the_same_draws():
+    draws, gamma, vocab = 20_000, 4, 6
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(gamma + 1, vocab)).astype(np.float32)
+    q = mx.softmax(mx.array(logits[:-1] + rng.normal(size=(gamma, vocab)).astype(np.float32)), -1)
+    each = many_keys(draws, 8)
+    drafts = mx.stack(
+        [
+            acceptance.sample(
+                mx.broadcast_to(q[i], (draws, vocab)), acceptance.fold(each, i, acceptance.DRAFT)
+            )
+            for i in range(gamma)
+        ],
+        axis=1,
+    )
+    lengths = mx.array(rng.integers(1, gamma + 1, draws))
+    mean = {}
+    for block in (False, True):
+        sampling = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+        accepted, _ = acceptance.verify(
+            mx.broadcast_to(mx.array(logits), (draws, gamma + 1, vocab)),
+            drafts,
+            mx.broadcast_to(q, (draws, gamma, vocab)),
+            lengths,
+            sampling,
+            each,
+        )
+        assert (accepted <= lengths).all().item()
+        mean[block] = accepted.mean().item()
+    # In expectation never less (theorem 2 of the paper); here clearly more.
+    assert mean[True] > 1.02 * mean[False]
+
+
+def test_a_relaxed_row_is_judged_token_by_token():
+    both = Sampling.of([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
+    assert both.block.tolist() == [True, False, False]

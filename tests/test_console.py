@@ -18,6 +18,7 @@ class FakeStats:
     target_calls: int = 4
     drafted: int = 12
     accepted: int = 6
+    copied_accepted: int = 0
     tokens_per_call: float = 2.5
     peak_memory_bytes: int = 2_500_000_000
 
@@ -26,9 +27,10 @@ class FakeStats:
 class FakeResult:
     text: str
     tokens: list[int] = field(default_factory=lambda: [5, 6])
-    accepted: list[bool] = field(default_factory=lambda: [True, False])
+    writers: list[str] = field(default_factory=lambda: ["draft", "target"])
     finish_reason: str = "stop"
     stats: FakeStats = field(default_factory=FakeStats)
+    error: str | None = None
 
 
 @pytest.fixture
@@ -170,13 +172,15 @@ def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsy
 
 def test_every_token_has_its_author():
     painter = console.Painter(no_color=True)
-    assert painter.paint(["Le", " chat", "", "s"], [True, False, True, True]) == "[Le] chat[s]"
-    assert painter.paint(["Le"], [True], "\ufffd") == "[Le]\ufffd"
+    writers = ["draft", "target", "copy", "copy"]
+    assert painter.paint(["Le", " chat", "", "s"], writers) == "[Le] chat{s}"
+    assert painter.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
 
 
 def test_colours_are_turned_off_after_every_token():
-    painted = console.Painter(no_color=False).paint(["a", "b"], [True, False])
-    assert painted == "\033[32ma\033[0m\033[35mb\033[0m"
+    writers = ["draft", "target", "copy"]
+    painted = console.Painter(no_color=False).paint(["a", "b", "c"], writers)
+    assert painted == "\033[32ma\033[0m\033[35mb\033[0m\033[36mc\033[0m"
 
 
 def test_a_coloured_line_does_not_split_a_character():
@@ -216,3 +220,19 @@ def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
     assert "peak memory 2.50 GB" in line
     assert "acceptance" not in console.summary([regular], 1.0)
     assert "tokens per target call" not in console.summary([], 0.0)
+
+
+def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
+    failed = FakeResult(None, [], [], "error", error="no memory")
+    for name, as_json in (("out.txt", False), ("out.jsonl", True)):
+        path = tmp_path / name
+        with console.Results(str(path), as_json, paint=lambda result: result.text) as results:
+            for result in (FakeResult("one"), failed, FakeResult("three")):
+                results.write("prompt", result)
+        lines = path.read_text().split("\n")[:-1]
+        if as_json:
+            records = [json.loads(line) for line in lines]
+            assert [record["text"] for record in records] == ["one", None, "three"]
+            assert [record.get("error") for record in records] == [None, "no memory", None]
+        else:
+            assert lines == ["one", "", "three"]

@@ -208,6 +208,35 @@ def test_the_same_prompt_twice_gives_two_samples_and_the_seed_repeats_them():
     assert not {tuple(r.tokens) for r in first} & {tuple(r.tokens) for r in other}
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+def test_samples_of_a_prompt_come_one_after_the_other(batch_size):
+    model = FakeModel(without(TABLE, EOS), V)
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+    options = {"max_tokens": 9, "temp": 1.0, "seed": 5}
+    samples = decoder.generate(SOURCES[:2], num_samples=3, batch_size=batch_size, **options)
+    # The streams are those of a call with every prompt written three times.
+    each = decoder.generate([SOURCES[0]] * 3 + [SOURCES[1]] * 3, **options)
+    assert [r.tokens for r in samples] == [r.tokens for r in each]
+    assert len({tuple(r.tokens) for r in samples}) == 6
+    assert [r.stats.prompt_tokens for r in samples] == [1] * 3 + [6] * 3
+
+
+def test_samples_of_one_prompt_are_a_list_and_follow_its_own_seed():
+    decoder = SpeculativeDecoder(FakeModel(without(TABLE, EOS), V))
+    options = {"max_tokens": 9, "temp": 1.0, "num_samples": 2}
+    together = decoder.generate(SOURCES[:2], seed=[7, 8], **options)
+    alone = decoder.generate(SOURCES[1], seed=8, **options)
+    assert [r.tokens for r in alone] == [r.tokens for r in together[2:]]
+
+
+def test_equal_sources_are_encoded_once(monkeypatch):
+    model, encoded = target(), []
+    encode = model.encode
+    monkeypatch.setattr(model, "encode", lambda ids, mask: encoded.append(ids) or encode(ids, mask))
+    SpeculativeDecoder(model).generate([SOURCES[1]], temp=1.0, num_samples=4, max_tokens=3)
+    assert [ids.tolist() for ids in encoded] == [[SOURCES[1]]]
+
+
 def test_rows_may_join_while_others_run_with_settings_of_their_own():
     model = target(eos_bias=-1.0)
     engine = Engine(model, drafter(good(model.table), model))
@@ -244,7 +273,7 @@ def test_finished_rows_leave_and_waiting_ones_take_their_place():
 def test_results_come_as_soon_as_they_and_all_before_them_are_done():
     model = FakeModel(without(TABLE, EOS), V)
     decoder = SpeculativeDecoder(model)
-    results = decoder.results(SOURCES, max_tokens=6, batch_size=2)
+    results = decoder.results([[5], [3], [6], [4]], max_tokens=6, batch_size=2)
     next(results)
     assert len(model.calls) == 6
     next(results)
@@ -320,6 +349,8 @@ def test_delta_one_keeps_every_proposal(delta):
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"num_samples": 2}, "all 2 samples would be equal; raise temp"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
         ({"prompts": []}, None),

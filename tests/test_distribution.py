@@ -7,6 +7,8 @@ a full block follows p, so the expectation walks through the blocks too.
 """
 
 from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -14,8 +16,11 @@ import pytest
 from acceptance import fold, row_key
 from backend import mx
 from decoder import Engine
+from drafters import DraftModel
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
+from processors import History, Processing
 from results import Row, Settings
+from source_copy import STRONG_MATCH, CopyOrDraft, SourceCopy, Trail
 from test_acceptance import total_variation_bound
 
 V, MAX_TOKENS, DRAWS = 5, 3, 12_000
@@ -49,7 +54,7 @@ def expected(target, draft, num_draft, delta, **sampling):
         if left is None:  # a new block: one token a step is the target's own
             left = min(num_draft, MAX_TOKENS - len(seen))
         p = law(target, seen, **sampling)
-        if left == 0:
+        if left == 0 or draft(SOURCE, seen) is None:
             for token in np.flatnonzero(p):
                 walk((*seen, int(token)), probability * p[token], None)
             return
@@ -66,12 +71,12 @@ def expected(target, draft, num_draft, delta, **sampling):
     return outcome
 
 
-def sampled(target, draft, num_draft, delta, **sampling):
-    """The same, from the engine: one batch of DRAWS rows of the same prompt."""
+def sampled(target, draft, num_draft, delta, make=drafter, draws=DRAWS, **sampling):
+    """The same, from the engine: one batch of rows of the same prompt."""
     model = FakeModel(target, V)
-    engine = Engine(model, drafter(draft, model))
+    engine = Engine(model, make(draft, model))
     settings = Settings(MAX_TOKENS, delta=delta, num_draft=num_draft, **sampling)
-    keys = fold(mx.broadcast_to(row_key(0, 0), (DRAWS, 2)), mx.arange(DRAWS), 0)
+    keys = fold(mx.broadcast_to(row_key(0, 0), (draws, 2)), mx.arange(draws), 0)
     rows = [Row(list(SOURCE), settings, key) for key in keys]
     engine.insert(rows)
     while engine.rows:
@@ -79,14 +84,19 @@ def sampled(target, draft, num_draft, delta, **sampling):
     return Counter(tuple(row.committed[1:]) for row in rows)
 
 
-def check(target, draft, num_draft, delta, **sampling):
+def check(target, draft, num_draft, delta, make=drafter, **sampling):
     exact = expected(target, draft, num_draft, delta, **sampling)
-    seen = sampled(target, draft, num_draft, delta, **sampling)
+    compare(sampled(target, draft, num_draft, delta, make, **sampling), exact)
+    return exact
+
+
+def compare(seen, exact):
+    """That counted sequences look as if drawn with the exact probabilities."""
     assert sum(exact.values()) == pytest.approx(1)
     assert set(seen) <= set(exact), "a sequence was written that has probability 0"
-    distance = sum(abs(seen[s] / DRAWS - exact[s]) for s in exact) / 2
-    assert distance < total_variation_bound(len(exact), DRAWS)
-    return exact
+    draws = sum(seen.values())
+    distance = sum(abs(seen[s] / draws - exact[s]) for s in exact) / 2
+    assert distance < total_variation_bound(len(exact), draws)
 
 
 PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
@@ -125,6 +135,93 @@ def test_the_length_of_the_draft_does_not_matter(num_draft):
 @pytest.mark.parametrize("case", ["good draft", "disagrees everywhere", "p = 0 where q = 1"])
 def test_after_temperature_top_k_and_top_p(case, sampling):
     check(*CASES[case], 2, 0.0, **sampling)
+
+
+def copying(source, seen):
+    """The law of copied proposals: all mass on the next token of the trail, if there is one."""
+    trail = Trail(source, 0)
+    trail.follow(seen[1:])
+    tokens, _ = trail.proposal(1)
+    return always(tokens[0], V)(source, seen) if tokens else None
+
+
+def copying_or_good(source, seen):
+    """A copy after strong matches, the draft model's law otherwise."""
+    trail = Trail(source, 0)
+    trail.follow(seen[1:])
+    tokens, match = trail.proposal(1)
+    strong = match >= STRONG_MATCH and tokens
+    return always(tokens[0], V)(source, seen) if strong else good(TABLE)(source, seen)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+def test_with_copied_proposals(delta):
+    def make(_, model):
+        return SourceCopy()
+
+    check(TABLE, copying, 2, delta, make, **PLAIN)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+def test_with_copies_beside_drafts(delta):
+    """One proposal a step, so that what a row does is a function of its tokens alone."""
+
+    def make(_, model):
+        return CopyOrDraft(SourceCopy(), drafter(good(TABLE), model))
+
+    check(TABLE, copying_or_good, 1, delta, make, **PLAIN)
+
+
+def fading(tokens, logits):
+    """A processor that depends on the last token and on how many there are."""
+    return logits - 0.8 * tokens.shape[0] * (mx.arange(V) == tokens[-1])
+
+
+def processed(table, rules):
+    """The law of a model whose logits come out processed."""
+    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+    values = [rules.get(name, off) for name, off in zip(names, (1, 0, 0, ()), strict=True)]
+    processing = Processing.of(*([value] for value in values), EOS)
+
+    def new(source, seen):
+        logits = mx.array(table(source, seen))[None, None]
+        return np.array(processing(History.of([seen]), logits, [1]))[0, 0]
+
+    return lru_cache(maxsize=None)(new)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("rules", "draws"),
+    [
+        ({"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}, DRAWS),
+        ({"no_repeat_ngram_size": 1}, DRAWS),
+        ({"logits_processors": (fading,), "min_tokens": 1}, 800),  # called for every row
+    ],
+)
+def test_with_processors_the_law_is_that_of_the_processed_target(rules, draws, delta):
+    draft = good(TABLE)
+    exact = expected(processed(TABLE, rules), processed(draft, rules), 2, delta, **PLAIN)
+    seen = sampled(TABLE, draft, 2, delta, draws=draws, **PLAIN, **rules)
+    compare(seen, exact)
+
+
+def test_the_law_is_kept_where_the_draft_is_not_processed():
+    rules = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}
+
+    class Unprocessed(DraftModel):
+        def propose(self, committed, lengths, sampling, keys):
+            return super().propose(committed, lengths, replace(sampling, processing=None), keys)
+
+        def fresh(self):
+            return Unprocessed(self.model, self.target)
+
+    def make(draft, model):
+        return Unprocessed(FakeModel(draft, V), model)
+
+    exact = expected(processed(TABLE, rules), None, 0, 0.0, **PLAIN)
+    for draft in (good(TABLE), always(EOS, V)):
+        compare(sampled(TABLE, draft, 2, 0.0, make, **PLAIN, **rules), exact)
 
 
 def test_a_wrong_rule_would_be_seen():

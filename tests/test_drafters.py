@@ -23,7 +23,7 @@ def keys(rows):
 
 
 def started(draft, sources=(SOURCE,)):
-    draft.insert(mx.array(sources), None)
+    draft.insert(sources, mx.array(sources), None)
     return draft
 
 
@@ -70,7 +70,7 @@ def test_rows_leave_and_join():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
     tokens = draft.propose([[0], [0]], [3, 3], sampling(2), None).tokens.tolist()
     draft.keep([1])
-    draft.insert(mx.array([SOURCE]), None)
+    draft.insert([SOURCE], mx.array([SOURCE]), None)
     rows = [[0, tokens[1][0], 2], [0]]
     proposal = draft.propose(rows, [2, 2], sampling(2), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]

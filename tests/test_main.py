@@ -15,6 +15,7 @@ import transformers
 
 import checkpoints
 import main
+from model import T5
 
 ROOT = Path(main.__file__).parent
 BUNDLED = ROOT / "demo"
@@ -241,6 +242,77 @@ def test_regular_and_speculative_decoding_agree(run, models):
         assert texts(run(*argv, "--num-draft", num_draft)[1]) == regular
 
 
+def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, monkeypatch):
+    encode = T5.encode
+
+    def limited(self, ids, mask=None):
+        if ids.shape[1] > 50:
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        return encode(self, ids, mask)
+
+    monkeypatch.setattr(T5, "encode", limited)
+    argv = [*models, "-m", "5", "--json", "--prompt", "a", "--prompt", "b" * 60, "--prompt", "c"]
+    status, out, err = run(*argv)
+    assert status == 2
+    assert [text is None for text in texts(out)] == [False, True, False]
+    assert "error: prompt 2: no memory for a prompt of 61 tokens" in err
+    status, out, err = run(*models, "--prompt", "b" * 60)
+    assert (status, out) == (2, "")
+    assert "error: no memory" in err
+
+
+# ---- rules for the text --------------------------------------------------------------------------
+
+
+def test_rules_reach_the_decoder_and_drafts_do_not_change_their_text(run, models):
+    argv = [*models, "-m", "60", "--json", "--prompt", "x"]
+    plain = json.loads(run(*argv)[1])["tokens"]
+    assert len(set(plain)) < 40
+    for rule in (["--repetition-penalty", "1.3"], ["--no-repeat-ngram-size", "2"]):
+        ruled = json.loads(run(*argv, *rule)[1])["tokens"]
+        assert ruled != plain
+        assert json.loads(run(*argv, *rule, "--regular-decode")[1])["tokens"] == ruled
+    assert len(set(zip(ruled, ruled[1:], strict=False))) == len(ruled) - 1, "each pair once"
+
+
+def test_the_end_waits_for_the_minimum(run, models):
+    # With each token once, the letters that can win run out and the model ends its text.
+    argv = [*models, "-m", "80", "--json", "--prompt", "x", "--no-repeat-ngram-size", "1"]
+    first = json.loads(run(*argv)[1])
+    assert first["finish_reason"] == "stop"
+    least = first["stats"]["generated_tokens"] + 5
+    longer = json.loads(run(*argv, "--min-tokens", str(least))[1])
+    assert longer["tokens"][: least - 5] == first["tokens"]
+    assert longer["stats"]["generated_tokens"] >= least
+
+
+def test_a_text_ends_before_a_stop_string_however_it_is_shown(run, models, monkeypatch):
+    argv = [*models, "-m", "60", "--prompt", "x"]
+    whole = run(*argv)[1].rstrip("\n")
+    stop = ["--stop", "no such text", "--stop", whole[20:23]]
+    wanted = whole[: whole.index(whole[20:23])]
+    assert run(*argv, *stop)[1] == wanted + "\n"
+    record = json.loads(run(*argv, *stop, "--json")[1])
+    assert (record["text"], record["finish_reason"]) == (wanted, "stop")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for painted in (run(*argv, *stop, "-v")[1], run(*argv, *stop, "-v", "--prompt", "x")[1]):
+        assert re.sub(r"[\[\]]", "", painted).splitlines()[0] == wanted
+
+
+def test_several_samples_of_each_prompt(run, models):
+    argv = [*models, "-m", "12", "--temp", "1", "--seed", "4"]
+    each = [part for prompt in "xxxyyy" for part in ("--prompt", prompt)]
+    wanted = texts(run(*argv, *each, "--json")[1])
+    sampled = [*argv, "--num-samples", "3", "--prompt", "x", "--prompt", "y"]
+    _, out, err = run(*sampled, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["text"] for record in records] == wanted
+    assert [record["prompt"] for record in records] == list("xxxyyy")
+    assert "6 texts · 72 tokens" in err
+    alone = run(*argv, "--num-samples", "3", "--prompt", "x")[1]
+    assert alone.splitlines() == [main.console.one_line(text) for text in wanted[:3]]
+
+
 # ---- bad input -----------------------------------------------------------------------------------
 
 
@@ -257,6 +329,12 @@ def test_regular_and_speculative_decoding_agree(run, models):
         (["-m", "0"], "--max-tokens: "),
         (["--batch-size", "0"], "--batch-size: "),
         (["--seed", "x"], "--seed: "),
+        (["--repetition-penalty", "0"], "--repetition-penalty: .*above 0"),
+        (["--no-repeat-ngram-size", "-1"], "--no-repeat-ngram-size: "),
+        (["--min-tokens", "few"], "--min-tokens: "),
+        (["--stop", ""], "--stop: .*at least one character"),
+        (["--num-samples", "0"], "--num-samples: "),
+        (["--num-samples", "2"], "--num-samples: .*set --temp above 0"),
         (["--dtype", "int4"], "--dtype: .*bfloat16"),
         (["--no-such-option"], "--no-such-option; see --help"),
         (["--prompt", "a", "--input-file", "b"], "not allowed with"),

@@ -52,6 +52,17 @@ def test_regular_decoding_takes_no_draft(how):
     assert "regular decoding" in chosen.note
 
 
+def test_copying_from_the_source_alone_or_beside_a_draft():
+    converted("flan-t5-xl", "flan-t5-small")
+    alone = pair.choose("flan-t5-xl", "lookup")
+    assert (alone.draft, alone.lookup) == (None, True)
+    both = pair.choose("flan-t5-xl", "flan-t5-small+lookup")
+    assert (both.draft, both.lookup) == (Path("models/flan-t5-small"), True)
+    assert both.note.endswith("draft models/flan-t5-small, copying from the source")
+    assert not pair.choose("flan-t5-xl", "flan-t5-small").lookup
+    assert not pair.choose("flan-t5-xl", "lookup", regular=True).lookup
+
+
 def test_a_target_whose_draft_is_unknown_decodes_regularly_and_says_so():
     converted("flan-t5-xl", "t5-small")
     chosen = pair.choose("flan-t5-xl", None)
