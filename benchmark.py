@@ -20,11 +20,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from demo import corpus
-
 from backend import mx
 from console import Parser
 from decoder import SpeculativeDecoder
+from demo import corpus
 from drafters import DraftModel
 from model import load
 from results import Result

@@ -28,6 +28,8 @@ STATS = {
     "target_calls": int,
     "drafted": int,
     "accepted": int,
+    "copied": int,
+    "copied_accepted": int,
     "acceptance_rate": float,
     "tokens_per_call": float,
     "encode_seconds": float,
