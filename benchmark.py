@@ -128,11 +128,14 @@ def main(argv: list[str] | None = None) -> int:
     stream = corpus.examples(args.seed, held_out=True, translated=TASKS[args.task])
     prompts = [example.source for example in itertools.islice(stream, args.count)]
     options = {"max_tokens": 200, "temp": args.temp, "seed": 0, "batch_size": args.batch_size}
+    decoders = ways(args)
+    dtype = str(decoders[REGULAR].model.shared.weight.dtype).removeprefix("mlx.core.")
     print(
         f"{args.task}: {args.count} held-out prompts, batch {args.batch_size}, temp {args.temp}, "
-        f"{args.repeats} repeats; {platform.machine()} {mx.default_device()}, mlx {version('mlx')}"
+        f"{args.repeats} repeats; {platform.machine()} {mx.default_device()}, mlx {version('mlx')}, "
+        f"{dtype}"
     )
-    measured = measure(ways(args), prompts, options, args.repeats)
+    measured = measure(decoders, prompts, options, args.repeats)
     print(table(measured, args.temp == 0))
     if args.json:
         args.json.write_text(json.dumps([asdict(m) for m in measured], indent=2) + "\n")

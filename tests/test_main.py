@@ -135,6 +135,19 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run):
     assert "regular decoding" in err
 
 
+@pytest.mark.parametrize("draft", ["lookup", str(BUNDLED / "draft") + "+lookup"])
+def test_copying_changes_how_the_text_is_made_and_not_the_text(run, draft):
+    prompt = "fix grammar: The engineers wants to buy some tools including saws and brushes."
+    argv = ["--model", str(BUNDLED / "target"), "--prompt", prompt, "--json"]
+    regular = json.loads(run(*argv, "--regular-decode")[1])
+    _, out, err = run(*argv, "--draft-model", draft, "-v")
+    copied = json.loads(out)
+    assert copied["tokens"] == regular["tokens"]
+    assert copied["stats"]["copied_accepted"] > 5
+    assert 2 * copied["stats"]["target_calls"] < regular["stats"]["target_calls"]
+    assert "\033[36m" in err
+
+
 def test_a_draft_with_another_vocabulary_is_refused(run, models):
     status, out, err = run("--model", str(BUNDLED / "target"), "--draft-model", models[1])
     assert (status, out, err.count("\n")) == (2, "", 1)
