@@ -132,8 +132,8 @@ def main(argv: list[str] | None = None) -> int:
     dtype = str(decoders[REGULAR].model.shared.weight.dtype).removeprefix("mlx.core.")
     print(
         f"{args.task}: {args.count} held-out prompts, batch {args.batch_size}, temp {args.temp}, "
-        f"{args.repeats} repeats; {platform.machine()} {mx.default_device()}, mlx {version('mlx')}, "
-        f"{dtype}"
+        f"{args.repeats} repeats; {platform.machine()} {mx.default_device()}, "
+        f"mlx {version('mlx')}, {dtype}"
     )
     measured = measure(decoders, prompts, options, args.repeats)
     print(table(measured, args.temp == 0))
