@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from acceptance import row_key
-from backend import UserError
 from decoder import Engine, SpeculativeDecoder
 from fake_model import (
     EOS,
@@ -121,64 +120,6 @@ def test_an_end_token_anywhere_ends_the_row_there(place, num_draft):
     assert stats.target_calls == -(-(place + 1) // (num_draft + 1))
     assert stats.drafted == stats.accepted == place + 1 - own
     assert stats.generated_tokens == place
-
-
-def test_statistics_of_a_perfect_draft():
-    model = FakeModel(without(TABLE, EOS), V)
-    stats = (
-        SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=3)
-        .generate(SOURCES[0], max_tokens=10)
-        .stats
-    )
-    # 3 + 1, 3 + 1, and the last step may use one proposal: 1 + 1.
-    assert (stats.target_calls, stats.drafted, stats.accepted) == (3, 7, 7)
-    assert (stats.prompt_tokens, stats.generated_tokens) == (1, 10)
-    assert stats.acceptance_rate == 1.0
-    assert stats.tokens_per_call == pytest.approx(10 / 3)
-
-
-def test_statistics_of_a_useless_draft_and_of_none():
-    model = FakeModel(without(TABLE, EOS), V)
-    useless = SpeculativeDecoder(model, drafter(always(EOS, V), model), None, num_draft=3)
-    stats = useless.generate(SOURCES[0], max_tokens=5).stats
-    assert (stats.target_calls, stats.drafted, stats.accepted) == (5, 3 + 3 + 2 + 1 + 0, 0)
-    assert stats.acceptance_rate == 0.0
-    stats = SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=5).stats
-    assert (stats.target_calls, stats.drafted, stats.tokens_per_call) == (5, 0, 1.0)
-
-
-def test_statistics_end_at_an_accepted_end_token():
-    model = FakeModel(always(EOS, V), V)
-    stats = (
-        SpeculativeDecoder(model, drafter(always(EOS, V), model), None, num_draft=4)
-        .generate(SOURCES[0], max_tokens=9)
-        .stats
-    )
-    assert (stats.drafted, stats.accepted, stats.generated_tokens) == (1, 1, 0)
-    assert stats.tokens_per_call == 1.0
-
-
-def test_times_come_from_the_clock():
-    ticks = iter(range(100))
-    model = FakeModel(without(TABLE, EOS), V)
-    stats = (
-        SpeculativeDecoder(model, clock=lambda: next(ticks))
-        .generate(SOURCES[0], max_tokens=4)
-        .stats
-    )
-    # One tick for the insertion and one a step.
-    assert (stats.encode_seconds, stats.decode_seconds) == (1, 4)
-    assert stats.tokens_per_second == 1.0
-
-
-def test_each_token_says_who_wrote_it():
-    model = FakeModel(without(TABLE, EOS), V)
-    result = SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=2).generate(
-        SOURCES[0], max_tokens=7
-    )
-    assert result.accepted == [True, True, False] * 2 + [False]
-    regular = SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=7)
-    assert regular.accepted == [False] * 7
 
 
 @pytest.mark.parametrize("temp", [0.0, 0.9])
@@ -337,58 +278,6 @@ def test_delta_one_keeps_every_proposal(delta):
     for temp in (0.0, 1.0):
         stats = decoder.generate(SOURCES[1], max_tokens=20, temp=temp).stats
         assert (stats.acceptance_rate == 1.0) == (delta == 1.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"temp": -0.1}, "temp is -0.1"),
-        ({"temp": float("nan")}, "temp is nan"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"num_samples": 0}, "num_samples is 0"),
-        ({"num_samples": 2}, "all 2 samples would be equal; raise temp"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
-        ({"prompts": []}, None),
-        ({"prompts": [[]]}, "a prompt is empty"),
-        ({"prompts": "  "}, "a prompt is empty"),
-        ({"prompts": "text"}, "tokenizer"),
-        ({"prompts": [V]}, f"token id {V} is outside"),
-        ({"prompts": [-1]}, "token id -1 is outside"),
-    ],
-)
-def test_bad_arguments(arguments, complaint):
-    arguments = {"prompts": SOURCES[0], **arguments}
-    decoder = SpeculativeDecoder(target())
-    if complaint is None:
-        assert decoder.generate(**arguments) == []
-        return
-    with pytest.raises(UserError, match=complaint):
-        decoder.generate(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"num_draft": 0}, "num_draft is 0"),
-        ({"delta": -0.1}, "delta is -0.1"),
-        ({"delta": 1.5}, "delta is 1.5"),
-        ({"delta": float("nan")}, "delta is nan"),
-    ],
-)
-def test_bad_construction(arguments, complaint):
-    with pytest.raises(UserError, match=complaint):
-        SpeculativeDecoder(target(), **arguments)
-
-
-def test_prompts_may_be_numpy_integers():
-    model = target()
-    result = SpeculativeDecoder(model).generate(list(np.array(SOURCES[1])), max_tokens=5)
-    assert (result.tokens, result.finish_reason) == greedy(model, SOURCES[1], 5)
 
 
 def test_a_draft_that_computes_nan_costs_time_and_nothing_else():
