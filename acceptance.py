@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend import mx
+from processors import Processing
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
@@ -57,6 +58,7 @@ class Sampling:
     any_greedy: bool
     any_block: bool
     filtered: bool  # some row uses top-k or top-p
+    processing: Processing | None = None  # of the logits, before all this
 
     @classmethod
     def of(
@@ -66,6 +68,7 @@ class Sampling:
         top_p: Sequence[float],
         delta: Sequence[float],
         block: bool = True,
+        processing: Processing | None = None,
     ) -> Sampling:
         """Collects the settings of B rows, given as sequences of length B.
 
@@ -82,6 +85,7 @@ class Sampling:
             any_greedy=any(t == 0 for t in temp),
             any_block=any(joint),
             filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
+            processing=processing,
         )
 
 

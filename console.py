@@ -6,17 +6,29 @@ any model is loaded.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from results import Result, Stats
     from text import StreamingDetokenizer
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports every mistake as one line that starts with `error:`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with status 2."""
+        message = " ".join(message.removeprefix("argument ").split())
+        if message.startswith("unrecognized"):
+            message += "; see --help"
+        self.exit(2, f"error: {message}\n")
 
 
 class InputError(ValueError):
@@ -145,8 +157,12 @@ class Painter:
 
     def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
         """A whole result, coloured, on one line; the detokenizer is a fresh one."""
-        pieces = [detokenizer.add([token]) for token in result.tokens]
-        return one_line(self.paint(pieces, result.writers, detokenizer.finish()))
+        pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
+        left = len(result.text)  # the tokens of a stop string are not shown
+        for i, piece in enumerate(pieces):
+            pieces[i] = piece[:left]
+            left -= len(pieces[i])
+        return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
 
 
 class Results:
@@ -175,12 +191,13 @@ class Results:
             self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
-        """Write one result."""
-        line = json_line(prompt, result) if self._as_json else one_line(result.text)
-        if self._paint and self._aside:
-            print(self._paint(result), file=sys.stderr)
-        elif self._paint:
-            line = self._paint(result)
+        """Write one result; an empty line, or JSON with the error, where there is no text."""
+        paint = None if result.error else self._paint
+        line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
+        if paint and self._aside:
+            print(paint(result), file=sys.stderr)
+        elif paint:
+            line = paint(result)
         print(line, file=self._file, flush=True)
 
 
@@ -198,22 +215,25 @@ def json_line(prompt: str, result: Result) -> str:
         "finish_reason": result.finish_reason,
         "stats": asdict(result.stats),
     }
+    if result.error:
+        record["error"] = result.error
     return json.dumps(record, ensure_ascii=False)
 
 
 # ---- statistics ----------------------------------------------------------------------------------
 
 
-def summary(stats: Sequence[Stats], seconds: float) -> str:
+def summary(stats: Sequence[Stats], seconds: float, unit: str = "prompts") -> str:
     """One line of statistics.
 
     Args:
         stats: those of every result.
         seconds: how long they took together.
+        unit: what to call several of them.
     """
     tokens, calls = sum(s.generated_tokens for s in stats), sum(s.target_calls for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    parts = [f"{len(stats)} prompts"] if len(stats) > 1 else []
+    parts = [f"{len(stats)} {unit}"] if len(stats) > 1 else []
     parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
     if drafted:
         parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")

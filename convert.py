@@ -9,7 +9,6 @@ the size of the model (tests/peak_memory.py measures it).
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -25,6 +24,7 @@ from tqdm import tqdm
 from backend import UserError, mx
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
+from console import Parser
 from hub import SMALL_FILES, resolve
 from model import T5, select_tensors
 from output_folder import check_output, new_folder, require_space
@@ -264,9 +264,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Convert a Hugging Face T5 checkpoint into an MLX model folder."
+def _parser() -> Parser:
+    parser = Parser(
+        allow_abbrev=False,
+        description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     )
     add = parser.add_argument
     add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")

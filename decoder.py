@@ -1,166 +1,31 @@
-"""The engine: speculative decoding of a batch whose rows are never aligned.
+"""Text to text: prompts of any form in, results or a stream of chunks out.
 
-One step, for all rows at once:
-
-    draft    the drafter proposes up to gamma tokens a row       (drafters.py)
-    verify   one pass of the target over gamma + 1 positions     (model.py)
-    accept   the longest acceptable prefix and one token more    (acceptance.py)
-    commit   the kept tokens join the row; nothing is copied
-
-After every step the target's cache of a row holds exactly committed[:-1]: the
-last committed token is the first of the next block. Slots past it may hold
-rejected proposals; the next block overwrites them before they can be seen.
-So rolling back is no work at all: a row's position is len(committed) - 1.
-
-Decoding without a draft is the same loop with nothing proposed. The method is
-that of https://arxiv.org/abs/2211.17192 and https://arxiv.org/abs/2302.01318.
-Symbols: B rows, S source positions, gamma proposals, T = gamma + 1, V vocabulary.
+`SpeculativeDecoder` checks prompts and settings, turns them into rows, lets the engine (engine.py)
+decode them, and makes results of what they became.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
+from dataclasses import replace
+from typing import Any
 
-from acceptance import Sampling, fold, verify
+import batching
 from backend import UserError, mx
 from calibration import measure_costs
 from draft_length import AUTO, Costs, Estimate
-from drafters import Drafter, DraftModel, Proposal
+from drafters import Drafter, DraftModel
+from engine import Engine
 from model import T5
 from pacer import Pacer
-from results import Chunk, Result, Row, Settings, pad, prompt_key
-from text import StreamingDetokenizer, decode, same_vocabulary
+from prompts import is_single, random_keys, token_ids
+from results import Chunk, Result, Row, Settings
+from stop_strings import TextWatch
+from text import decode, same_vocabulary
 
 # Rows decoded at once when the caller gives many prompts and no batch size.
 DEFAULT_BATCH_SIZE = 8
-
-
-class Engine:
-    """Rows in flight. `insert` adds some at any time, `step` advances all of them."""
-
-    def __init__(
-        self,
-        target: T5,
-        drafter: Drafter | None,
-        clock: Callable[[], float] = time.perf_counter,
-        pacer: Pacer | None = None,
-    ) -> None:
-        """Starts an empty batch.
-
-        Args:
-            target: the model whose output is wanted.
-            drafter: where proposals come from; None for regular decoding.
-            clock: seconds, for the statistics.
-            pacer: how many to propose, for rows whose num_draft is "auto".
-        """
-        self.target, self.drafter, self.clock = target, drafter, clock
-        self.pacer = pacer or Pacer()
-        self.rows: list[Row] = []
-        self.cache = None
-        self.keys: mx.array | None = None  # (B, 2)
-        self.sampling: Sampling | None = None
-
-    def insert(self, rows: Sequence[Row]) -> None:
-        """Encodes the source of new rows and adds them to the batch."""
-        started = self.clock()
-        sources = [row.ids for row in rows]
-        ids, mask = pad(sources, self.target.config.pad_token_id)
-        cache = self.target.cache(self.target.encode(ids, mask), mask)
-        drafter_state = self.drafter.insert(sources, ids, mask) if self.drafter else []
-        mx.eval(cache.state, drafter_state)
-        if self.cache is None:
-            self.cache = cache
-        else:
-            self.cache.append(cache)
-        for row in rows:
-            row.committed = [self.target.config.decoder_start_token_id]
-            row.stats.prompt_tokens = len(row.ids)
-            row.stats.encode_seconds = self.clock() - started
-        self._set_rows(self.rows + list(rows))
-
-    def step(self) -> None:
-        """Drafts, verifies and commits once; rows that finish leave the batch.
-
-        Waits for the device once.
-        """
-        started = self.clock()
-        proposal, outcome = self._draft_and_verify()
-        outcome = outcome.tolist()  # the step's only synchronisation
-        seconds = self.clock() - started
-        eos, judged, count = self.target.config.eos_token_id, [], len(self.rows)
-        lengths = proposal.lengths if proposal else [0] * count
-        writers = proposal.writers if proposal else [""] * count
-        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            counted = row.commit(tokens[: accepted + 1], lengths[i], accepted, writers[i], eos)
-            judged.append(counted)
-            row.stats.decode_seconds += seconds
-        self.pacer.observe([row.pace for row in self.rows], lengths, writers, judged)
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; the others leave the batch."""
-        if list(rows) == list(range(len(self.rows))):
-            return
-        if rows:
-            self.cache.keep(rows)
-        else:
-            self.cache = None
-        if self.drafter:
-            self.drafter.keep(rows)
-        self._set_rows([self.rows[row] for row in rows])
-
-    def _draft_and_verify(self) -> tuple[Proposal | None, mx.array]:
-        """Puts one step into the graph without waiting for it.
-
-        Returns:
-            What was proposed, and (B, T + 1) int32: how many of it were accepted,
-            then the tokens as `acceptance.verify` returns them.
-        """
-        committed = [row.committed for row in self.rows]
-        positions = [row.decided for row in self.rows]
-        keys = None if self.sampling.all_greedy else fold(self.keys, mx.array(positions), 0)
-        lengths = self._lengths(committed)
-        proposal = None
-        if self.drafter:
-            proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
-
-        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
-        drafts = q = None
-        if proposal is None:
-            lengths = [0] * len(self.rows)
-        else:
-            drafts, q, lengths = proposal.tokens, proposal.q, proposal.lengths
-            block = mx.concatenate([block, drafts], axis=1)
-        self.cache.reserve(max(positions) + block.shape[1])
-        logits = self.target.decode(block, self.cache, positions)
-        accepted, tokens = verify(
-            logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
-        )
-        return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
-
-    def _lengths(self, committed: list[list[int]]) -> list[int]:
-        """How many proposals each row is to get at most."""
-        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
-        rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
-        wanted = [row.settings.num_draft for row in self.rows]
-        if self.drafter and AUTO in wanted:
-            paces, sampled = zip(*((r.pace, r.settings.temp > 0) for r in self.rows), strict=True)
-            auto = self.pacer.lengths(paces, self.drafter.kinds(committed), rooms, sampled)
-            wanted = [a if n == AUTO else n for n, a in zip(wanted, auto, strict=True)]
-        return list(map(min, wanted, rooms)) if self.drafter else [0] * len(rooms)
-
-    def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch and collects their settings and keys."""
-        self.rows = rows
-        if rows:
-            settings = [row.settings for row in rows]
-            self.keys = mx.stack([row.key for row in rows])
-            self.sampling = Sampling.of(
-                *([getattr(s, name) for s in settings] for name in ("temp", "top_k", "top_p")),
-                [s.delta for s in settings],
-            )
 
 
 class SpeculativeDecoder:
@@ -220,6 +85,8 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
+        **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
 
@@ -232,19 +99,23 @@ class SpeculativeDecoder:
             seed: of the whole call (row i then uses its own stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory.
+            num_samples: results a prompt, each with a stream of its own; needs temp > 0.
+            **settings: any other of `results.Settings`, such as repetition_penalty.
 
         Returns:
-            One result, or a list in the order of the prompts.
+            One result, or a list in the order of the prompts: all samples of the
+            first, then all of the second, and so on.
 
         Raises:
             UserError: a value is out of range, a prompt is empty or has an id
                 outside the vocabulary, or texts are given without a tokenizer.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+        single = is_single(prompts)
+        prompts = [prompts] if single else prompts
         results = self.results(
-            [prompts] if single else prompts, max_tokens, temp, top_k, top_p, seed, batch_size
+            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
         )
-        return next(results) if single else list(results)
+        return next(results) if single and num_samples == 1 else list(results)
 
     def results(
         self,
@@ -255,27 +126,23 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        num_samples: int = 1,
+        **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        settings = self._settings(max_tokens, temp, top_k, top_p)
-        rows = [
-            self._row(p, settings, prompt_key(seed, i, len(prompts))) for i, p in enumerate(prompts)
-        ]
-        return self._run(rows, batch_size)
-
-    def _run(self, rows: list[Row], batch_size: int) -> Iterator[Result]:
-        """Keeps up to batch_size rows in flight; yields results in the order of `rows`."""
-        engine = self._engine(min(batch_size, len(rows)))
-        waiting = list(reversed(rows))
-        for row in rows:
-            while row.finish_reason is None:
-                free = min(batch_size - len(engine.rows), len(waiting))
-                if free:
-                    engine.insert([waiting.pop() for _ in range(free)])
-                engine.step()
-            yield self._result(row)
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}; it must be at least 1")
+        if num_samples > 1 and temp == 0:
+            raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
+        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        keys = random_keys(seed, len(prompts), num_samples)
+        each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
+        rows = [row for rows in each for row in rows]
+        return map(
+            self._result, batching.run(self._engine(min(batch_size, len(rows))), rows, batch_size)
+        )
 
     def stream(
         self,
@@ -285,37 +152,40 @@ class SpeculativeDecoder:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
+        **settings: Any,
     ) -> Iterator[Chunk]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
-        row = self._row(
-            prompt, self._settings(max_tokens, temp, top_k, top_p), prompt_key(seed, 0, 1)
-        )
+        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        (row,) = self._rows(prompt, settings, *random_keys(seed, 1))
+        if self.tokenizer and not row.watch:
+            row.watch = TextWatch(self.tokenizer)
         return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
         engine = self._engine()
-        engine.insert([row])
-        detokenizer = StreamingDetokenizer(self.tokenizer) if self.tokenizer else None
+        batching.insert(engine, [row])
+        if row.error:
+            raise UserError(row.error)
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
             tokens, writers = row.output(seen)
-            pieces = [detokenizer.add([token]) for token in tokens] if detokenizer else []
-            text, result = "".join(pieces), None
-            if row.finish_reason is not None:
-                text += detokenizer.finish() if detokenizer else ""
-                result = self._result(row)
+            pieces = row.watch.pieces[seen:] if row.watch else []
+            text = "".join(pieces) + (row.watch.rest if row.watch else "")
+            result = self._result(row) if row.finish_reason else None
             row.update_rates()
             yield Chunk(text, tokens, writers, pieces, row.stats, result)
 
-    def _settings(self, max_tokens: int, temp: float, top_k: int, top_p: float) -> Settings:
-        return Settings(
-            max_tokens, temp, top_k, top_p, self.defaults.delta, self.defaults.num_draft
+    def _settings(
+        self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
+    ) -> Settings:
+        return replace(
+            self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
 
     def _engine(self, width: int = 1) -> Engine:
@@ -324,26 +194,26 @@ class SpeculativeDecoder:
         pacer = Pacer(self.costs, width, self.history)
         return Engine(self.model, drafter, self.clock, pacer)
 
-    def _row(self, prompt: str | Sequence[int], settings: Settings, key: mx.array) -> Row:
-        """Checks a prompt and turns it into a row."""
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise UserError("a prompt is empty; write the text to work on")
-            if self.tokenizer is None:
-                raise UserError("text prompts need a tokenizer; this model folder has none")
-            prompt = self.tokenizer.encode(prompt)
-        ids = [int(token) for token in prompt]
-        if not ids:
-            raise UserError("a prompt is empty; give at least one token id")
-        vocab_size = self.model.config.vocab_size
-        bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
-        return Row(ids, settings, key)
+    def _rows(
+        self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
+    ) -> list[Row]:
+        """Checks a prompt and turns it into a row for each key."""
+        ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
+        if settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
+        rows = [Row(ids, settings, key) for key in keys]
+        for row in rows:
+            row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
+        return rows
 
     def _result(self, row: Row) -> Result:
+        if row.error:
+            return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()
-        text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        if row.watch:
+            text = row.watch.text
+        else:
+            text = decode(self.tokenizer, tokens) if self.tokenizer else None
         return Result(text, tokens, writers, row.finish_reason, row.stats)

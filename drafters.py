@@ -18,6 +18,7 @@ from typing import Protocol
 from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError, mx
 from model import T5
+from processors import History
 
 
 @dataclass
@@ -39,9 +40,7 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch.
-
-    Rows are known by their place. Nothing here may wait for the device.
+    """Proposes tokens for the rows of one batch, which are known by their place.
 
     Attributes:
         model: the model that is asked, None if there is none.
@@ -54,17 +53,16 @@ class Drafter(Protocol):
 
     def insert(
         self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> list[mx.array]:
-        """Adds rows at the end of the batch.
+    ) -> None:
+        """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
             sources: source tokens of each row.
             ids: (B, S) the same, padded at the right.
             mask: (B, S), 1 where ids are real; None if all are.
 
-        Returns:
-            Arrays to compute before the first step, so that encoding is timed
-            as such.
+        Raises:
+            RuntimeError: the device has not enough memory; nothing has changed.
         """
 
     def propose(
@@ -74,7 +72,9 @@ class Drafter(Protocol):
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Guesses what follows. Called once a step, also when no row can use a proposal.
+        """Guesses what follows, without waiting for the device.
+
+        Called once a step, also when no row can use a proposal.
 
         Args:
             committed: tokens of each row so far, the start token first.
@@ -133,15 +133,15 @@ class DraftModel:
 
     def insert(
         self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> list[mx.array]:
+    ) -> None:
         """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
         cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
+        mx.eval(cache.state)
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
         self.fed += [0] * ids.shape[0]
-        return cache.state
 
     def propose(
         self,
@@ -158,12 +158,18 @@ class DraftModel:
         if gamma == 0:
             return None
         logits = self._catch_up(committed, gamma)
+        history = History.of(committed) if sampling.processing else None
         tokens, q = [], []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
                 logits = self.model.decode(self._known(tokens[-1]), self.cache, positions)
             logits = logits[..., : self.target.config.vocab_size]
+            if history:
+                # Not needed for the output, but it makes the draft guess better.
+                history = history.then(tokens[-1] if tokens else None)
+                counts = [min(max(n - i, 0), 1) for n in lengths]
+                logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -172,7 +178,9 @@ class DraftModel:
             tokens.append(token)
         self.fed = [len(row) + gamma - 1 for row in committed]
         writers = ["draft"] * len(lengths)
-        return Proposal(mx.concatenate(tokens, axis=1), self._widen(q), list(lengths), writers)
+        # Ids that only the target has get no mass.
+        q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
+        return Proposal(mx.concatenate(tokens, axis=1), q, list(lengths), writers)
 
     def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
         """The model is asked for every row; see `Drafter.kinds`."""
@@ -208,9 +216,7 @@ class DraftModel:
             return ids
         return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
 
-    def _widen(self, q: list[mx.array]) -> mx.array | None:
-        """Stacks the steps' q (B, 1, V) and gives ids that only the target has no mass."""
-        if not q:
-            return None
-        q = mx.concatenate(q, axis=1)
-        return mx.pad(q, ((0, 0), (0, 0), (0, self.target.config.vocab_size - q.shape[-1])))
+    def _widen(self, values: mx.array, filler: float) -> mx.array:
+        """Fills values (B, T, V of the draft) up to the target's V."""
+        missing = self.target.config.vocab_size - values.shape[-1]
+        return mx.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=filler)

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import console
 
@@ -29,19 +29,13 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+# Options that the decoder takes by the same name.
+DECODING = (
+    *("max_tokens", "temp", "top_k", "top_p", "seed", "stop"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_tokens"),
+)
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports every mistake as one line that starts with `error:`."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the line and exit with status 2."""
-        message = " ".join(message.removeprefix("argument ").split())
-        if message.startswith("unrecognized"):
-            message += "; see --help"
-        self.exit(2, f"error: {message}\n")
 
 
 def number(kind: Callable, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
@@ -59,9 +53,9 @@ def number(kind: Callable, fits: Callable[[float], bool], wanted: str) -> Callab
     return parse
 
 
-def build_parser() -> Parser:
+def build_parser() -> console.Parser:
     """All options of the command line."""
-    parser = Parser(
+    parser = console.Parser(
         prog="main.py",
         description="Run a T5 model several tokens at a time: a small draft model proposes, the "
         "target model checks. Without options: the bundled pair translates a sentence.",
@@ -164,11 +158,46 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("--seed", type=natural, default=0, help="of sampling; the same seed, the same text")
     add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
     add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
+    add("--num-samples", type=count, default=1, help="texts a prompt; needs --temp above 0")
+    _rule_options(group, add)
     group.add_argument(
         "--regular-decode",
         action="store_true",
         help="the target alone, one token at a time, to compare with",
     )
+
+
+def _rule_options(group: argparse._ArgumentGroup, add: Callable) -> None:
+    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
+    penalty = number(float, lambda p: 0 < p < math.inf, "a number above 0")
+    add(
+        "--repetition-penalty",
+        type=penalty,
+        default=1.0,
+        help="above 1 makes tokens that the text already has less likely; 1: off",
+    )
+    add(
+        "--no-repeat-ngram-size",
+        type=natural,
+        default=0,
+        help="write no run of so many tokens twice; 0: off",
+    )
+    add("--min-tokens", type=natural, default=0, help="no end before so many tokens; 0: off")
+    group.add_argument(
+        "--stop",
+        action="append",
+        type=_stop_string,
+        default=[],
+        metavar="STRING",
+        help="end a text before this string; may be given several times",
+    )
+
+
+def _stop_string(text: str) -> str:
+    """An argparse type: text that can be searched for."""
+    if not text:
+        raise argparse.ArgumentTypeError("give at least one character")
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,6 +211,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = build_parser()
     args = parser.parse_args(argv)
+    if args.num_samples > 1 and args.temp == 0:
+        parser.error("--num-samples: greedy samples would be equal; set --temp above 0")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")
     try:
@@ -209,10 +240,10 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
         painter = console.Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
         if painter:
             _tell(painter.legend)
-        options = {
-            name: getattr(args, name) for name in ("max_tokens", "temp", "top_k", "top_p", "seed")
-        }
-        if len(prompts) == 1 and not (args.input_file or args.output_file or args.json):
+        options = {name: getattr(args, name) for name in DECODING}
+        if len(prompts) == args.num_samples == 1 and not (
+            args.input_file or args.output_file or args.json
+        ):
             return _stream(decoder, prompts[0], options, painter)
         return _write_all(decoder, prompts, options, painter, args)
     except backend.UserError as error:
@@ -279,21 +310,29 @@ def _write_all(
     as_json = args.json or (args.output_file or "").endswith(".jsonl")
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
+    total, unit = len(prompts) * args.num_samples, "prompts" if args.num_samples == 1 else "texts"
     began, stats, status = time.perf_counter(), [], 0
     with (
         console.Results(args.output_file, as_json, paint if painter else None) as output,
-        tqdm(total=len(prompts), unit=" prompts", disable=hidden) as bar,
+        tqdm(total=total, unit=" " + unit, disable=hidden) as bar,
     ):
         try:
-            results = decoder.results(prompts, batch_size=args.batch_size, **options)
-            for prompt, result in zip(prompts, results, strict=True):
+            results = decoder.results(
+                prompts, batch_size=args.batch_size, num_samples=args.num_samples, **options
+            )
+            each = ((n, p) for n, p in enumerate(prompts, 1) for _ in range(args.num_samples))
+            for (number, prompt), result in zip(each, results, strict=True):
                 output.write(prompt, result)
+                if result.error:
+                    status = 2
+                    _tell(f"error: prompt {number}: {result.error}")
                 stats.append(result.stats)
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    done = f"interrupted: {len(stats)} of {len(prompts)} prompts done · " if status else ""
-    _tell(done + console.summary(stats, time.perf_counter() - began))
+    interrupted = status == INTERRUPTED
+    done = f"interrupted: {len(stats)} of {total} {unit} done · " if interrupted else ""
+    _tell(done + console.summary(stats, time.perf_counter() - began, unit))
     return status
 
 

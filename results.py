@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from acceptance import row_key
+from acceptance import Sampling
 from backend import UserError, mx
 from draft_length import AUTO
 from pacer import PRIOR, Pace
+from processors import LogitsProcessor, Processing
+from stop_strings import TextWatch
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Settings:
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
         num_draft: tokens proposed a step (gamma); 0 decodes regularly, "auto" lets the engine
             choose for every step.
+        repetition_penalty: above 1 makes tokens already written less likely; 1 is off.
+        no_repeat_ngram_size: no run of so many tokens is written twice; 0 is off.
+        min_tokens: tokens before the end token may come; 0 is off.
+        logits_processors: callables that change the target's logits, in order, after the three
+            above and before the temperature; see `processors.LogitsProcessor`.
+        stop: a string or several; the text ends before the first of them.
 
     Raises:
         UserError: a value is out of its range.
@@ -34,8 +42,15 @@ class Settings:
     top_p: float = 1.0
     delta: float = 0.0
     num_draft: int | str = 5
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_tokens: int = 0
+    logits_processors: Sequence[LogitsProcessor] = ()
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         allowed = {
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temp": (0 <= self.temp < float("inf"), "0 (greedy) or more"),
@@ -47,6 +62,13 @@ class Settings:
                 or (not isinstance(self.num_draft, str) and self.num_draft >= 0),
                 'a number, 0 (regular decoding) or more, or "auto"',
             ),
+            "repetition_penalty": (
+                0 < self.repetition_penalty < float("inf"),
+                "above 0 (1 is off)",
+            ),
+            "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or more"),
+            "min_tokens": (self.min_tokens >= 0, "0 (off) or more"),
+            "stop": (all(self.stop), "strings of at least one character"),
         }
         for name, (valid, expected) in allowed.items():
             if not valid:
@@ -165,8 +187,12 @@ class Row:
         key: (2,) the row's own random key.
         committed: the start token and every token decided so far.
         writers: who wrote each of them after the start token: "draft", "copy" or "target".
-        finish_reason: None while running, then "stop" or "length".
+        finish_reason: None while running, then "stop", "length" or "error".
+        error: what went wrong, if anything did.
         stats: counts and times.
+        watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
+            asks for it before the end.
+        ended: whether the last token is the end token.
         pace: what was learned about its proposals.
     """
 
@@ -176,7 +202,10 @@ class Row:
     committed: list[int] = field(default_factory=list)
     writers: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    error: str | None = None
     stats: Stats = field(default_factory=Stats)
+    watch: TextWatch | None = None
+    ended: bool = False
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -194,24 +223,36 @@ class Row:
             drafted: proposals that were judged.
             accepted: how many of them were kept.
             writer: who proposed them.
-            eos: the end token; what follows it is dropped and not counted.
+            eos: the end token; what follows it, or a stop string, is dropped and not counted.
 
         Returns:
             Of `drafted` and of `accepted`, how many count.
         """
-        if eos in tokens:
+        self.ended = eos in tokens
+        if self.ended:
             tokens = tokens[: tokens.index(eos) + 1]
+        if self.watch:
+            read = self.watch.take(tokens[: len(tokens) - self.ended])
+            if self.watch.stopped:
+                tokens, self.ended = tokens[:read], False
+        if self.ended or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
+        if self.watch and self.finish_reason:
+            self.watch.finish()
         self.stats.target_calls += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
         self.stats.speculation.count(drafted, accepted, writer)
         return drafted, accepted
+
+    def fail(self, error: str) -> None:
+        """Ends the row without a result."""
+        self.finish_reason, self.error = "error", error
 
     def update_rates(self) -> None:
         """Works out the statistics that follow from the counts."""
@@ -225,8 +266,19 @@ class Row:
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
-        end = self.decided - (self.finish_reason == "stop")
+        end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
+
+
+def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
+    """The settings of a batch's rows, collected for a step."""
+
+    def each(*names: str) -> list[list]:
+        return [[getattr(row.settings, name) for row in rows] for name in names]
+
+    rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+    processing = Processing.of(*each(*rules), eos)
+    return Sampling.of(*each("temp", "top_k", "top_p", "delta"), processing=processing)
 
 
 @dataclass
@@ -234,11 +286,13 @@ class Result:
     """What one prompt became.
 
     Attributes:
-        text: the decoded tokens; None without a tokenizer.
-        tokens: generated ids, without start token and EOS.
+        text: the decoded tokens, up to a stop string; None without a tokenizer.
+        tokens: generated ids, without start token and EOS, those of a stop string included.
         writers: who wrote each token: "draft", "copy" (from the source) or "target".
-        finish_reason: "stop" at EOS, "length" at max_tokens.
+        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens; "error" if the prompt
+            could not be decoded, while the others of the call could.
         stats: counts and times.
+        error: what went wrong, if anything did.
     """
 
     text: str | None
@@ -246,6 +300,7 @@ class Result:
     writers: list[str]
     finish_reason: str
     stats: Stats
+    error: str | None = None
 
     @property
     def accepted(self) -> list[bool]:
@@ -258,7 +313,8 @@ class Chunk:
     """What one step added to a streamed text.
 
     Attributes:
-        text: new text, whole characters only; "" without a tokenizer.
+        text: new text, whole characters only and nothing that may begin a stop string; ""
+            without a tokenizer.
         tokens: new ids, without EOS.
         writers: who wrote each of them, as in `Result`.
         pieces: for each of them, the part of `text` that it completed.
@@ -277,27 +333,3 @@ class Chunk:
     def accepted(self) -> list[bool]:
         """For each token, whether it was a proposal."""
         return [writer != "target" for writer in self.writers]
-
-
-def prompt_key(seed: int | Sequence[int], index: int, count: int) -> mx.array:
-    """The random key of prompt `index` of `count`.
-
-    Raises:
-        UserError: a seed is out of range, or there is not one a prompt.
-    """
-    if isinstance(seed, Sequence):
-        if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
-        seed, index = seed[index], 0
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
-    return row_key(seed, index)
-
-
-def pad(rows: Sequence[Sequence[int]], token: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
-    width = max(map(len, rows))
-    ids = mx.array([list(row) + [token] * (width - len(row)) for row in rows], mx.int32)
-    if all(len(row) == width for row in rows):
-        return ids, None
-    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])

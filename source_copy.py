@@ -117,10 +117,9 @@ class SourceCopy:
 
     def insert(
         self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> list[mx.array]:
+    ) -> None:
         """Starts a trail for each source; see `Drafter.insert`."""
         self.trails += [Trail(source, self._begin(source)) for source in sources]
-        return []
 
     def propose(
         self,
@@ -183,9 +182,10 @@ class CopyOrDraft:
 
     def insert(
         self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> list[mx.array]:
+    ) -> None:
         """Adds the rows to both; see `Drafter.insert`."""
-        return self.copy.insert(sources, ids, mask) + self.draft.insert(sources, ids, mask)
+        self.draft.insert(sources, ids, mask)  # first, as it may run out of memory
+        self.copy.insert(sources, ids, mask)
 
     def propose(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
     if not any((folder / name).is_file() for name in files):
         return None
+    # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import
 
     kind = PreTrainedTokenizerFast if (folder / files[0]).is_file() else AutoTokenizer
@@ -91,6 +94,10 @@ class StreamingDetokenizer:
         """Take more tokens; return the text that is now certain and has not been returned yet."""
         return "".join(self._add(int(token)) for token in tokens)
 
+    def peek(self) -> str:
+        """What `finish` would return now; more tokens may still be added."""
+        return "" if self._utf8 or not self._pending else self._rest()
+
     def finish(self) -> str:
         """The rest, after the last token."""
         return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
@@ -106,9 +113,12 @@ class StreamingDetokenizer:
             return ""
         return self._flush()
 
-    def _flush(self) -> str:
+    def _rest(self) -> str:
         known = decode(self._tokenizer, self._context)
-        text = decode(self._tokenizer, self._context + self._pending)[len(known) :]
+        return decode(self._tokenizer, self._context + self._pending)[len(known) :]
+
+    def _flush(self) -> str:
+        text = self._rest()
         self._context, self._pending = self._pending[-1:] or self._context, []
         return text
 

@@ -22,3 +22,29 @@ def made(tmp_path_factory):
 def reference(request, made):
     """The reference of every family in turn."""
     return made(request.param)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> list[str]:
+    """Options that name a random target and a random draft."""
+    from command_line import byte_model
+
+    root = tmp_path_factory.mktemp("models")
+    target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
+    return ["--model", str(target), "--draft-model", str(draft)]
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command line in this process: status, standard output, standard error."""
+
+    import main
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        try:
+            status = main.main(list(argv))
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run

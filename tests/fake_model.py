@@ -38,7 +38,7 @@ class FakeCache:
 
     def keep(self, rows):
         self.sources = [self.sources[i] for i in rows]
-        self.slots = [self.slots[i] for i in rows]
+        self.slots = [list(self.slots[i]) for i in rows]  # a row may be asked for twice
 
     def append(self, other):
         self.sources += other.sources

@@ -3,8 +3,9 @@
 import pytest
 
 from acceptance import row_key
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
 from draft_length import Costs, Curve
+from engine import Engine
 from fake_model import (
     EOS,
     FakeModel,

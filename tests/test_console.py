@@ -36,6 +36,7 @@ class FakeResult:
     writers: list[str] = field(default_factory=lambda: ["draft", "target"])
     finish_reason: str = "stop"
     stats: FakeStats = field(default_factory=FakeStats)
+    error: str | None = None
 
 
 @pytest.fixture
@@ -232,3 +233,19 @@ def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
     assert "peak memory 2.50 GB" in line
     assert "acceptance" not in console.summary([regular], 1.0)
     assert "tokens per target call" not in console.summary([], 0.0)
+
+
+def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
+    failed = FakeResult(None, [], [], "error", error="no memory")
+    for name, as_json in (("out.txt", False), ("out.jsonl", True)):
+        path = tmp_path / name
+        with console.Results(str(path), as_json, paint=lambda result: result.text) as results:
+            for result in (FakeResult("one"), failed, FakeResult("three")):
+                results.write("prompt", result)
+        lines = path.read_text().split("\n")[:-1]
+        if as_json:
+            records = [json.loads(line) for line in lines]
+            assert [record["text"] for record in records] == ["one", None, "three"]
+            assert [record.get("error") for record in records] == [None, "no memory", None]
+        else:
+            assert lines == ["one", "", "three"]

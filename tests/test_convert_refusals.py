@@ -232,3 +232,14 @@ def test_from_the_hub(tiny, tmp_path):
     assert hub.fetched == set(files) - {"tf_model.h5"}
     assert run.stdout == f"{tmp_path / 'models' / 't5-tiny'}\n"
     assert load(tmp_path / "models" / "t5-tiny")
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--model", "a", "--dtype", "int4"], ["--model", "a", "--q-bits", "x"]]
+)
+def test_a_mistake_in_an_option_is_one_line(argv, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")

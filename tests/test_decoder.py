@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from acceptance import row_key
-from backend import UserError
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
+from engine import Engine
 from fake_model import (
     EOS,
     START,
@@ -123,64 +123,6 @@ def test_an_end_token_anywhere_ends_the_row_there(place, num_draft):
     assert stats.generated_tokens == place
 
 
-def test_statistics_of_a_perfect_draft():
-    model = FakeModel(without(TABLE, EOS), V)
-    stats = (
-        SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=3)
-        .generate(SOURCES[0], max_tokens=10)
-        .stats
-    )
-    # 3 + 1, 3 + 1, and the last step may use one proposal: 1 + 1.
-    assert (stats.target_calls, stats.drafted, stats.accepted) == (3, 7, 7)
-    assert (stats.prompt_tokens, stats.generated_tokens) == (1, 10)
-    assert stats.acceptance_rate == 1.0
-    assert stats.tokens_per_call == pytest.approx(10 / 3)
-
-
-def test_statistics_of_a_useless_draft_and_of_none():
-    model = FakeModel(without(TABLE, EOS), V)
-    useless = SpeculativeDecoder(model, drafter(always(EOS, V), model), None, num_draft=3)
-    stats = useless.generate(SOURCES[0], max_tokens=5).stats
-    assert (stats.target_calls, stats.drafted, stats.accepted) == (5, 3 + 3 + 2 + 1 + 0, 0)
-    assert stats.acceptance_rate == 0.0
-    stats = SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=5).stats
-    assert (stats.target_calls, stats.drafted, stats.tokens_per_call) == (5, 0, 1.0)
-
-
-def test_statistics_end_at_an_accepted_end_token():
-    model = FakeModel(always(EOS, V), V)
-    stats = (
-        SpeculativeDecoder(model, drafter(always(EOS, V), model), None, num_draft=4)
-        .generate(SOURCES[0], max_tokens=9)
-        .stats
-    )
-    assert (stats.drafted, stats.accepted, stats.generated_tokens) == (1, 1, 0)
-    assert stats.tokens_per_call == 1.0
-
-
-def test_times_come_from_the_clock():
-    ticks = iter(range(100))
-    model = FakeModel(without(TABLE, EOS), V)
-    stats = (
-        SpeculativeDecoder(model, clock=lambda: next(ticks))
-        .generate(SOURCES[0], max_tokens=4)
-        .stats
-    )
-    # One tick for the insertion and one a step.
-    assert (stats.encode_seconds, stats.decode_seconds) == (1, 4)
-    assert stats.tokens_per_second == 1.0
-
-
-def test_each_token_says_who_wrote_it():
-    model = FakeModel(without(TABLE, EOS), V)
-    result = SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=2).generate(
-        SOURCES[0], max_tokens=7
-    )
-    assert result.accepted == [True, True, False] * 2 + [False]
-    regular = SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=7)
-    assert regular.accepted == [False] * 7
-
-
 @pytest.mark.parametrize("temp", [0.0, 0.9])
 @pytest.mark.parametrize("num_draft", [1, 4])
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
@@ -206,6 +148,35 @@ def test_the_same_prompt_twice_gives_two_samples_and_the_seed_repeats_them():
     assert [r.tokens for r in again] == [r.tokens for r in first]
     other = decoder.generate([SOURCES[0]] * 3, max_tokens=20, temp=1.0, seed=6)
     assert not {tuple(r.tokens) for r in first} & {tuple(r.tokens) for r in other}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+def test_samples_of_a_prompt_come_one_after_the_other(batch_size):
+    model = FakeModel(without(TABLE, EOS), V)
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+    options = {"max_tokens": 9, "temp": 1.0, "seed": 5}
+    samples = decoder.generate(SOURCES[:2], num_samples=3, batch_size=batch_size, **options)
+    # The streams are those of a call with every prompt written three times.
+    each = decoder.generate([SOURCES[0]] * 3 + [SOURCES[1]] * 3, **options)
+    assert [r.tokens for r in samples] == [r.tokens for r in each]
+    assert len({tuple(r.tokens) for r in samples}) == 6
+    assert [r.stats.prompt_tokens for r in samples] == [1] * 3 + [6] * 3
+
+
+def test_samples_of_one_prompt_are_a_list_and_follow_its_own_seed():
+    decoder = SpeculativeDecoder(FakeModel(without(TABLE, EOS), V))
+    options = {"max_tokens": 9, "temp": 1.0, "num_samples": 2}
+    together = decoder.generate(SOURCES[:2], seed=[7, 8], **options)
+    alone = decoder.generate(SOURCES[1], seed=8, **options)
+    assert [r.tokens for r in alone] == [r.tokens for r in together[2:]]
+
+
+def test_equal_sources_are_encoded_once(monkeypatch):
+    model, encoded = target(), []
+    encode = model.encode
+    monkeypatch.setattr(model, "encode", lambda ids, mask: encoded.append(ids) or encode(ids, mask))
+    SpeculativeDecoder(model).generate([SOURCES[1]], temp=1.0, num_samples=4, max_tokens=3)
+    assert [ids.tolist() for ids in encoded] == [[SOURCES[1]]]
 
 
 def test_rows_may_join_while_others_run_with_settings_of_their_own():
@@ -244,7 +215,7 @@ def test_finished_rows_leave_and_waiting_ones_take_their_place():
 def test_results_come_as_soon_as_they_and_all_before_them_are_done():
     model = FakeModel(without(TABLE, EOS), V)
     decoder = SpeculativeDecoder(model)
-    results = decoder.results(SOURCES, max_tokens=6, batch_size=2)
+    results = decoder.results([[5], [3], [6], [4]], max_tokens=6, batch_size=2)
     next(results)
     assert len(model.calls) == 6
     next(results)
@@ -308,56 +279,6 @@ def test_delta_one_keeps_every_proposal(delta):
     for temp in (0.0, 1.0):
         stats = decoder.generate(SOURCES[1], max_tokens=20, temp=temp).stats
         assert (stats.acceptance_rate == 1.0) == (delta == 1.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"temp": -0.1}, "temp is -0.1"),
-        ({"temp": float("nan")}, "temp is nan"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
-        ({"prompts": []}, None),
-        ({"prompts": [[]]}, "a prompt is empty"),
-        ({"prompts": "  "}, "a prompt is empty"),
-        ({"prompts": "text"}, "tokenizer"),
-        ({"prompts": [V]}, f"token id {V} is outside"),
-        ({"prompts": [-1]}, "token id -1 is outside"),
-    ],
-)
-def test_bad_arguments(arguments, complaint):
-    arguments = {"prompts": SOURCES[0], **arguments}
-    decoder = SpeculativeDecoder(target())
-    if complaint is None:
-        assert decoder.generate(**arguments) == []
-        return
-    with pytest.raises(UserError, match=complaint):
-        decoder.generate(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"num_draft": 0}, "num_draft is 0"),
-        ({"delta": -0.1}, "delta is -0.1"),
-        ({"delta": 1.5}, "delta is 1.5"),
-        ({"delta": float("nan")}, "delta is nan"),
-    ],
-)
-def test_bad_construction(arguments, complaint):
-    with pytest.raises(UserError, match=complaint):
-        SpeculativeDecoder(target(), **arguments)
-
-
-def test_prompts_may_be_numpy_integers():
-    model = target()
-    result = SpeculativeDecoder(model).generate(list(np.array(SOURCES[1])), max_tokens=5)
-    assert (result.tokens, result.finish_reason) == greedy(model, SOURCES[1], 5)
 
 
 def test_a_draft_that_computes_nan_costs_time_and_nothing_else():

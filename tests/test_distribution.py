@@ -7,14 +7,18 @@ a full block follows p, so the expectation walks through the blocks too.
 """
 
 from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 
 from acceptance import fold, row_key
 from backend import mx
-from decoder import Engine
+from drafters import DraftModel
+from engine import Engine
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
+from processors import History, Processing
 from results import Row, Settings
 from source_copy import STRONG_MATCH, CopyOrDraft, SourceCopy, Trail
 from test_acceptance import total_variation_bound
@@ -67,12 +71,12 @@ def expected(target, draft, num_draft, delta, **sampling):
     return outcome
 
 
-def sampled(target, draft, num_draft, delta, make=drafter, **sampling):
-    """The same, from the engine: one batch of DRAWS rows of the same prompt."""
+def sampled(target, draft, num_draft, delta, make=drafter, draws=DRAWS, **sampling):
+    """The same, from the engine: one batch of rows of the same prompt."""
     model = FakeModel(target, V)
     engine = Engine(model, make(draft, model))
     settings = Settings(MAX_TOKENS, delta=delta, num_draft=num_draft, **sampling)
-    keys = fold(mx.broadcast_to(row_key(0, 0), (DRAWS, 2)), mx.arange(DRAWS), 0)
+    keys = fold(mx.broadcast_to(row_key(0, 0), (draws, 2)), mx.arange(draws), 0)
     rows = [Row(list(SOURCE), settings, key) for key in keys]
     engine.insert(rows)
     while engine.rows:
@@ -82,12 +86,17 @@ def sampled(target, draft, num_draft, delta, make=drafter, **sampling):
 
 def check(target, draft, num_draft, delta, make=drafter, **sampling):
     exact = expected(target, draft, num_draft, delta, **sampling)
-    seen = sampled(target, draft, num_draft, delta, make, **sampling)
+    compare(sampled(target, draft, num_draft, delta, make, **sampling), exact)
+    return exact
+
+
+def compare(seen, exact):
+    """That counted sequences look as if drawn with the exact probabilities."""
     assert sum(exact.values()) == pytest.approx(1)
     assert set(seen) <= set(exact), "a sequence was written that has probability 0"
-    distance = sum(abs(seen[s] / DRAWS - exact[s]) for s in exact) / 2
-    assert distance < total_variation_bound(len(exact), DRAWS)
-    return exact
+    draws = sum(seen.values())
+    distance = sum(abs(seen[s] / draws - exact[s]) for s in exact) / 2
+    assert distance < total_variation_bound(len(exact), draws)
 
 
 PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
@@ -161,6 +170,58 @@ def test_with_copies_beside_drafts(delta):
         return CopyOrDraft(SourceCopy(), drafter(good(TABLE), model))
 
     check(TABLE, copying_or_good, 1, delta, make, **PLAIN)
+
+
+def fading(tokens, logits):
+    """A processor that depends on the last token and on how many there are."""
+    return logits - 0.8 * tokens.shape[0] * (mx.arange(V) == tokens[-1])
+
+
+def processed(table, rules):
+    """The law of a model whose logits come out processed."""
+    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+    values = [rules.get(name, off) for name, off in zip(names, (1, 0, 0, ()), strict=True)]
+    processing = Processing.of(*([value] for value in values), EOS)
+
+    def new(source, seen):
+        logits = mx.array(table(source, seen))[None, None]
+        return np.array(processing(History.of([seen]), logits, [1]))[0, 0]
+
+    return lru_cache(maxsize=None)(new)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("rules", "draws"),
+    [
+        ({"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}, DRAWS),
+        ({"no_repeat_ngram_size": 1}, DRAWS),
+        ({"logits_processors": (fading,), "min_tokens": 1}, 800),  # called for every row
+    ],
+)
+def test_with_processors_the_law_is_that_of_the_processed_target(rules, draws, delta):
+    draft = good(TABLE)
+    exact = expected(processed(TABLE, rules), processed(draft, rules), 2, delta, **PLAIN)
+    seen = sampled(TABLE, draft, 2, delta, draws=draws, **PLAIN, **rules)
+    compare(seen, exact)
+
+
+def test_the_law_is_kept_where_the_draft_is_not_processed():
+    rules = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}
+
+    class Unprocessed(DraftModel):
+        def propose(self, committed, lengths, sampling, keys):
+            return super().propose(committed, lengths, replace(sampling, processing=None), keys)
+
+        def fresh(self):
+            return Unprocessed(self.model, self.target)
+
+    def make(draft, model):
+        return Unprocessed(FakeModel(draft, V), model)
+
+    exact = expected(processed(TABLE, rules), None, 0, 0.0, **PLAIN)
+    for draft in (good(TABLE), always(EOS, V)):
+        compare(sampled(TABLE, draft, 2, 0.0, make, **PLAIN, **rules), exact)
 
 
 def test_a_wrong_rule_would_be_seen():

@@ -9,7 +9,8 @@ import pytest
 
 from acceptance import row_key
 from backend import mx, nn
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
+from engine import Engine
 from model import T5, load
 from results import Row, Settings
 from weights import quantize_predicate
@@ -127,6 +128,32 @@ def test_regular_decoding_is_that_of_transformers(pair):
     assert [r.tokens for r in results] == pair.free
 
 
+@pytest.mark.parametrize("num_draft", [1, 2, 4, 7])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "min_tokens": 9},
+    ],
+)
+def test_processed_greedy_output_is_that_of_transformers(pair, rules, num_draft):
+    eos = pair.free[0][4]
+    target, draft = ending_with(pair.target, eos), ending_with(pair.draft, eos)
+    results = SpeculativeDecoder(target, draft, None, num_draft).generate(
+        PROMPTS, max_tokens=LONGEST, **rules
+    )
+    names = {"min_tokens": "min_new_tokens"}
+    theirs = {names.get(name, name): value for name, value in rules.items()}
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        out = pair.theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, eos_token_id=eos,
+            **theirs,
+        )[0, 1:].tolist()  # fmt: skip
+        assert result.tokens + [eos] * (result.finish_reason == "stop") == out
+    assert [r.tokens for r in results] != [until(f, eos, LONGEST)[0] for f in pair.free]
+
+
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.8, "top_k": 20, "top_p": 0.9}])
 def test_a_row_alone_equals_the_row_in_a_batch(pair, sampling):
     decoder = SpeculativeDecoder(pair.target, pair.draft, None, 3)
@@ -185,12 +212,24 @@ class Synchronisations:
         return counting
 
 
+PROCESSED = {
+    "repetition_penalty": 1.2,
+    "no_repeat_ngram_size": 3,
+    "min_tokens": 5,
+    "logits_processors": [lambda tokens, logits: mx.where(tokens[-1] > 9, logits, 2 * logits)],
+}
+
+
+@pytest.mark.parametrize("rules", [{}, PROCESSED], ids=["plain", "processed"])
 @pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_one_synchronisation_a_step_and_none_while_drafting(pair, temp, monkeypatch):
+def test_one_synchronisation_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch):
     decoder = SpeculativeDecoder(pair.target, pair.draft, None, 4)
     engine = Engine(pair.target, decoder.drafter.fresh())
     engine.insert(
-        [Row(p, Settings(20, temp, top_p=0.9), row_key(0, i)) for i, p in enumerate(PROMPTS)]
+        [
+            Row(p, Settings(20, temp, top_p=0.9, **rules), row_key(0, i))
+            for i, p in enumerate(PROMPTS)
+        ]
     )
     waits = Synchronisations(monkeypatch)
     propose, during_drafting = engine.drafter.propose, []

@@ -3,20 +3,15 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
-import checkpoints
 import main
+from command_line import ROOT, start
+from model import T5
 
-ROOT = Path(main.__file__).parent
 BUNDLED = ROOT / "demo"
 TRANSLATION = (
     "Allons au magasin et achetons des provisions, notamment des œufs, des avocats et du pain."
@@ -36,59 +31,6 @@ STATS = {
     "speculation": dict,
 }
 PROMPTS = ["Étude", "a", "le chat est noir", "?", "one two three four five"]
-
-
-def byte_model(folder: Path, noise: float = 0.0) -> Path:
-    """A random T5 that spells in bytes, so that a character may take two tokens.
-
-    Only the bytes of some letters can win, so greedy decoding never ends by itself. With noise it
-    is a draft that mostly agrees with the one without.
-    """
-    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
-    config = transformers.T5Config(vocab_size=384, decoder_start_token_id=0, **sizes)
-    tokenizer = transformers.ByT5Tokenizer()
-    letters = sorted(set(tokenizer.encode("abcdefghijklmnopqrstuvwxyzàáâãçèéê")[:-1]))
-    own, others = (torch.Generator().manual_seed(seed) for seed in (0, 1))
-    state = {}
-    for name, value in transformers.T5ForConditionalGeneration(config).state_dict().items():
-        scale = 1.0 if name == "shared.weight" or value.ndim == 1 else value.shape[-1] ** -0.5
-        weight = torch.randn(value.shape, generator=own)
-        state[name] = scale * (weight + noise * torch.randn(value.shape, generator=others))
-    head = torch.zeros(config.vocab_size, config.d_model)
-    head[letters] = 16 * state["lm_head.weight"][letters]
-    state["lm_head.weight"] = head
-    checkpoints.save(state, folder, config={**config.to_dict(), "tie_word_embeddings": False})
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> list[str]:
-    """Options that name a random target and a random draft."""
-    root = tmp_path_factory.mktemp("models")
-    target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
-    return ["--model", str(target), "--draft-model", str(draft)]
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command line in this process: status, standard output, standard error."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            status = main.main(list(argv))
-        except SystemExit as end:
-            status = end.code
-        return status, *capsys.readouterr()
-
-    return run
-
-
-def start(*argv: str, **options) -> subprocess.Popen:
-    """Runs the command line in a process of its own."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    pipes["env"] = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
-    return subprocess.Popen([sys.executable, str(ROOT / "main.py"), *argv], **pipes)
 
 
 def texts(out: str) -> list[str]:
@@ -133,6 +75,19 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run):
     assert "regular decoding" in err
 
 
+@pytest.mark.parametrize("draft", ["lookup", str(BUNDLED / "draft") + "+lookup"])
+def test_copying_changes_how_the_text_is_made_and_not_the_text(run, draft):
+    prompt = "fix grammar: The engineers wants to buy some tools including saws and brushes."
+    argv = ["--model", str(BUNDLED / "target"), "--prompt", prompt, "--json"]
+    regular = json.loads(run(*argv, "--regular-decode")[1])
+    _, out, err = run(*argv, "--draft-model", draft, "-v")
+    copied = json.loads(out)
+    assert copied["tokens"] == regular["tokens"]
+    assert copied["stats"]["speculation"]["copied_accepted"] > 5
+    assert 2 * copied["stats"]["target_calls"] < regular["stats"]["target_calls"]
+    assert "\033[36m" in err
+
+
 def test_a_draft_with_another_vocabulary_is_refused(run, models):
     status, out, err = run("--model", str(BUNDLED / "target"), "--draft-model", models[1])
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -173,6 +128,15 @@ def test_verbose_adds_only_marks(run, models, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     _, marked, _ = run(*argv, "-v")
     assert "\033" not in marked
+
+
+def test_without_torch_standard_error_is_ours_alone(models):
+    code = "import sys; sys.modules['torch'] = None; import main; sys.exit(main.main())"
+    argv = [sys.executable, "-c", code, *models, "-m", "5", "--prompt", "x"]
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True)
+    lines = [line for line in process.stderr.decode().splitlines() if not line.startswith("hint: ")]
+    assert process.returncode == 0
+    assert [line.split()[0] for line in lines] == ["target", "5"]
 
 
 def test_a_prompt_from_standard_input(models):
@@ -235,120 +199,72 @@ def test_regular_and_speculative_decoding_agree(run, models, tmp_path, monkeypat
     assert len(list((tmp_path / "t5-mlx").iterdir())) == 2
 
 
-# ---- bad input -----------------------------------------------------------------------------------
+def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, monkeypatch):
+    encode = T5.encode
 
+    def limited(self, ids, mask=None):
+        if ids.shape[1] > 50:
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        return encode(self, ids, mask)
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
-        (["--num-draft", "AUTO"], "--num-draft: .*whole number of at least 1 or auto"),
-        (["--num-draft", "many"], "--num-draft: .*whole number"),
-        (["--delta", "1.5"], "--delta: .*from 0 to 1"),
-        (["--delta", "nan"], "--delta: .*from 0 to 1"),
-        (["--temp", "-1"], "--temp: "),
-        (["--top-k", "-1"], "--top-k: "),
-        (["--top-p", "0"], "--top-p: "),
-        (["-m", "0"], "--max-tokens: "),
-        (["--batch-size", "0"], "--batch-size: "),
-        (["--seed", "x"], "--seed: "),
-        (["--dtype", "int4"], "--dtype: .*bfloat16"),
-        (["--no-such-option"], "--no-such-option; see --help"),
-        (["--prompt", "a", "--input-file", "b"], "not allowed with"),
-        (["--prompt", ""], "the prompt is empty"),
-        (["--prompt", "a", "--prompt", " \n"], "the prompt is empty"),
-        (["--input-file", "none.txt"], "there is no file none.txt"),
-        (["--input-file", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
-        (["--output-file", "none/out.txt"], "there is no folder none"),
-        (["--input-file", "in.txt", "--output-file", "in.txt"], "is the input file too"),
-        (["--model", "models/none"], "there is no model folder models/none"),
-        (["--model", "empty"], "config.json"),
-        (["--model", "hollow"], "hollow"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, message):
-    monkeypatch.chdir(tmp_path)
-    Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n')
-    Path("in.txt").write_text("a\n")
-    for name in ("empty", "hollow"):
-        Path(name).mkdir()
-    sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
-    Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
-    before = sorted(Path().rglob("*"))
+    monkeypatch.setattr(T5, "encode", limited)
+    argv = [*models, "-m", "5", "--json", "--prompt", "a", "--prompt", "b" * 60, "--prompt", "c"]
     status, out, err = run(*argv)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert re.match(f"error: .*{message}", err)
-    assert sorted(Path().rglob("*")) == before, "nothing is written"
+    assert status == 2
+    assert [text is None for text in texts(out)] == [False, True, False]
+    assert "error: prompt 2: no memory for a prompt of 61 tokens" in err
+    status, out, err = run(*models, "--prompt", "b" * 60)
+    assert (status, out) == (2, "")
+    assert "error: no memory" in err
 
 
-def test_a_bad_line_costs_no_results(run, models, tmp_path):
-    source, results = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("good\n\ngood\n")
-    results.write_text("from yesterday\n")
-    files = ["--input-file", str(source), "--output-file", str(results)]
-    status, _, err = run(*models, *files)
-    assert (status, err) == (
-        2,
-        f"error: {source} line 2 is empty; write what the model is to work on\n",
-    )
-    assert results.read_text() == "from yesterday\n"
+# ---- rules for the text --------------------------------------------------------------------------
 
 
-def test_a_damaged_model_is_refused(run, models, tmp_path):
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    for file in Path(models[1]).iterdir():
-        data = file.read_bytes()
-        whole = file.suffix != ".safetensors"
-        (damaged / file.name).write_bytes(data if whole else data[: len(data) // 2])
-    status, out, err = run("--model", str(damaged), "--prompt", "x")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
+def test_rules_reach_the_decoder_and_drafts_do_not_change_their_text(run, models):
+    argv = [*models, "-m", "60", "--json", "--prompt", "x"]
+    plain = json.loads(run(*argv)[1])["tokens"]
+    assert len(set(plain)) < 40
+    for rule in (["--repetition-penalty", "1.3"], ["--no-repeat-ngram-size", "2"]):
+        ruled = json.loads(run(*argv, *rule)[1])["tokens"]
+        assert ruled != plain
+        assert json.loads(run(*argv, *rule, "--regular-decode")[1])["tokens"] == ruled
+    assert len(set(zip(ruled, ruled[1:], strict=False))) == len(ruled) - 1, "each pair once"
 
 
-def test_help_does_not_wait_for_mlx():
-    code = (
-        "import sys, main; main.build_parser().format_help(); sys.exit('mlx.core' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_the_end_waits_for_the_minimum(run, models):
+    # With each token once, the letters that can win run out and the model ends its text.
+    argv = [*models, "-m", "80", "--json", "--prompt", "x", "--no-repeat-ngram-size", "1"]
+    first = json.loads(run(*argv)[1])
+    assert first["finish_reason"] == "stop"
+    least = first["stats"]["generated_tokens"] + 5
+    longer = json.loads(run(*argv, "--min-tokens", str(least))[1])
+    assert longer["tokens"][: least - 5] == first["tokens"]
+    assert longer["stats"]["generated_tokens"] >= least
 
 
-# ---- interruption --------------------------------------------------------------------------------
+def test_a_text_ends_before_a_stop_string_however_it_is_shown(run, models, monkeypatch):
+    argv = [*models, "-m", "60", "--prompt", "x"]
+    whole = run(*argv)[1].rstrip("\n")
+    stop = ["--stop", "no such text", "--stop", whole[20:23]]
+    wanted = whole[: whole.index(whole[20:23])]
+    assert run(*argv, *stop)[1] == wanted + "\n"
+    record = json.loads(run(*argv, *stop, "--json")[1])
+    assert (record["text"], record["finish_reason"]) == (wanted, "stop")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for painted in (run(*argv, *stop, "-v")[1], run(*argv, *stop, "-v", "--prompt", "x")[1]):
+        assert re.sub(r"[\[\]]", "", painted).splitlines()[0] == wanted
 
 
-def test_interrupting_a_text_keeps_it(models):
-    process = start(*models, "-m", "100000", "--prompt", "x")
-    first = os.read(process.stdout.fileno(), 1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (first + out).decode().endswith("\n")
-    assert "interrupted: " in err.decode()
-    assert "Traceback" not in err.decode()
-
-
-def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
-    source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    source.write_text("".join(f"{i}\n" for i in range(2000)))
-    files = ["--input-file", str(source), "--output-file", str(results)]
-    process = start(*models, "-m", "50", "--batch-size", "2", *files)
-    deadline = time.monotonic() + 60
-    while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err.decode()
-    prompts = [json.loads(line)["prompt"] for line in results.read_text().splitlines()]
-    assert prompts == [str(i) for i in range(len(prompts))]
-    assert 0 < len(prompts) < 2000
-    assert f"interrupted: {len(prompts)} of 2000 prompts done" in err.decode()
-
-
-def test_a_reader_that_leaves_is_no_error(models):
-    process = start(*models, "-m", "100000", "--prompt", "x")
-    os.read(process.stdout.fileno(), 1)
-    process.stdout.close()
-    err = process.stderr.read().decode()
-    assert process.wait(timeout=60) == 141
-    assert "Traceback" not in err and "BrokenPipe" not in err
+def test_several_samples_of_each_prompt(run, models):
+    argv = [*models, "-m", "12", "--temp", "1", "--seed", "4"]
+    each = [part for prompt in "xxxyyy" for part in ("--prompt", prompt)]
+    wanted = texts(run(*argv, *each, "--json")[1])
+    sampled = [*argv, "--num-samples", "3", "--prompt", "x", "--prompt", "y"]
+    _, out, err = run(*sampled, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["text"] for record in records] == wanted
+    assert [record["prompt"] for record in records] == list("xxxyyy")
+    assert "6 texts · 72 tokens" in err
+    alone = run(*argv, "--num-samples", "3", "--prompt", "x")[1]
+    assert alone.splitlines() == [main.console.one_line(text) for text in wanted[:3]]

@@ -5,7 +5,8 @@ import pytest
 
 from acceptance import Sampling, row_key
 from backend import mx
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
+from engine import Engine
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
 from results import Row, Settings
 from source_copy import CopyOrDraft, SourceCopy, Trail, copied, merged

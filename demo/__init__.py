@@ -1,0 +1,1 @@
+"""The demonstration pair: grammar, training recipe and evaluation."""

@@ -1,0 +1,104 @@
+"""When and where: times, places and destinations, English and French side by side."""
+
+from demo import french, number_words
+from demo.english import COUNTED, TIME, mark
+from demo.phrases import Words, noun_phrase
+
+_PLACE_MODES = ("the", "the", "the", "this")
+
+
+def time(g: Words, tense: str) -> tuple[str, str]:
+    """A time that goes with "past", "future", "habit" or "present"."""
+    draw = g.rng.random()
+    if tense in ("past", "future") and draw < 0.55:
+        return _made_time(g, tense)
+    if tense == "habit" and draw < 0.1:
+        day = g.phrase("day")
+        return f"every {day[0]}", f"tous les {day[1]}s"
+    section = "any" if tense != "present" and draw > 0.9 else tense
+    en, fr = g.phrase(f"time {section}")
+    return (mark(en, TIME) if en.startswith(("on ", "at ", "in ")) else en), fr
+
+
+def _made_time(g: Words, tense: str) -> tuple[str, str]:
+    kind = g.rng.choice(("day", "month", "clock", "clock", "distance", "day part"))
+    if kind == "day":
+        en, fr = g.phrase("day")
+        return mark(f"on {en}", TIME), fr
+    if kind == "day part":
+        en, fr = g.phrase("day")
+        part = g.rng.choice((("morning", "matin"), ("evening", "soir"),
+                             ("afternoon", "après-midi")))
+        return mark(f"on {en} {part[0]}", TIME), f"{fr} {part[1]}"
+    if kind == "month":
+        en, fr = g.phrase("month")
+        return mark(f"in {en}", TIME), f"en {fr}"
+    if kind == "clock":
+        return clock(g)
+    en, fr = duration(g)
+    if tense == "past":
+        return f"{en} ago", f"il y a {fr}"
+    return f"in {en}", f"dans {fr}"
+
+
+def clock(g: Words) -> tuple[str, str]:
+    """ "at eight o'clock", "at half past seven", "at a quarter to nine"."""
+    hour = g.rng.randint(1, 11)
+    shape = g.rng.choice(("o'clock", "o'clock", "half", "quarter past", "quarter to"))
+    hours = "une heure" if hour == 1 else f"{number_words.french(hour)} heures"
+    en = number_words.english(hour)
+    if shape == "half":
+        return mark(f"at half past {en}", TIME), f"à {hours} et demie"
+    if shape == "quarter past":
+        return mark(f"at a quarter past {en}", TIME), f"à {hours} et quart"
+    if shape == "quarter to":
+        return mark(f"at a quarter to {en}", TIME), f"à {hours} moins le quart"
+    return mark(f"at {en} o'clock", TIME), f"à {hours}"
+
+
+def duration(g: Words) -> tuple[str, str]:
+    """ "three weeks"."""
+    unit = g.noun("unit")
+    n = g.rng.randint(2, 20)
+    return (f"{number_words.english(n)} {mark(unit.en_plural, COUNTED)}",
+            f"{number_words.french(n, unit.gender)} {unit.fr_plural}")
+
+
+def place(g: Words) -> tuple[str, str]:
+    """Where something happens: "at the market", "in the kitchen", "in Paris"."""
+    draw = g.rng.random()
+    if draw < 0.35:
+        where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES),
+                            modify=0.1)
+        return f"at {where.en}", french.to(where.fr)
+    if draw < 0.6:
+        where = noun_phrase(g, g.noun("room", "room", "region"),
+                            g.rng.choice(("the", "the", "my", "this")), modify=0.1)
+        return f"in {where.en}", f"dans {where.fr}"
+    if draw < 0.7:
+        en, fr = g.phrase("city")
+        return f"in {en}", f"à {fr}"
+    if draw < 0.78:
+        en, fr = g.phrase("country")
+        return f"in {en}", fr
+    if draw < 0.88:
+        where = noun_phrase(g, g.noun("building", "place"), "the", modify=0)
+        en, fr = g.rng.choice((("near", ""), ("behind", "derrière"), ("in front of", "devant"),
+                               ("next to", "à côté")))
+        return f"{en} {where.en}", (f"{fr} {where.fr}" if fr in ("derrière", "devant")
+                                     else f"{fr or 'près'} {where.of()}")
+    return g.phrase("place fixed")
+
+
+def destination(g: Words) -> tuple[str, str]:
+    """Where somebody goes: "to the market", "to Paris", "to Canada"."""
+    draw = g.rng.random()
+    if draw < 0.6:
+        where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES),
+                            modify=0.1)
+        return f"to {where.en}", french.to(where.fr)
+    if draw < 0.8:
+        en, fr = g.phrase("city")
+        return f"to {en}", f"à {fr}"
+    en, fr = g.phrase("country")
+    return f"to {en}", fr

@@ -1,0 +1,173 @@
+"""The engine: speculative decoding of a batch whose rows are never aligned.
+
+One step, for all rows at once:
+
+    draft    the drafter proposes up to gamma tokens a row       (drafters.py)
+    verify   one pass of the target over gamma + 1 positions     (model.py)
+    accept   the longest acceptable prefix and one token more    (acceptance.py)
+    commit   the kept tokens join the row; nothing is copied
+
+After every step the target's cache of a row holds exactly committed[:-1]: the
+last committed token is the first of the next block. Slots past it may hold
+rejected proposals; the next block overwrites them before they can be seen.
+So rolling back is no work at all: a row's position is len(committed) - 1.
+
+Decoding without a draft is the same loop with nothing proposed. The method is
+that of https://arxiv.org/abs/2211.17192 and https://arxiv.org/abs/2302.01318.
+Symbols: B rows, S source positions, gamma proposals, T = gamma + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from acceptance import Sampling, fold, verify
+from backend import mx
+from cache import Cache
+from draft_length import AUTO
+from drafters import Drafter, Proposal
+from model import T5
+from pacer import Pacer
+from processors import History
+from prompts import padded
+from results import Row, sampling_of
+
+
+class Engine:
+    """Rows in flight. `insert` adds some at any time, `step` advances all of them."""
+
+    def __init__(
+        self,
+        target: T5,
+        drafter: Drafter | None,
+        clock: Callable[[], float] = time.perf_counter,
+        pacer: Pacer | None = None,
+    ) -> None:
+        """Starts an empty batch.
+
+        Args:
+            target: the model whose output is wanted.
+            drafter: where proposals come from; None for regular decoding.
+            clock: seconds, for the statistics.
+            pacer: how many to propose, for rows whose num_draft is "auto".
+        """
+        self.target, self.drafter, self.clock = target, drafter, clock
+        self.pacer = pacer or Pacer()
+        self.rows: list[Row] = []
+        self.cache = None
+        self.keys: mx.array | None = None  # (B, 2)
+        self.sampling: Sampling | None = None
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Encodes the source of new rows and adds them to the batch.
+
+        Raises:
+            RuntimeError: the device has not enough memory; the batch is as it was.
+        """
+        started = self.clock()
+        sources = [tuple(row.ids) for row in rows]
+        ids, mask = padded(sources, self.target.config.pad_token_id)
+        cache = self._encoded(sources)
+        mx.eval(cache.state)
+        if self.drafter:
+            self.drafter.insert(sources, ids, mask)
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        for row in rows:
+            row.committed = [self.target.config.decoder_start_token_id]
+            row.stats.prompt_tokens = len(row.ids)
+            row.stats.encode_seconds = self.clock() - started
+        self._set_rows(self.rows + list(rows))
+
+    def _encoded(self, sources: Sequence[tuple[int, ...]]) -> Cache:
+        """The target's cache for these sources; several samples of one are encoded once."""
+        different = list(dict.fromkeys(sources))
+        ids, mask = padded(different, self.target.config.pad_token_id)
+        cache = self.target.cache(self.target.encode(ids, mask), mask)
+        if len(different) < len(sources):
+            cache.keep([different.index(source) for source in sources])
+        return cache
+
+    def step(self) -> None:
+        """Drafts, verifies and commits once; rows that finish leave the batch.
+
+        Waits for the device once.
+        """
+        started = self.clock()
+        proposal, outcome = self._draft_and_verify()
+        outcome = outcome.tolist()  # the step's only synchronisation
+        seconds = self.clock() - started
+        eos, judged, count = self.target.config.eos_token_id, [], len(self.rows)
+        lengths = proposal.lengths if proposal else [0] * count
+        writers = proposal.writers if proposal else [""] * count
+        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
+            counted = row.commit(tokens[: accepted + 1], lengths[i], accepted, writers[i], eos)
+            judged.append(counted)
+            row.stats.decode_seconds += seconds
+        self.pacer.observe([row.pace for row in self.rows], lengths, writers, judged)
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order; the others leave the batch."""
+        if list(rows) == list(range(len(self.rows))):
+            return
+        if rows:
+            self.cache.keep(rows)
+        else:
+            self.cache = None
+        if self.drafter:
+            self.drafter.keep(rows)
+        self._set_rows([self.rows[row] for row in rows])
+
+    def _draft_and_verify(self) -> tuple[Proposal | None, mx.array]:
+        """Puts one step into the graph without waiting for it.
+
+        Returns:
+            What was proposed, and (B, T + 1) int32: how many of it were accepted,
+            then the tokens as `acceptance.verify` returns them.
+        """
+        committed = [row.committed for row in self.rows]
+        positions = [row.decided for row in self.rows]
+        keys = None if self.sampling.all_greedy else fold(self.keys, mx.array(positions), 0)
+        lengths = self._lengths(committed)
+        proposal = None
+        if self.drafter:
+            proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
+
+        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
+        drafts = q = None
+        if proposal is None:
+            lengths = [0] * len(self.rows)
+        else:
+            drafts, q, lengths = proposal.tokens, proposal.q, proposal.lengths
+            block = mx.concatenate([block, drafts], axis=1)
+        self.cache.reserve(max(positions) + block.shape[1])
+        logits = self.target.decode(block, self.cache, positions)
+        if self.sampling.processing:
+            history = History.of(committed).then(drafts)
+            logits = self.sampling.processing(history, logits, [n + 1 for n in lengths])
+        accepted, tokens = verify(
+            logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
+        )
+        return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
+
+    def _lengths(self, committed: list[list[int]]) -> list[int]:
+        """How many proposals each row is to get at most."""
+        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+        rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
+        wanted = [row.settings.num_draft for row in self.rows]
+        if self.drafter and AUTO in wanted:
+            paces, sampled = zip(*((r.pace, r.settings.temp > 0) for r in self.rows), strict=True)
+            auto = self.pacer.lengths(paces, self.drafter.kinds(committed), rooms, sampled)
+            wanted = [a if n == AUTO else n for n, a in zip(wanted, auto, strict=True)]
+        return list(map(min, wanted, rooms)) if self.drafter else [0] * len(rooms)
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        """Makes `rows` the batch and collects their settings and keys."""
+        self.rows = rows
+        if rows:
+            self.keys = mx.stack([row.key for row in rows])
+            self.sampling = sampling_of(rows, self.target.config.eos_token_id)

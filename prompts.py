@@ -1,0 +1,71 @@
+"""Prompts and seeds as callers give them, checked and turned into what the engine takes.
+
+Symbols: B rows, S source positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+from acceptance import row_key
+from backend import UserError, mx
+
+
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt, a text or token ids, and not a list of prompts."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+
+
+def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> list[int]:
+    """The source tokens of one prompt.
+
+    Raises:
+        UserError: the prompt is empty or has an id outside the vocabulary, or it is a text and
+            there is no tokenizer.
+    """
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise UserError("a prompt is empty; write the text to work on")
+        if tokenizer is None:
+            raise UserError("text prompts need a tokenizer; this model folder has none")
+        prompt = tokenizer.encode(prompt)
+    ids = [int(token) for token in prompt]
+    if not ids:
+        raise UserError("a prompt is empty; give at least one token id")
+    bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
+    return ids
+
+
+def random_keys(seed: int | Sequence[int], count: int, samples: int = 1) -> list[list[mx.array]]:
+    """The random keys (2,) of every sample of `count` prompts.
+
+    Args:
+        seed: one, from which sample j of prompt i gets stream i * samples + j, or one a prompt,
+            from which its sample j gets stream j.
+        count: how many prompts there are.
+        samples: of each prompt.
+
+    Raises:
+        UserError: a seed is out of range, or there is not one a prompt.
+    """
+    if isinstance(seed, Sequence) and len(seed) != count:
+        raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
+    own = isinstance(seed, Sequence)
+    for value in seed if own else [seed]:
+        if not 0 <= value < 2**64:
+            raise UserError(f"seed is {value}; it must be between 0 and 2**64 - 1")
+    starts = [(seed[i], 0) if own else (seed, i * samples) for i in range(count)]
+    return [[row_key(value, first + j) for j in range(samples)] for value, first in starts]
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
+    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
+    width = max(map(len, rows))
+    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
+    if all(len(row) == width for row in rows):
+        return ids, None
+    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])

@@ -1,0 +1,138 @@
+"""What the command line does with bad input, and when it is interrupted."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from command_line import ROOT, start
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
+        (["--num-draft", "AUTO"], "--num-draft: .*whole number of at least 1 or auto"),
+        (["--num-draft", "many"], "--num-draft: .*whole number"),
+        (["--delta", "1.5"], "--delta: .*from 0 to 1"),
+        (["--delta", "nan"], "--delta: .*from 0 to 1"),
+        (["--temp", "-1"], "--temp: "),
+        (["--top-k", "-1"], "--top-k: "),
+        (["--top-p", "0"], "--top-p: "),
+        (["-m", "0"], "--max-tokens: "),
+        (["--batch-size", "0"], "--batch-size: "),
+        (["--seed", "x"], "--seed: "),
+        (["--repetition-penalty", "0"], "--repetition-penalty: .*above 0"),
+        (["--no-repeat-ngram-size", "-1"], "--no-repeat-ngram-size: "),
+        (["--min-tokens", "few"], "--min-tokens: "),
+        (["--stop", ""], "--stop: .*at least one character"),
+        (["--num-samples", "0"], "--num-samples: "),
+        (["--num-samples", "2"], "--num-samples: .*set --temp above 0"),
+        (["--dtype", "int4"], "--dtype: .*bfloat16"),
+        (["--no-such-option"], "--no-such-option; see --help"),
+        (["--prompt", "a", "--input-file", "b"], "not allowed with"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--prompt", " \n"], "the prompt is empty"),
+        (["--input-file", "none.txt"], "there is no file none.txt"),
+        (["--input-file", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
+        (["--output-file", "none/out.txt"], "there is no folder none"),
+        (["--input-file", "in.txt", "--output-file", "in.txt"], "is the input file too"),
+        (["--model", "models/none"], "there is no model folder models/none"),
+        (["--model", "empty"], "config.json"),
+        (["--model", "hollow"], "hollow"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n')
+    Path("in.txt").write_text("a\n")
+    for name in ("empty", "hollow"):
+        Path(name).mkdir()
+    sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
+    Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
+    before = sorted(Path().rglob("*"))
+    status, out, err = run(*argv)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.match(f"error: .*{message}", err)
+    assert sorted(Path().rglob("*")) == before, "nothing is written"
+
+
+def test_a_bad_line_costs_no_results(run, models, tmp_path):
+    source, results = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("good\n\ngood\n")
+    results.write_text("from yesterday\n")
+    files = ["--input-file", str(source), "--output-file", str(results)]
+    status, _, err = run(*models, *files)
+    assert (status, err) == (
+        2,
+        f"error: {source} line 2 is empty; write what the model is to work on\n",
+    )
+    assert results.read_text() == "from yesterday\n"
+
+
+def test_a_damaged_model_is_refused(run, models, tmp_path):
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in Path(models[1]).iterdir():
+        data = file.read_bytes()
+        whole = file.suffix != ".safetensors"
+        (damaged / file.name).write_bytes(data if whole else data[: len(data) // 2])
+    status, out, err = run("--model", str(damaged), "--prompt", "x")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+
+
+def test_help_does_not_wait_for_mlx():
+    code = (
+        "import sys, main; main.build_parser().format_help(); sys.exit('mlx.core' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# ---- interruption --------------------------------------------------------------------------------
+
+
+def test_interrupting_a_text_keeps_it(models):
+    process = start(*models, "-m", "100000", "--prompt", "x")
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + out).decode().endswith("\n")
+    assert "interrupted: " in err.decode()
+    assert "Traceback" not in err.decode()
+
+
+def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
+    source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{i}\n" for i in range(2000)))
+    files = ["--input-file", str(source), "--output-file", str(results)]
+    process = start(*models, "-m", "50", "--batch-size", "2", *files)
+    deadline = time.monotonic() + 60
+    while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err.decode()
+    prompts = [json.loads(line)["prompt"] for line in results.read_text().splitlines()]
+    assert prompts == [str(i) for i in range(len(prompts))]
+    assert 0 < len(prompts) < 2000
+    assert f"interrupted: {len(prompts)} of 2000 prompts done" in err.decode()
+
+
+def test_a_reader_that_leaves_is_no_error(models):
+    process = start(*models, "-m", "100000", "--prompt", "x")
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in err and "BrokenPipe" not in err
