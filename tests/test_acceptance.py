@@ -284,6 +284,32 @@ def test_block_verification_accepts_more_on_the_same_draws():
     assert mean[True] > 1.02 * mean[False]
 
 
+def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
+    """Tables for which a residual without the weight of its prefix would be clearly off."""
+    draws = 100_000
+    p = np.array([[0.5, 0.5, 0.0], [0.45, 0.45, 0.1], [1.0, 0.0, 0.0]])
+    q = np.array([[0.9, 0.1, 0.0], [0.4, 0.05, 0.55]])
+    each = many_keys(draws, 11)
+
+    def draw(law, word):
+        laws = mx.broadcast_to(mx.array(law), (draws, 3))
+        return acceptance.sample(laws, acceptance.fold(each, word, acceptance.DRAFT))
+
+    accepted, tokens = acceptance.verify(
+        mx.broadcast_to(mx.log(mx.array(p)), (draws, 3, 3)),
+        mx.stack([draw(q[0], 0), draw(q[1], 1)], axis=1),
+        mx.broadcast_to(mx.array(q), (draws, 2, 3)),
+        mx.full(draws, 2, mx.int32),
+        settings(draws),
+        each,
+    )
+    # A row that kept nothing has written one token; the second is drawn as the next step would.
+    second = mx.where(accepted == 0, draw(p[1], 2), tokens[:, 1])
+    seen = np.bincount(np.array(tokens[:, 0] * 3 + second), minlength=9) / draws
+    exact = np.outer(p[0], p[1]).ravel()
+    assert np.abs(seen - exact).sum() / 2 < total_variation_bound(9, draws)
+
+
 def test_a_relaxed_row_is_judged_token_by_token():
     both = Sampling.of([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
     assert both.block.tolist() == [True, False, False]
