@@ -1,11 +1,11 @@
 """Which proposals are kept: literal cases first, then the distribution that comes out."""
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 import acceptance
 from acceptance import Sampling
+from backend import mx
 
 # A statistic may exceed its bound by chance in one run of this many.
 FALSE_ALARM = 1e-6
