@@ -60,8 +60,8 @@ class Measurement:
 
 def ways(args: argparse.Namespace) -> dict[str, SpeculativeDecoder]:
     """The decoders to compare, by name; regular decoding is the first."""
-    target, tokenizer = load(args.model)
-    model, copy = DraftModel(load(args.draft_model)[0], target), SourceCopy.of(tokenizer)
+    target, tokenizer = load(args.model, args.dtype)
+    model, copy = DraftModel(load(args.draft_model, args.dtype)[0], target), SourceCopy.of(tokenizer)
     drafters = {"draft": model, "lookup": copy, "draft+lookup": CopyOrDraft(copy, model)}
     return {REGULAR: SpeculativeDecoder(target, None, tokenizer)} | {
         f"{kind} {gamma}": SpeculativeDecoder(target, drafter, tokenizer, num_draft=gamma)
@@ -149,6 +149,7 @@ def parser() -> Parser:
     add = result.add_argument
     add("--model", default=str(DEMO / "target"), help="folder of the target")
     add("--draft-model", default=str(DEMO / "draft"), help="folder of the draft")
+    add("--dtype", help="compute in this type (default: the folder's; float32 without a GPU)")
     add("--task", choices=list(TASKS), default="fix", help="default: %(default)s")
     add("--count", type=int, default=40, help="prompts (default: %(default)s)")
     add(

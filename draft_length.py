@@ -34,18 +34,6 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def speedup(alpha: float, gamma: int, c: float, v: float) -> float:
-    """S(gamma), the speed relative to regular decoding.
-
-    Args:
-        alpha: probability that a proposal is kept.
-        gamma: proposals a step.
-        c: cost of a draft pass relative to a target pass over one position.
-        v: cost of verifying, v(gamma + 1) / v(1).
-    """
-    return expected_tokens(alpha, gamma) / (gamma * c + v)
-
-
 @dataclass(frozen=True)
 class Curve:
     """What a pass costs by how many positions it computes.

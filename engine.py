@@ -67,11 +67,10 @@ class Engine:
         """
         started = self.clock()
         sources = [tuple(row.ids) for row in rows]
-        ids, mask = padded(sources, self.target.config.pad_token_id)
         cache = self._encoded(sources)
         mx.eval(cache.state)
         if self.drafter:
-            self.drafter.insert(sources, ids, mask)
+            self.drafter.insert(sources, *padded(sources, self.target.config.pad_token_id))
         if self.cache is None:
             self.cache = cache
         else:

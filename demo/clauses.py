@@ -89,7 +89,6 @@ _SIMPLE = {"present": "present", "progressive": "present", "past_progressive": "
            "used_to": "imperfect", "future": "future", "conditional": "conditional",
            "when_future": "future", "if_past": "imperfect"}
 _NOT = {"am": "am not", "will": "won't", "can": "can't", "must": "must not"}
-TO_TENSES = tuple(_OUTER)
 
 
 def ambiguous(predicate: Predicate, manner: Manner, subject: NounPhrase) -> bool:

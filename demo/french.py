@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-PRONOUNS = ("je", "il", "nous", "vous", "ils")
 REFLEXIVE = ("me", "se", "nous", "vous", "se")
 
 # Words that look as if they began with a vowel sound but block elision.

@@ -11,10 +11,14 @@ from draft_length import (
     best_lengths,
     break_even,
     expected_tokens,
-    speedup,
 )
 
 CURVE = Curve(((1, 2.0), (5, 4.0), (9, 4.0)))
+
+
+def speedup(alpha, gamma, c, v):
+    """S(gamma) of one row, from the paper's symbols; v stands for v(gamma + 1) / v(1)."""
+    return expected_tokens(alpha, gamma) / (gamma * c + v)
 
 
 @pytest.mark.parametrize(

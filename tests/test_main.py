@@ -64,7 +64,7 @@ def test_json_has_exactly_the_promised_keys(run):
 
 
 def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run):
-    target = ["--model", str(BUNDLED / "target"), "--json"]
+    target = ["--model", str(BUNDLED / "target"), "--json", "--dtype", "float32"]
     _, fast, _ = run(*target)
     _, slow, err = run(*target, "--regular-decode")
     fast, slow = json.loads(fast), json.loads(slow)
@@ -78,7 +78,7 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run):
 @pytest.mark.parametrize("draft", ["lookup", str(BUNDLED / "draft") + "+lookup"])
 def test_copying_changes_how_the_text_is_made_and_not_the_text(run, draft):
     prompt = "fix grammar: The engineers wants to buy some tools including saws and brushes."
-    argv = ["--model", str(BUNDLED / "target"), "--prompt", prompt, "--json"]
+    argv = ["--model", str(BUNDLED / "target"), "--prompt", prompt, "--json", "--dtype", "float32"]
     regular = json.loads(run(*argv, "--regular-decode")[1])
     _, out, err = run(*argv, "--draft-model", draft, "-v")
     copied = json.loads(out)
