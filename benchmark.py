@@ -61,7 +61,8 @@ class Measurement:
 def ways(args: argparse.Namespace) -> dict[str, SpeculativeDecoder]:
     """The decoders to compare, by name; regular decoding is the first."""
     target, tokenizer = load(args.model, args.dtype)
-    model, copy = DraftModel(load(args.draft_model, args.dtype)[0], target), SourceCopy.of(tokenizer)
+    draft, _ = load(args.draft_model, args.dtype)
+    model, copy = DraftModel(draft, target), SourceCopy.of(tokenizer)
     drafters = {"draft": model, "lookup": copy, "draft+lookup": CopyOrDraft(copy, model)}
     return {REGULAR: SpeculativeDecoder(target, None, tokenizer)} | {
         f"{kind} {gamma}": SpeculativeDecoder(target, drafter, tokenizer, num_draft=gamma)
