@@ -43,8 +43,7 @@ def run(engine: Engine, rows: Iterable[Row], batch_size: int) -> Iterator[Row]:
             return
         free = batch_size - len(engine.rows)
         if free and waiting:
-            joining = choose(waiting, free)
-            waiting = [row for row in waiting if not any(row is other for other in joining)]
+            joining, waiting = choose(waiting, free)
             insert(engine, joining)
         if engine.rows:
             engine.step()
@@ -52,11 +51,16 @@ def run(engine: Engine, rows: Iterable[Row], batch_size: int) -> Iterator[Row]:
             yield in_hand.popleft()
 
 
-def choose(waiting: list[Row], count: int) -> list[Row]:
-    """The row that has waited longest, and those nearest to it in length."""
-    first, *others = waiting
-    others.sort(key=lambda row: abs(len(row.ids) - len(first.ids)))
-    return [first, *others[: count - 1]]
+def choose(waiting: list[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """Splits waiting rows into those that join and those that go on waiting.
+
+    Up to `count` rows join: the one that has waited longest, and those nearest to it in length.
+    """
+    first = waiting[0]
+    near = sorted(range(1, len(waiting)), key=lambda i: abs(len(waiting[i].ids) - len(first.ids)))
+    joining = [0, *near[: count - 1]]
+    rest = sorted(near[count - 1 :])
+    return [waiting[i] for i in joining], [waiting[i] for i in rest]
 
 
 def insert(engine: Engine, rows: list[Row]) -> None:

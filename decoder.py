@@ -138,10 +138,10 @@ class SpeculativeDecoder:
             raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
         keys = random_keys(seed, len(prompts), num_samples)
-        each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
+        each = (self.rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
         rows = [row for rows in each for row in rows]
         return map(
-            self._result, batching.run(self._engine(min(batch_size, len(rows))), rows, batch_size)
+            self.result, batching.run(self.engine(min(batch_size, len(rows))), rows, batch_size)
         )
 
     def stream(
@@ -160,26 +160,19 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        (row,) = self._rows(prompt, settings, *random_keys(seed, 1))
-        if self.tokenizer and not row.watch:
-            row.watch = TextWatch(self.tokenizer)
+        (row,) = self.rows(prompt, settings, *random_keys(seed, 1), watched=True)
         return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
-        engine = self._engine()
+        engine = self.engine()
         batching.insert(engine, [row])
         if row.error:
             raise UserError(row.error)
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
-            tokens, writers = row.output(seen)
-            pieces = row.watch.pieces[seen:] if row.watch else []
-            text = "".join(pieces) + (row.watch.rest if row.watch else "")
-            result = self._result(row) if row.finish_reason else None
-            row.update_rates()
-            yield Chunk(text, tokens, writers, pieces, row.stats, result)
+            yield self.chunk(row, seen)
 
     def _settings(
         self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
@@ -188,25 +181,52 @@ class SpeculativeDecoder:
             self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
 
-    def _engine(self, width: int = 1) -> Engine:
+    def engine(self, width: int = 1) -> Engine:
+        """An engine without rows, for at most `width` of them; peak memory counts from here."""
         mx.reset_peak_memory()
         drafter = self.drafter.fresh() if self.drafter else None
         pacer = Pacer(self.costs, width, self.history)
         return Engine(self.model, drafter, self.clock, pacer)
 
-    def _rows(
-        self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
+    def rows(
+        self,
+        prompt: str | Sequence[int],
+        settings: Settings,
+        keys: Sequence[mx.array],
+        watched: bool = False,
     ) -> list[Row]:
-        """Checks a prompt and turns it into a row for each key."""
+        """Checks a prompt and turns it into a row for each key.
+
+        Args:
+            prompt: a text or token ids.
+            settings: of every row.
+            keys: (2,) each, as `prompts.random_keys` makes them.
+            watched: whether the text is to be read while it grows, for `chunk`.
+
+        Raises:
+            UserError: the prompt is empty or has an id outside the vocabulary, or a text is to
+                be read or written without a tokenizer.
+        """
         ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
         if settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
         rows = [Row(ids, settings, key) for key in keys]
         for row in rows:
-            row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
+            if settings.stop or (watched and self.tokenizer):
+                row.watch = TextWatch(self.tokenizer, settings.stop)
         return rows
 
-    def _result(self, row: Row) -> Result:
+    def chunk(self, row: Row, seen: int) -> Chunk:
+        """What a row has got since `seen` tokens were decided, and its result if it is done."""
+        tokens, writers = row.output(seen)
+        pieces = row.watch.pieces[seen:] if row.watch else []
+        text = "".join(pieces) + (row.watch.rest if row.watch else "")
+        result = self.result(row) if row.finish_reason else None
+        row.update_rates()
+        return Chunk(text, tokens, writers, pieces, row.stats, result)
+
+    def result(self, row: Row) -> Result:
+        """What a finished row has become."""
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()

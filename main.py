@@ -20,6 +20,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import console
+import options
+from options import number
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
@@ -38,21 +40,6 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
-def number(kind: Callable, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
-    """An argparse type: a number that fits; `wanted` tells the user what does."""
-
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"give {wanted}, not {text!r}")
-        return value
-
-    return parse
-
-
 def build_parser() -> console.Parser:
     """All options of the command line."""
     parser = console.Parser(
@@ -61,34 +48,10 @@ def build_parser() -> console.Parser:
         "target model checks. Without options: the bundled pair translates a sentence.",
         allow_abbrev=False,  # so that a script's options mean tomorrow what they mean today
     )
-    _model_options(parser.add_argument_group("models"))
+    options.add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _decoding_options(parser.add_argument_group("decoding"))
     return parser
-
-
-def _model_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--model",
-        "--model-name",
-        metavar="NAME",
-        help="the target: a folder, the name of a folder in models/, or a Hub id, which is "
-        "converted into models/ once (default: t5-11b with t5-small where models/ has both, "
-        "otherwise the bundled pair)",
-    )
-    group.add_argument(
-        "--draft-model",
-        "--draft-model-name",
-        metavar="NAME",
-        help="the draft, named likewise; lookup: copy from the source, without a second model; "
-        "NAME+lookup: both; none: regular decoding (default: the one that belongs to the target, "
-        "if there is one)",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float16", "float32"),
-        help="compute in this type (default: the folder's; float32 where there is no GPU)",
-    )
 
 
 def _prompt_options(group: argparse._ArgumentGroup) -> None:
@@ -124,13 +87,7 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
 
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
     count = number(int, lambda n: n >= 1, "a whole number of at least 1")
-    fraction = number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    gamma = number(
-        lambda text: text if text == "auto" else int(text),
-        lambda n: n == "auto" or n >= 1,
-        "a whole number of at least 1 or auto (or --regular-decode for no draft)",
-    )
     temp = number(float, lambda t: 0 <= t < math.inf, "a number of at least 0")
     top_p = number(float, lambda p: 0 < p <= 1, "a number above 0 and up to 1")
 
@@ -140,18 +97,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
             *names, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})"
         )
 
-    add(
-        "--num-draft",
-        type=gamma,
-        default=5,
-        help="tokens the draft proposes at a time; auto: as many as pay at the moment",
-    )
-    add(
-        "--delta",
-        type=fraction,
-        default=0.0,
-        help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
-    )
+    options.add_speculation(group, without="--regular-decode")
     add("--temp", type=temp, default=0.0, help="temperature of sampling; 0 decodes greedily")
     add("--top-k", type=natural, default=0, help="sample from the k likeliest tokens; 0: all")
     add("--top-p", type=top_p, default=1.0, help="sample from the likeliest tokens of this mass")
@@ -240,42 +186,31 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
         painter = console.Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
         if painter:
             _tell(painter.legend)
-        options = {name: getattr(args, name) for name in DECODING}
+        settings = {name: getattr(args, name) for name in DECODING}
         if len(prompts) == args.num_samples == 1 and not (
             args.input_file or args.output_file or args.json
         ):
-            return _stream(decoder, prompts[0], options, painter)
-        return _write_all(decoder, prompts, options, painter, args)
+            return _stream(decoder, prompts[0], settings, painter)
+        return _write_all(decoder, prompts, settings, painter, args)
     except backend.UserError as error:
         raise console.InputError(str(error)) from None
 
 
 def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     import pair
-    from decoder import SpeculativeDecoder
-    from drafters import DraftModel
-    from model import load
-    from source_copy import CopyOrDraft, SourceCopy
 
     chosen = pair.choose(args.model, args.draft_model, args.regular_decode)
-    model, tokenizer = load(chosen.target, args.dtype)
-    draft, draft_tokenizer = load(chosen.draft, args.dtype) if chosen.draft else (None, None)
-    if chosen.lookup:
-        copy = SourceCopy.of(tokenizer)
-        draft = CopyOrDraft(copy, DraftModel(draft, model)) if draft else copy
-    decoder = SpeculativeDecoder(
-        model, draft, tokenizer, args.num_draft, args.delta, draft_tokenizer=draft_tokenizer
-    )
+    decoder = options.load_decoder(chosen, args.dtype, args.num_draft, args.delta)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
     return decoder
 
 
 def _stream(
-    decoder: SpeculativeDecoder, prompt: str, options: dict, painter: console.Painter | None
+    decoder: SpeculativeDecoder, prompt: str, settings: dict, painter: console.Painter | None
 ) -> int:
     """Show one text while it is generated."""
     status, stats = 0, None
-    with contextlib.closing(decoder.stream(prompt, **options)) as chunks:
+    with contextlib.closing(decoder.stream(prompt, **settings)) as chunks:
         try:
             for chunk in chunks:
                 stats, text = chunk.stats, chunk.text
@@ -295,7 +230,7 @@ def _stream(
 def _write_all(
     decoder: SpeculativeDecoder,
     prompts: list[str],
-    options: dict,
+    settings: dict,
     painter: console.Painter | None,
     args: argparse.Namespace,
 ) -> int:
@@ -318,7 +253,7 @@ def _write_all(
     ):
         try:
             results = decoder.results(
-                prompts, batch_size=args.batch_size, num_samples=args.num_samples, **options
+                prompts, batch_size=args.batch_size, num_samples=args.num_samples, **settings
             )
             each = ((n, p) for n, p in enumerate(prompts, 1) for _ in range(args.num_samples))
             for (number, prompt), result in zip(each, results, strict=True):

@@ -22,9 +22,13 @@ def rows(lengths, **settings):
 
 def test_the_oldest_joins_first_with_those_of_like_length():
     waiting = rows([5, 90, 6, 88, 4, 30])
-    assert [len(row.ids) for row in batching.choose(waiting, 3)] == [5, 6, 4]
-    assert [len(row.ids) for row in batching.choose(waiting[1:], 2)] == [90, 88]
-    assert batching.choose(waiting[:1], 4) == waiting[:1]
+
+    def split(waiting, count):
+        return [[len(row.ids) for row in part] for part in batching.choose(waiting, count)]
+
+    assert split(waiting, 3) == [[5, 6, 4], [90, 88, 30]]
+    assert split(waiting[1:], 2) == [[90, 88], [6, 4, 30]]
+    assert split(waiting[:1], 4) == [[5], []]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
