@@ -58,6 +58,9 @@ class Engine:
         self.cache = None
         self.keys: mx.array | None = None  # (B, 2)
         self.sampling: Sampling | None = None
+        # Called in every step with the rows, the target's logits (B, T, V) and the tokens (B, T)
+        # as `acceptance.verify` returns them, all lazy; it must not wait for the device.
+        self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def insert(self, rows: Sequence[Row]) -> None:
         """Encodes the source of new rows and adds them to the batch.
@@ -144,13 +147,15 @@ class Engine:
             drafts, q, lengths = proposal.tokens, proposal.q, proposal.lengths
             block = mx.concatenate([block, drafts], axis=1)
         self.cache.reserve(max(positions) + block.shape[1])
-        logits = self.target.decode(block, self.cache, positions)
+        logits = own = self.target.decode(block, self.cache, positions)
         if self.sampling.processing:
             history = History.of(committed).then(drafts)
             logits = self.sampling.processing(history, logits, [n + 1 for n in lengths])
         accepted, tokens = verify(
             logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
         )
+        if self.on_verified:
+            self.on_verified(self.rows, own, tokens)
         return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
 
     def _lengths(self, committed: list[list[int]]) -> list[int]:
