@@ -1,0 +1,102 @@
+"""What goes into the thread that owns MLX and what comes out: jobs in, news or a failure out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from logprobs import TokenLogprob
+from results import Chunk, Row, Settings, Stats
+
+
+class QueueFull(Exception):
+    """There is no room for a job; `retry_after` is in whole seconds."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"the queue is full; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Stopped(Exception):
+    """The thread takes no more jobs."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one row has got.
+
+    Attributes:
+        index: of the row in its job: prompt · samples + sample.
+        chunk: since the last progress; its result is there in the last one only.
+        stats: a copy, as the thread goes on counting.
+        logprobs: of the tokens in the chunk, if asked for.
+    """
+
+    index: int
+    chunk: Chunk
+    stats: Stats
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of a job without a result.
+
+    Attributes:
+        kind: "input", "memory" or "internal": whose fault it is.
+        message: for the client.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass(eq=False)
+class Job:
+    """One request: prompts as token ids, decoded with the same settings.
+
+    Attributes:
+        prompts: source tokens of each.
+        settings: of all of them.
+        seed: as in `SpeculativeDecoder.generate`.
+        put: told every event, from the thread that owns MLX.
+        samples: results a prompt.
+        stream: whether events are wanted while rows grow; otherwise one a row, at its end.
+        logprobs: alternatives a token, None for no log-probabilities.
+        cancelled: whether nobody waits for it any longer.
+        submitted: when, by the worker's clock.
+    """
+
+    prompts: list[list[int]]
+    settings: Settings
+    seed: int
+    put: Callable[[Progress | Failure], None]
+    samples: int = 1
+    stream: bool = False
+    logprobs: int | None = None
+    cancelled: bool = False
+    submitted: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """How many rows it needs."""
+        return len(self.prompts) * self.samples
+
+
+@dataclass(eq=False)
+class Flight:
+    """A row on its way, for a job.
+
+    Attributes:
+        row: as the engine knows it.
+        job: who asked for it.
+        index: which of the job's rows it is.
+        seen: tokens that the job has been told of.
+        logprobs: of those that it has not.
+    """
+
+    row: Row
+    job: Job
+    index: int
+    seen: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -1,0 +1,315 @@
+"""The one thread that owns MLX: it loads the models, and requests join and leave its running batch.
+
+MLX's streams belong to the thread that made them, so everything that touches an array happens in
+here. Other threads hand in jobs (`submit`) and withdraw them (`cancel`); what becomes of a job is
+told through its `put`, which must not wait: a client that reads slowly, or not at all, delays
+nobody. Between two steps of the engine, rows that are done or withdrawn leave and waiting ones take
+their place; prompts, rows, chunks and results are made by the decoder that `generate` uses.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import batching
+from backend import UserError, mx
+from decoder import SpeculativeDecoder
+from jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
+from logprobs import LogprobRecorder
+from metrics import Metrics
+from prompts import random_keys
+from results import Row
+
+log = logging.getLogger(__name__)
+
+LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
+
+
+class Worker:
+    """The thread. All its public methods may be called from any other."""
+
+    def __init__(
+        self,
+        load: Callable[[], SpeculativeDecoder],
+        max_batch: int,
+        max_queue: int,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Prepares the thread.
+
+        Args:
+            load: loads the models, in the thread.
+            max_batch: rows decoded at the same time.
+            max_queue: rows that wait for a place at most.
+            metrics: told what happens.
+            clock: seconds.
+        """
+        self.max_batch, self.max_queue = max_batch, max_queue
+        self._load, self._metrics, self._clock = load, metrics, clock
+        self._loaded: Future[SpeculativeDecoder] = Future()
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+        self._changed = threading.Condition()
+        # Guarded by `_changed`:
+        self._new: list[Job] = []
+        self._admitted = 0  # rows of jobs that are not done
+        self._withdrawn = self._closing = False
+        # Of the thread alone:
+        self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
+        self._waiting: list[Row] = []
+        self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
+        self._recorder = LogprobRecorder()
+
+    # ---- from other threads ----------------------------------------------------------------------
+
+    def start(self) -> SpeculativeDecoder:
+        """Starts the thread and waits until it has loaded the models.
+
+        Returns:
+            The decoder, for what it knows about the models; its arrays are not to be touched.
+
+        Raises:
+            UserError: they cannot be loaded.
+        """
+        self._thread.start()
+        return self._loaded.result()
+
+    def submit(self, job: Job) -> None:
+        """Hands in a job.
+
+        Raises:
+            QueueFull: there is no room for its rows.
+            Stopped: the thread is ending.
+        """
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise Stopped("the server is shutting down")
+            if self._admitted + job.size > self.max_batch + self.max_queue:
+                raise QueueFull(self._retry_after())
+            job.submitted = self._clock()
+            self._admitted += job.size
+            self._new.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Withdraws a job: its rows leave before the next step. One that is done stays done."""
+        with self._changed:
+            job.cancelled = self._withdrawn = True
+            self._changed.notify()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Takes no more jobs, finishes those it has and ends; whether it did so in time (s)."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are taken."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many rows are in the batch and how many wait for a place."""
+        running = min(len(self._flights) - len(self._waiting), self.max_batch)
+        return running, max(self._admitted - running, 0)
+
+    def _retry_after(self) -> int:
+        turns = self._admitted / self.max_batch
+        return max(1, min(math.ceil(turns * self._row_seconds), LONGEST_RETRY))
+
+    # ---- in the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._decoder = self._load()
+            self._new_engine()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(self._decoder)
+        try:
+            while self._wait():
+                self._round()
+        finally:
+            self._abandon()
+            # MLX aborts the process at its end if streams of a thread outlive it.
+            mx.synchronize()
+            mx.clear_streams()
+
+    def _new_engine(self) -> None:
+        self._engine = self._decoder.engine(self.max_batch)
+        self._engine.on_verified = self._recorder
+
+    def _wait(self) -> bool:
+        """Waits for something to do; False if there is nothing and never will be."""
+        if not self._flights:
+            mx.clear_cache()  # buffers kept for the next step; there may be none for long
+        with self._changed:
+            self._changed.wait_for(lambda: self._new or self._flights or self._closing)
+            return bool(self._new or self._flights)
+
+    def _round(self) -> None:
+        """Rows leave, rows join, one step, news to everybody."""
+        try:
+            self._leave()
+            self._join()
+            rows, before = list(self._engine.rows), self._counts()
+            if rows:
+                began = self._clock()
+                self._engine.step()
+                self._record()
+                self._metrics.stepped(len(rows), self._clock() - began)
+            after = self._counts(rows)
+            self._metrics.wrote(*(b - a for a, b in zip(before, after, strict=True)))
+            for row in rows:
+                self._tell(self._flights[id(row)])
+        except (Exception, MemoryError) as error:
+            self._recover(error)
+
+    def _leave(self) -> None:
+        """Takes the rows of cancelled jobs out."""
+        with self._changed:
+            if not self._withdrawn:
+                return
+            self._withdrawn = False
+        gone = [flight for flight in self._flights.values() if flight.job.cancelled]
+        for flight in gone:
+            self._end(flight)
+            self._metrics.cancelled()
+        left = [i for i, row in enumerate(self._engine.rows) if id(row) in self._flights]
+        self._engine.keep(left)
+        self._waiting = [row for row in self._waiting if id(row) in self._flights]
+
+    def _join(self) -> None:
+        """Makes rows of new jobs, and lets as many as there is room for into the batch."""
+        with self._changed:
+            jobs, self._new = self._new, []
+        for job in jobs:
+            self._take(job)
+        room = self.max_batch - len(self._engine.rows)
+        if room <= 0 or not self._waiting:
+            return
+        joining, self._waiting = batching.choose(self._waiting, room)
+        now = self._clock()
+        for row in joining:
+            self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
+        batching.insert(self._engine, joining)
+        for row in joining:
+            if row.error:
+                self._fail(self._flights[id(row)], Failure("memory", row.error))
+
+    def _take(self, job: Job) -> None:
+        """Turns a new job into waiting rows, unless its client has gone already."""
+        rows: list[Row] = []
+        try:
+            if not job.cancelled:
+                keys = random_keys(job.seed, len(job.prompts), job.samples)
+                watched = job.stream or job.logprobs is not None
+                for prompt, own in zip(job.prompts, keys, strict=True):
+                    rows += self._decoder.rows(prompt, job.settings, own, watched)
+        except UserError as error:
+            self._put(job, Failure("input", str(error)))
+            rows = []
+        if not rows:
+            self._release(job.size)
+        for index, row in enumerate(rows):
+            self._flights[id(row)] = Flight(row, job, index)
+            if job.logprobs is not None:
+                self._recorder.watch(row, job.logprobs)
+        self._waiting += rows
+
+    def _counts(self, rows: list[Row] | None = None) -> tuple[int, int, int, int]:
+        """Tokens, target calls, proposals and accepted ones of these rows so far."""
+        rows = self._engine.rows if rows is None else rows
+        stats = [row.stats for row in rows]
+        return (
+            sum(row.decided for row in rows),
+            sum(s.target_calls for s in stats),
+            sum(s.drafted for s in stats),
+            sum(s.accepted for s in stats),
+        )
+
+    def _record(self) -> None:
+        for row, logprobs in self._recorder.collect():
+            self._flights[id(row)].logprobs += logprobs
+
+    def _tell(self, flight: Flight) -> None:
+        """Tells a job what the last step did for one of its rows."""
+        row, job = flight.row, flight.job
+        first = flight.seen == 0 and row.stats.target_calls == 1
+        if first:
+            self._metrics.first_token_seconds.observe(self._clock() - job.submitted)
+        if not (job.stream or row.finish_reason):
+            return
+        chunk = self._decoder.chunk(row, flight.seen)
+        logprobs, flight.logprobs = flight.logprobs[: len(chunk.tokens)], []
+        flight.seen = row.decided
+        self._put(job, Progress(flight.index, chunk, copy.copy(row.stats), logprobs))
+        if row.finish_reason:
+            self._metrics.finished(row.stats, row.finish_reason)
+            seconds = row.stats.encode_seconds + row.stats.decode_seconds
+            self._row_seconds += (seconds - self._row_seconds) / 8
+            self._end(flight)
+
+    def _put(self, job: Job, event: Progress | Failure) -> None:
+        try:
+            job.put(event)
+        except RuntimeError:  # the event loop that the client belonged to has ended
+            job.cancelled = self._withdrawn = True
+
+    def _fail(self, flight: Flight, failure: Failure) -> None:
+        """Ends a row, and the job with it: its other rows leave before the next step."""
+        self._put(flight.job, failure)
+        self._end(flight)
+        self.cancel(flight.job)
+
+    def _end(self, flight: Flight) -> None:
+        del self._flights[id(flight.row)]
+        self._recorder.forget(flight.row)
+        self._release(1)
+
+    def _abandon(self) -> None:
+        """The thread ends; if it was not meant to, nobody is left waiting."""
+        with self._changed:
+            self._closing = True
+            jobs = [*self._new, *(flight.job for flight in self._flights.values())]
+        for job in jobs:
+            self._put(job, Failure("internal", "the server is stopping"))
+
+    def _release(self, rows: int) -> None:
+        with self._changed:
+            self._admitted -= rows
+
+    def _recover(self, error: BaseException) -> None:
+        """After an error in the engine: its rows are lost, those that wait go on waiting."""
+        trace, where = error.__traceback__, "?"
+        while trace:  # no message and no traceback, which may show what was being decoded
+            where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            trace = trace.tb_next
+        log.error("a step failed: %s at %s", type(error).__name__, where)
+        memory = isinstance(error, MemoryError) or "alloc" in str(error).lower()
+        failure = Failure(
+            "memory" if memory else "internal",
+            "no memory left for this batch; try again later, or with a shorter prompt"
+            if memory
+            else "internal error; the server's log says where",
+        )
+        waiting = {id(row) for row in self._waiting}
+        for flight in list(self._flights.values()):
+            if id(flight.row) not in waiting:
+                self._fail(flight, failure)
+        self._recorder = LogprobRecorder()
+        for flight in self._flights.values():
+            if flight.job.logprobs is not None:
+                self._recorder.watch(flight.row, flight.job.logprobs)
+        self._new_engine()
+        mx.clear_cache()
