@@ -62,6 +62,7 @@ class Job:
         put: told every event, from the thread that owns MLX.
         samples: results a prompt.
         stream: whether events are wanted while rows grow; otherwise one a row, at its end.
+        pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
         cancelled: whether nobody waits for it any longer.
         submitted: when, by the worker's clock.
@@ -73,6 +74,7 @@ class Job:
     put: Callable[[Progress | Failure], None]
     samples: int = 1
     stream: bool = False
+    pieces: bool = False
     logprobs: int | None = None
     cancelled: bool = False
     submitted: float = 0.0
@@ -81,6 +83,11 @@ class Job:
     def size(self) -> int:
         """How many rows it needs."""
         return len(self.prompts) * self.samples
+
+    @property
+    def watched(self) -> bool:
+        """Whether its texts have to be read while they grow."""
+        return self.stream or self.pieces or self.logprobs is not None
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 import batching
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
+from errors import place
 from jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
 from logprobs import LogprobRecorder
 from metrics import Metrics
@@ -213,9 +214,8 @@ class Worker:
         try:
             if not job.cancelled:
                 keys = random_keys(job.seed, len(job.prompts), job.samples)
-                watched = job.stream or job.logprobs is not None
                 for prompt, own in zip(job.prompts, keys, strict=True):
-                    rows += self._decoder.rows(prompt, job.settings, own, watched)
+                    rows += self._decoder.rows(prompt, job.settings, own, job.watched)
         except UserError as error:
             self._put(job, Failure("input", str(error)))
             rows = []
@@ -291,11 +291,7 @@ class Worker:
 
     def _recover(self, error: BaseException) -> None:
         """After an error in the engine: its rows are lost, those that wait go on waiting."""
-        trace, where = error.__traceback__, "?"
-        while trace:  # no message and no traceback, which may show what was being decoded
-            where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-            trace = trace.tb_next
-        log.error("a step failed: %s at %s", type(error).__name__, where)
+        log.error("a step failed: %s", place(error))
         memory = isinstance(error, MemoryError) or "alloc" in str(error).lower()
         failure = Failure(
             "memory" if memory else "internal",

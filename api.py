@@ -1,0 +1,202 @@
+"""Requests as clients send them: those of OpenAI's API that make sense for T5, and `/predict`.
+
+What is not supported is refused, never ignored: an unknown field is an error, and so is any value
+but the neutral one of a field that clients like to send (`presence_penalty`, `logit_bias`, …).
+Types are taken strictly: "5" is no number and 1 is no boolean.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
+MAX_SAMPLES = 16  # results a prompt
+MAX_PROMPTS = 64  # prompts a request
+MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
+MAX_ALTERNATIVES = 20  # log-probabilities a token
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=100_000)
+]
+Zero = Annotated[Number, Field(ge=0, le=0, description="not supported: 0 or absent")]
+
+
+class Request(BaseModel):
+    """Base of all requests."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Decoding(Request):
+    """How to decode. What is absent or null takes the server's default."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
+        None, description="0, the default, is greedy"
+    )
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(
+        None, description="the same seed gives the same text; absent: another one each time"
+    )
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    num_draft: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT)] | Literal["auto"] | None = Field(
+        None, description="proposals a step; 0 decodes regularly, auto takes as many as pay"
+    )
+    delta: Annotated[Number, Field(ge=0, le=1)] | None = Field(
+        None, description="leniency of the check: 0 gives the target's own output"
+    )
+    draft: bool | None = Field(None, description="false decodes regularly, without proposals")
+
+    @property
+    def wanted_draft(self) -> int | str | None:
+        """`num_draft`, or 0 where drafting is switched off."""
+        return 0 if self.draft is False else self.num_draft
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class PredictRequest(Decoding):
+    """The simplest request."""
+
+    prompt: Text
+
+
+class StreamOptions(Request):
+    """What a stream contains besides text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
+
+
+class OpenAIRequest(Decoding):
+    """What completions and chat completions share."""
+
+    model: str | None = Field(None, description="absent: the model that is served")
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: bool | None = Field(
+        None, description="also tell who wrote each token, and the counts so far"
+    )
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    user: str | None = Field(None, description="accepted and not used")
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log-probabilities a token, None for none."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OpenAIRequest:
+        if self.stream_options and not self.stream:
+            raise ValueError("stream_options needs stream to be true")
+        if (self.n or 1) > 1 and not self.temperature:
+            raise ValueError(
+                f"n is {self.n}, but greedy texts would be equal; set temperature above 0"
+            )
+        return self
+
+
+class CompletionRequest(OpenAIRequest):
+    """POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    ) = Field(description="one text or several, or the same as token ids")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list."""
+        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if single else self.prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        """As in `OpenAIRequest`."""
+        return self.logprobs
+
+
+class TextPart(Request):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Request):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = Field(None, description="accepted and not used")
+
+    @property
+    def text(self) -> str:
+        """Its parts, joined."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class TextFormat(Request):
+    """The only response format there is."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(OpenAIRequest):
+    """POST /v1/chat/completions, for one turn.
+
+    T5 has no chat format. The prompt is the user's message; a system message before it, such as
+    "translate English to German:", is put in front of it with a space between.
+    """
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _one_turn(self) -> ChatRequest:
+        roles = [message.role for message in self.messages]
+        if roles[-1] != "user" or roles[:-1].count("user"):
+            raise ValueError(
+                "messages: this model answers single turns; send one user message, "
+                "with at most one system message before it"
+            )
+        if not self.messages[-1].text.strip():
+            raise ValueError("messages: the user message is empty; write what to work on")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise ValueError("give max_tokens or max_completion_tokens, not both")
+        self.max_tokens = self.max_tokens or self.max_completion_tokens
+        return self
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt, as a list."""
+        return [" ".join(message.text.strip() for message in self.messages).strip()]
+
+    @property
+    def alternatives(self) -> int | None:
+        """As in `OpenAIRequest`."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,227 @@
+"""Command line: the engine behind an HTTP API and a page.
+
+    python server.py                                       # the bundled pair, on 127.0.0.1:8080
+    python server.py --model t5-11b --draft-model t5-small
+    python server.py --host 0.0.0.0 --api-key SECRET
+
+Exit status: 0 after SIGTERM, once what was running is finished; 130 after Ctrl-C, likewise; 2 for
+bad input (one line `error: …`). A second Ctrl-C does not wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import console
+import options
+
+if TYPE_CHECKING:
+    from guard import Guard
+    from pair import Pair
+    from service import Service
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+KEY_VARIABLE = "T5_API_KEY"
+
+
+def build_parser() -> console.Parser:
+    """All options of the command line."""
+    parser = console.Parser(
+        prog="server.py",
+        description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
+        "the bundled pair at http://127.0.0.1:8080.",
+        allow_abbrev=False,
+    )
+    options.add_models(parser.add_argument_group("models"))
+    options.add_speculation(parser.add_argument_group("defaults of requests"), "--draft-model none")
+    _network_options(parser.add_argument_group("network"))
+    _limit_options(parser.add_argument_group("limits"))
+    return parser
+
+
+def _network_options(group: argparse._ArgumentGroup) -> None:
+    port = options.number(int, lambda n: 0 <= n < 65536, "a port from 0 to 65535")
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; one that others reach needs --api-key (default: %(default)s)",
+    )
+    group.add_argument(
+        "--port", type=port, default=8080, help="0 takes a free one (default: %(default)s)"
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get(KEY_VARIABLE) or None,
+        help="that clients have to send as a bearer token (default: the variable "
+        f"{KEY_VARIABLE}, which other users of this machine cannot read, or no key)",
+    )
+    group.add_argument(
+        "--no-auth", action="store_true", help="let others in without a key; they can all use it"
+    )
+    group.add_argument(
+        "--log-prompts", action="store_true", help="log prompts and texts; otherwise never"
+    )
+
+
+def _limit_options(group: argparse._ArgumentGroup) -> None:
+    count = options.number(int, lambda n: n >= 1, "a whole number of at least 1")
+    natural = options.number(int, lambda n: n >= 0, "a whole number of at least 0")
+
+    def add(name: str, default: int, help: str, type=count) -> None:
+        group.add_argument(
+            name, type=type, default=default, metavar="N", help=f"{help} (default: {default})"
+        )
+
+    add("--max-batch", 8, "texts decoded at the same time")
+    add("--max-queue", 128, "texts that wait at most; then clients are told to come back", natural)
+    add("--max-prompt-tokens", 1024, "longest prompt")
+    add("--max-tokens", 1024, "longest text")
+    add("--max-body", 1 << 20, "bytes of a request")
+    add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments after the program's name; None takes the process's own.
+
+    Returns:
+        The exit status.
+    """
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if not (is_loopback(args.host) or args.api_key or args.no_auth):
+        parser.error(
+            f"others can reach {args.host}: set --api-key, or say --no-auth if all of them may in"
+        )
+    if args.api_key and not args.api_key.isascii():
+        parser.error("--api-key: use ASCII characters, since it travels in a header")
+    sys.stderr.reconfigure(encoding="utf-8")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (console.InputError, OSError) as error:
+        parser.error(str(error))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        import app  # noqa: F401  (FastAPI is an extra requirement)
+    except ImportError as error:
+        hint = "pip install -r requirements-server.txt"
+        raise console.InputError(f"{error.name} is not installed; {hint}") from None
+    import backend
+    import pair
+
+    with _listener(args.host, args.port) as listener:
+        try:
+            chosen = pair.choose(args.model, args.draft_model)
+            application = _application(args, chosen)
+        except backend.UserError as error:
+            raise console.InputError(str(error)) from None
+        print(chosen.note, file=sys.stderr)
+        listener.listen()
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        where = f"http://{host}:{listener.getsockname()[1]}"
+        print(
+            f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
+        )
+        _serve(application, listener, args.shutdown_seconds)
+    return 0
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket of this address, so that one in use is known before models are loaded."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise console.InputError(f"--host {host}: {error.strerror}; give an address") from None
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+        raise console.InputError(message) from None
+    return listener
+
+
+def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
+    import api
+    from app import create_app
+    from metrics import Metrics
+    from service import Limits
+
+    metrics = Metrics()
+    rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
+    limits = Limits(args.max_prompt_tokens, args.max_tokens, rows)
+    service = _service(args, chosen, limits, metrics)
+    return create_app(service, metrics, args.api_key, args.max_body)
+
+
+def _service(args: argparse.Namespace, chosen: Pair, limits, metrics) -> Service:
+    from draft_length import AUTO
+    from service import Service
+    from serving import Worker
+
+    # With "auto" the costs of passes are measured, so that any request may ask for it.
+    worker = Worker(
+        lambda: options.load_decoder(chosen, args.dtype, AUTO),
+        args.max_batch,
+        args.max_queue,
+        metrics,
+    )
+    metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
+    metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
+    metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
+    return Service(worker, limits, model_name(chosen), args.num_draft, args.delta, args.log_prompts)
+
+
+def model_name(chosen: Pair) -> str:
+    """What clients call the target: its folder's name, and "demo" for the bundled one."""
+    import pair
+
+    folder = Path(chosen.target).resolve()
+    return pair.BUNDLED.name if folder == (pair.BUNDLED / "target").resolve() else folder.name
+
+
+def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # it would show what comes after the question mark of an address
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=shutdown_seconds,
+    )
+    # uvicorn finishes what runs and then raises the signal again, which is to be no death.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
