@@ -24,7 +24,7 @@ from service import ClientGone, Exchange, Service
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
-STATIC = ("page.css", "page.js", "api.js")
+STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
 # The page loads nothing from elsewhere and runs no script but its own.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "

@@ -132,6 +132,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self._decoder = self._load()
+            self._warm_up()
             self._new_engine()
         except BaseException as error:
             self._loaded.set_exception(error)
@@ -145,6 +146,10 @@ class Worker:
             # MLX aborts the process at its end if streams of a thread outlive it.
             mx.synchronize()
             mx.clear_streams()
+
+    def _warm_up(self) -> None:
+        """Reads the weights from disk and compiles kernels, so that no client waits for it."""
+        self._decoder.generate([self._decoder.model.config.eos_token_id], max_tokens=8)
 
     def _new_engine(self) -> None:
         self._engine = self._decoder.engine(self.max_batch)

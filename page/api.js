@@ -1,0 +1,70 @@
+// The server's API, as far as the page needs it: the same addresses that every client uses.
+
+const KEY = "t5-api-key";
+
+/** An answer that is an error; `status` is HTTP's, `message` for the user. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function rememberKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+/** The model that is served, with its limits and defaults. */
+export async function model() {
+  const response = await ask("/v1/models");
+  return (await response.json()).data[0];
+}
+
+/**
+ * Streams one completion; `take` gets each event's choice. Ends early when `signal` aborts.
+ */
+export async function complete(body, take, signal) {
+  const response = await ask("/v1/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, speculation: true }),
+    signal,
+  });
+  for await (const event of events(response.body)) {
+    if (event.error) throw new ApiError(500, event.error.message);
+    if (event.choices.length) take(event.choices[0]);
+  }
+}
+
+async function ask(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const response = await fetch(path, { ...options, headers });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  let message = body?.error?.message ?? `the server answered ${response.status}`;
+  if (response.status === 429) message = `The server is busy: ${message}.`;
+  throw new ApiError(response.status, message);
+}
+
+/** The JSON objects of a stream of server-sent events. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    while (true) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (held + value).split("\n\n");
+      held = parts.pop();
+      for (const part of parts) {
+        const data = part.replace(/^data: /, "");
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
