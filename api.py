@@ -117,9 +117,15 @@ class CompletionRequest(OpenAIRequest):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
     ) = Field(description="one text or several, or the same as token ids")
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = Field(None, description="not supported: false or absent")
     suffix: None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _no_echo(self) -> CompletionRequest:
+        if self.echo:
+            raise ValueError("echo: the prompt is another text here than the answer; leave it out")
+        return self
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

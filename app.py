@@ -11,7 +11,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 import answers
@@ -42,7 +43,8 @@ REFUSALS = {
     503: "no memory left, or shutting down",
 }
 ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
-EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
 
 def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body: int) -> Guard:
@@ -234,10 +236,15 @@ def _add_information(app: FastAPI) -> None:
         body = {"status": status, "model": service.model, "running": running, "waiting": waiting}
         return JSONResponse(body, 200 if service.worker.alive else 503)
 
-    @app.get("/metrics", responses={401: ERRORS[401]}, tags=["operation"])
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses={401: ERRORS[401]},
+        tags=["operation"],
+    )
     async def prometheus() -> Response:
         """Counters in Prometheus' text format."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _model(service: Service) -> dict[str, Any]:
