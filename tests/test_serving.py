@@ -1,0 +1,258 @@
+"""The thread that owns MLX, on models whose cache is the list of tokens fed to them."""
+
+import queue
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from backend import UserError
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, drafter, good, random_table, without
+from jobs import Failure, Job, Progress, QueueFull, Stopped
+from metrics import Metrics
+from results import Settings
+from serving import Worker
+
+V = 7
+ENDLESS = without(random_table(V), 1)
+PATIENCE = 30  # seconds for what takes none; no test waits so long unless it fails
+
+
+class Gated(FakeModel):
+    """Decodes only while the gate is open; says how many passes wait at it."""
+
+    def __init__(self, table, vocab_size):
+        super().__init__(table, vocab_size)
+        self.gate, self.arrived = threading.Event(), threading.Semaphore(0)
+        self.gate.set()
+
+    def decode(self, tokens, cache, offsets):
+        self.arrived.release()
+        assert self.gate.wait(PATIENCE)
+        return super().decode(tokens, cache, offsets)
+
+
+class Client:
+    """Submits jobs and collects their events."""
+
+    def __init__(self, worker, decoder):
+        self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
+
+    def submit(self, prompts, seed=0, **wishes):
+        job_wishes = {n: wishes.pop(n) for n in ("samples", "stream") if n in wishes}
+        settings = replace(self.decoder.defaults, **wishes)
+        self.job = Job(prompts, settings, seed, self.events.put, **job_wishes)
+        self.worker.submit(self.job)
+        return self
+
+    def next(self):
+        return self.events.get(timeout=PATIENCE)
+
+    def results(self):
+        """Results of all rows, in their order."""
+        found = {}
+        while len(found) < self.job.size:
+            event = self.next()
+            assert isinstance(event, Progress), event
+            if event.chunk.result:
+                found[event.index] = event.chunk.result
+        return [found[i] for i in sorted(found)]
+
+
+@pytest.fixture
+def serve():
+    """`serve(model, max_batch, max_queue)`: a started worker, and a maker of clients."""
+    workers = []
+
+    def start(model, max_batch=4, max_queue=8):
+        decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
+        workers[-1].start()
+        model.calls.clear()
+        return workers[-1], lambda: Client(workers[-1], decoder)
+
+    yield start
+    for worker in workers:
+        assert worker.stop(PATIENCE)
+
+
+def until(condition):
+    """Waits for something that another thread is about to do."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def hold(model):
+    """Stops the engine inside its next pass."""
+    while model.arrived.acquire(blocking=False):
+        pass
+    model.gate.clear()
+
+
+def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
+    model = Gated(random_table(V, eos_bias=-1.0), V)
+    worker, client = serve(model)
+    wishes = [
+        {"max_tokens": 9},
+        {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
+        {"max_tokens": 14, "num_draft": 0},
+        {"max_tokens": 12, "temp": 0.7, "top_p": 0.8, "seed": 4, "samples": 2},
+    ]
+    prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3]]
+    hold(model)
+    clients = [client().submit([p], **w) for p, w in zip(prompts, wishes, strict=True)]
+    model.gate.set()
+    results = [c.results() for c in clients]
+    assert max(len(tokens) for _, tokens in model.calls) == 4
+    for prompt, wish, together in zip(prompts, wishes, results, strict=True):
+        wish = dict(wish)
+        settings = {n: wish.pop(n) for n in ("delta", "num_draft") if n in wish}
+        alone = SpeculativeDecoder(model, drafter(good(model.table), model)).generate(
+            [prompt], num_samples=wish.pop("samples", 1), **wish, **settings
+        )
+        assert [r.tokens for r in alone] == [r.tokens for r in together]
+
+
+def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model)
+    hold(model)
+    gone = client().submit([[2]], max_tokens=10**9, stream=True)
+    stays = client().submit([[3]], max_tokens=40)
+    model.gate.set()
+    gone.next()
+    worker.cancel(gone.job)
+    assert len(stays.results()[0].tokens) == 40
+    until(lambda: worker.rows == (0, 0))
+    assert worker._engine.rows == [] and worker._engine.cache is None
+    assert worker._flights == {}
+
+
+def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model, max_batch=1)
+    hold(model)
+    first = client().submit([[2]], max_tokens=5)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    waits = client().submit([[3, 4]], max_tokens=5)
+    worker.cancel(waits.job)
+    model.gate.set()
+    first.results()
+    until(lambda: worker.rows == (0, 0))
+    assert waits.events.empty()
+    assert worker._waiting == []
+
+
+def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model, max_batch=1, max_queue=2)
+    hold(model)
+    first = client().submit([[2]], max_tokens=4)
+    second = client().submit([[3]], max_tokens=4, temp=1.0, samples=2)
+    with pytest.raises(QueueFull) as refused:
+        client().submit([[4]])
+    assert refused.value.retry_after >= 1
+    model.gate.set()
+    first.results()
+    second.results()
+    until(lambda: worker.rows == (0, 0))
+    assert len(client().submit([[4]], max_tokens=3).results()) == 1
+
+
+def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model, max_batch=1)
+    hold(model)
+    clients = [client().submit([[2 + i]], max_tokens=7) for i in range(3)]
+    assert not worker.stop(timeout=0.01)
+    with pytest.raises(Stopped):
+        client().submit([[2]])
+    model.gate.set()
+    assert [len(c.results()[0].tokens) for c in clients] == [7, 7, 7]
+    assert worker.stop(PATIENCE)
+    assert not worker.alive
+
+
+class Failing(Gated):
+    """Raises these errors in its next passes."""
+
+    def __init__(self, table, vocab_size):
+        super().__init__(table, vocab_size)
+        self.errors = []
+
+    def decode(self, tokens, cache, offsets):
+        logits = super().decode(tokens, cache, offsets)
+        if self.errors:
+            raise self.errors.pop()
+        return logits
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [(TypeError("of a secret prompt"), "internal"), (RuntimeError("Unable to allocate"), "memory")],
+)
+def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, kind):
+    model = Failing(ENDLESS, V)
+    worker, client = serve(model, max_batch=1)
+    hold(model)
+    broken = client().submit([[2]], max_tokens=5)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    waits = client().submit([[3]], max_tokens=5)
+    model.errors.append(error)
+    model.gate.set()
+    failure = broken.next()
+    assert (type(failure), failure.kind) == (Failure, kind)
+    assert len(waits.results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
+    assert type(error).__name__ in caplog.text and "secret" not in caplog.text
+
+
+def test_a_prompt_without_memory_fails_alone(serve):
+    class Small(Gated):
+        def encode(self, ids, mask=None):
+            if ids.shape[1] > 9:
+                raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+            return super().encode(ids, mask)
+
+    model = Small(ENDLESS, V)
+    worker, client = serve(model)
+    hold(model)
+    large, small = client().submit([[2] * 10]), client().submit([[3]], max_tokens=5)
+    model.gate.set()
+    failure = large.next()
+    assert (failure.kind, "no memory for a prompt of 10 tokens" in failure.message) == (
+        "memory",
+        True,
+    )
+    assert len(small.results()[0].tokens) == 5
+
+
+def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model)
+
+    def put(event):
+        raise RuntimeError("Event loop is closed")
+
+    worker.submit(Job([[2]], Settings(max_tokens=10**9), 0, put, stream=True))
+    until(lambda: worker.rows == (0, 0))
+    assert len(client().submit([[4]], max_tokens=5).results()[0].tokens) == 5
+
+
+def test_settings_that_the_models_cannot_do_are_the_clients_fault(serve):
+    worker, client = serve(Gated(ENDLESS, V))
+    failure = client().submit([[2]], stop=("x",)).next()
+    assert (failure.kind, "tokenizer" in failure.message) == ("input", True)
+    until(lambda: worker.rows == (0, 0))
+
+
+def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
+    def load():
+        raise UserError("no such folder")
+
+    with pytest.raises(UserError, match="no such folder"):
+        Worker(load, 1, 1, Metrics()).start()
