@@ -88,6 +88,8 @@ def of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
 def _complaint(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return "there is no such field, or it is not supported; remove it"
+    if error["type"] == "none_required":
+        return "this is not supported; leave it out"
     if error["type"] == "missing":
         return "this field is needed"
     message = error["msg"].removeprefix("Value error, ")

@@ -73,7 +73,8 @@ class Guard:
         if self._key is None or scope["path"] in OPEN or scope["path"].startswith("/page/"):
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._key.encode()):
+        scheme, _, key = given.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._key.encode()):
             message = "wrong or missing API key; send it as Authorization: Bearer KEY"
             headers = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=headers)

@@ -258,12 +258,13 @@ class Worker:
         chunk = self._decoder.chunk(row, flight.seen)
         logprobs, flight.logprobs = flight.logprobs[: len(chunk.tokens)], []
         flight.seen = row.decided
-        self._put(job, Progress(flight.index, chunk, copy.copy(row.stats), logprobs))
+        progress = Progress(flight.index, chunk, copy.copy(row.stats), logprobs)
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._row_seconds += (seconds - self._row_seconds) / 8
             self._end(flight)
+        self._put(job, progress)  # last: a client that knows may look at the metrics
 
     def _put(self, job: Job, event: Progress | Failure) -> None:
         try:
@@ -273,9 +274,9 @@ class Worker:
 
     def _fail(self, flight: Flight, failure: Failure) -> None:
         """Ends a row, and the job with it: its other rows leave before the next step."""
-        self._put(flight.job, failure)
         self._end(flight)
         self.cancel(flight.job)
+        self._put(flight.job, failure)
 
     def _end(self, flight: Flight) -> None:
         del self._flights[id(flight.row)]

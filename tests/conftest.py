@@ -48,3 +48,24 @@ def run(capsys):
         return status, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A server of the bundled pair that copies as well, in a process of its own."""
+    from serving_process import ROOT, Server
+
+    draft = str(ROOT / "demo" / "draft") + "+lookup"
+    running = Server("--draft-model", draft, "--dtype", "float32")
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def decoder():
+    """The same models in this process: what the server is to write."""
+    import options
+    import pair
+
+    chosen = pair.choose(None, str(pair.BUNDLED / "draft") + "+lookup")
+    return options.load_decoder(chosen, "float32", 5)

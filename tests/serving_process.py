@@ -1,0 +1,124 @@
+"""Runs the server in a process of its own, on a free port of the loopback interface."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+import server
+
+ROOT = Path(server.__file__).parent
+PATIENCE = 60  # seconds for what takes a moment; nothing waits so long unless it fails
+
+
+class Server:
+    """A running server.
+
+    Attributes:
+        url: its address.
+        lines: what it has written to standard error so far.
+    """
+
+    def __init__(self, *argv: str, key: str | None = None, **environment: str):
+        """Starts it and waits until it listens."""
+        command = [sys.executable, str(ROOT / "server.py"), "--port", "0", *argv]
+        self._process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        found = self.until(lambda: re.search(r"serving .* at (http://\S+)", self.log))
+        self.url = found.group(1)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
+
+    def _read(self) -> None:
+        for line in self._process.stderr:
+            self.lines.append(line)
+
+    @property
+    def log(self) -> str:
+        """All of standard error so far."""
+        return "".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def until(self, condition, seconds: float = PATIENCE):
+        """Waits for something true, as long as the process lives; returns it."""
+        end = time.monotonic() + seconds
+        while not (value := condition()):
+            assert self._process.poll() is None, self.log
+            assert time.monotonic() < end, self.log
+            time.sleep(0.01)
+        return value
+
+    def idle(self) -> bool:
+        """Whether nothing is decoded and nothing waits."""
+        state = self.http.get("/health").json()
+        return state["running"] == state["waiting"] == 0
+
+    def metric(self, name: str) -> float:
+        """A metric without labels."""
+        text = self.http.get("/metrics").text
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE).group(1))
+
+    def rss(self) -> int:
+        """Resident memory in bytes."""
+        with contextlib.suppress(FileNotFoundError):
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE")
+        size = subprocess.check_output(["ps", "-o", "rss=", "-p", str(self.pid)])
+        return 1024 * int(size)
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Sends a signal."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Waits for the end; returns the exit status."""
+        status = self._process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return status
+
+    def close(self) -> None:
+        """Ends it, gently if that works."""
+        self.http.close()
+        if self._process.poll() is None:
+            self.signal()
+            try:
+                self.wait()
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                raise
+
+
+def raw_request(url: str, path: str, body: dict, key: str | None = None) -> socket.socket:
+    """Sends a request over a plain socket, for clients that misbehave; does not read."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    head += [f"Content-Length: {len(content)}"] + ([f"Authorization: Bearer {key}"] if key else [])
+    connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + content)
+    return connection
+
+
+def kill(connection: socket.socket) -> None:
+    """Closes a connection as a process that is killed does, without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

@@ -1,0 +1,236 @@
+"""The API with the official `openai` client, against a server process."""
+
+import math
+
+import pytest
+from openai import OpenAI
+
+TRANSLATE = "translate English to French: I have two cats."
+FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
+FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=server.url + "/v1", api_key="not needed", max_retries=0)
+
+
+def complete(client, prompt, **options):
+    return client.completions.create(model="demo", prompt=prompt, **options)
+
+
+# ---- completions ---------------------------------------------------------------------------------
+
+
+def test_a_completion(client, decoder):
+    answer = complete(client, FIX)
+    expected = decoder.generate(FIX)
+    (choice,) = answer.choices
+    assert (choice.index, choice.text, choice.finish_reason) == (0, FIXED, "stop")
+    assert choice.logprobs is None
+    assert (answer.object, answer.model) == ("text_completion", "demo")
+    assert answer.usage.prompt_tokens == expected.stats.prompt_tokens
+    assert answer.usage.completion_tokens == expected.stats.generated_tokens
+    assert answer.usage.total_tokens == sum(
+        (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+    )
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == expected.stats.accepted > 0
+    assert (
+        details.accepted_prediction_tokens + details.rejected_prediction_tokens
+        == expected.stats.drafted
+    )
+
+
+def test_a_stream_adds_up_to_the_text(client):
+    chunks = list(complete(client, FIX, stream=True, stream_options={"include_usage": True}))
+    *texts, last = chunks
+    assert len(texts) > 1, "it comes in pieces"
+    assert "".join(chunk.choices[0].text for chunk in texts) == FIXED
+    assert [c.choices[0].finish_reason for c in texts] == [None] * (len(texts) - 1) + ["stop"]
+    assert (last.choices, last.usage) == ([], complete(client, FIX).usage)
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in complete(client, FIX, stream=True))
+
+
+def test_sampling_follows_the_seed_as_generate_does(client, decoder):
+    options = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 40}
+    answer = complete(client, TRANSLATE, n=3, **options)
+    expected = decoder.generate(
+        TRANSLATE, temp=0.9, top_p=0.95, seed=7, max_tokens=40, num_samples=3
+    )
+    assert [c.text for c in answer.choices] == [r.text for r in expected]
+    assert [c.index for c in answer.choices] == [0, 1, 2]
+    streams = ["", "", ""]
+    for chunk in complete(client, TRANSLATE, n=3, stream=True, **options):
+        streams[chunk.choices[0].index] += chunk.choices[0].text
+    assert streams == [r.text for r in expected]
+
+
+def test_without_a_seed_samples_differ(client):
+    texts = {complete(client, "fix grammar: x", temperature=2.0).choices[0].text for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_several_prompts_and_token_ids(client, decoder):
+    options = {"temperature": 0.8, "seed": 3, "n": 2}
+    answer = complete(client, [TRANSLATE, FIX], **options)
+    expected = decoder.generate([TRANSLATE, FIX], temp=0.8, seed=3, num_samples=2)
+    assert [c.text for c in answer.choices] == [r.text for r in expected]
+    ids = [decoder.tokenizer.encode(prompt) for prompt in (TRANSLATE, FIX)]
+    again = complete(client, ids, **options)
+    assert [c.text for c in again.choices] == [r.text for r in expected]
+    assert again.usage.prompt_tokens == sum(map(len, ids))
+    assert complete(client, ids[1]).choices[0].text == FIXED
+
+
+def test_stop_strings_and_max_tokens(client):
+    cut = complete(client, FIX, stop=[" saws", "never"])
+    assert (cut.choices[0].text, cut.choices[0].finish_reason) == (
+        FIXED[: FIXED.index(" saws")],
+        "stop",
+    )
+    stream = complete(client, FIX, stop=" saws", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == cut.choices[0].text
+    short = complete(client, FIX, max_tokens=4)
+    assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(client, stream):
+    if stream:
+        parts = [c.choices[0].logprobs for c in complete(client, FIX, logprobs=2, stream=True)]
+    else:
+        parts = [complete(client, FIX, logprobs=2).choices[0].logprobs]
+    tokens, own, top, offsets = (
+        [entry for part in parts for entry in getattr(part, name)]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
+    assert "".join(tokens).strip() == FIXED
+    assert all(value <= 0 for value in own) and math.exp(sum(own)) > 0.5
+    for token, value, likely in zip(tokens, own, top, strict=True):
+        assert len(likely) == 2
+        assert likely[token] == value == max(likely.values()), "greedy takes the likeliest"
+    assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] == len(FIXED) - 1
+
+
+# ---- speculation ---------------------------------------------------------------------------------
+
+
+def test_drafting_can_be_chosen_for_each_request(client, decoder):
+    def ask(**extra):
+        return complete(client, FIX, extra_body={"speculation": True, **extra})
+
+    usual, none, zero = ask(), ask(draft=False), ask(num_draft=0)
+    for answer in (usual, none, zero, ask(num_draft="auto"), ask(num_draft=3)):
+        assert answer.choices[0].text == FIXED
+    assert none.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    regular = none.choices[0].speculation["stats"]
+    assert (regular["drafted"], regular["tokens_per_call"]) == (0, 1)
+    assert zero.choices[0].speculation["stats"]["target_calls"] == regular["target_calls"]
+    assert usual.choices[0].speculation["stats"]["target_calls"] < regular["target_calls"]
+    lenient = ask(delta=1.0).choices[0].speculation["stats"]
+    assert lenient["acceptance_rate"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_wrote_each_token(client, decoder, stream):
+    extra = {"speculation": True}
+    if stream:
+        answers = list(complete(client, FIX, stream=True, extra_body=extra))
+    else:
+        answers = [complete(client, FIX, extra_body=extra)]
+    expected = decoder.generate(FIX)
+    for answer in answers:
+        choice = answer.choices[0]
+        assert "".join(t["text"] for t in choice.speculation["tokens"]) == choice.text
+    written = [t for answer in answers for t in answer.choices[0].speculation["tokens"]]
+    assert [t["writer"] for t in written] == expected.writers
+    assert set(expected.writers) == {"draft", "copy", "target"}
+    stats = answers[-1].choices[0].speculation["stats"]
+    assert stats["target_calls"] == expected.stats.target_calls
+
+
+# ---- chat, predict, and what is known of the model --------------------------------------------
+
+
+def test_a_chat_of_one_turn(client):
+    def ask(messages, **options):
+        return client.chat.completions.create(model="demo", messages=messages, **options)
+
+    task, text = FIX.split(": ", 1)
+    system, user = {"role": "system", "content": task + ":"}, {"role": "user", "content": text}
+    whole = {"role": "user", "content": [{"type": "text", "text": FIX}]}
+    for messages in ([system, user], [whole]):
+        answer = ask(messages)
+        message = answer.choices[0].message
+        assert (message.role, message.content) == ("assistant", FIXED)
+        assert answer.choices[0].finish_reason == "stop"
+    chunks = list(ask([whole], stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content for c in chunks[:-1]) == FIXED
+    assert chunks[-1].usage == answer.usage
+    assert ask([whole], max_completion_tokens=3).choices[0].finish_reason == "length"
+
+
+def test_logprobs_of_a_chat(client):
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": FIX}],
+        logprobs=True,
+        top_logprobs=3,
+    )
+    content = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content).strip() == FIXED
+    for entry in content:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert [t.logprob for t in entry.top_logprobs] == sorted(
+            (t.logprob for t in entry.top_logprobs), reverse=True
+        )
+        assert (entry.top_logprobs[0].token, len(entry.top_logprobs)) == (entry.token, 3)
+
+
+def test_the_model_is_listed(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == ("demo", "model")
+    assert client.models.retrieve("demo").max_tokens == 1024
+
+
+def test_predict_is_the_simplest_way(server, decoder):
+    answer = server.http.post("/predict", json={"prompt": FIX}).json()
+    expected = decoder.generate(FIX)
+    assert (answer["text"], answer["finish_reason"]) == (FIXED, "stop")
+    assert answer["stats"]["target_calls"] == expected.stats.target_calls
+    regular = server.http.post("/predict", json={"prompt": FIX, "draft": False}).json()
+    assert (regular["text"], regular["stats"]["drafted"]) == (FIXED, 0)
+
+
+def test_metrics_count_what_happened(server):
+    names = ["t5_generated_tokens_total", "t5_target_calls_total", "t5_drafted_tokens_total"]
+    names += ["t5_accepted_tokens_total", 't5_finished_rows_total{reason="stop"}']
+    path = 't5_requests_total{path="/predict",status="200"}'
+
+    def read():
+        text = server.http.get("/metrics").text
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        return {name: float(value) for name, value in values.items()}
+
+    server.http.post("/predict", json={"prompt": FIX})
+    before = read()
+    stats = server.http.post("/predict", json={"prompt": FIX}).json()["stats"]
+    after = read()
+    grown = [after[name] - before[name] for name in (*names, path)]
+    decided = round(stats["tokens_per_call"] * stats["target_calls"])
+    expected = [decided, stats["target_calls"], stats["drafted"], stats["accepted"], 1, 1]
+    assert grown == expected
+    assert after["t5_request_seconds_count" + path[path.index("{") : path.index(",")] + "}"] >= 2
+    assert 0 < after["t5_acceptance_rate"] < 1
+    assert after["t5_tokens_per_second"] > 0
+    assert (after["t5_batch_rows"], after["t5_queue_rows"]) == (0, 0)
+    for histogram in ("batch_occupancy", "queue_seconds", "first_token_seconds", "step_seconds"):
+        assert after[f"t5_{histogram}_count"] > 0
+
+
+def test_health(server):
+    answer = server.http.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
