@@ -60,8 +60,7 @@ async function* events(stream) {
       held = parts.pop();
       for (const part of parts) {
         const data = part.replace(/^data: /, "");
-        if (data === "[DONE]") return;
-        yield JSON.parse(data);
+        if (data !== "[DONE]") yield JSON.parse(data);
       }
     }
   } finally {

@@ -1,0 +1,44 @@
+"""Requests made up by schemathesis from our own OpenAPI description: valid ones and broken ones."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from serving_process import Server
+
+FIELDS = {"prompt", "max_tokens", "temperature", "seed", "stop", "num_draft", "delta", "draft"}
+
+
+@pytest.fixture(scope="module")
+def short():
+    """A server of short answers."""
+    running = Server("--max-tokens", "4", "--max-body", "100000")
+    yield running
+    running.close()
+
+
+def test_the_description_is_ours(short):
+    schema = short.http.get("/openapi.json").json()
+    for name in ("CompletionRequest", "ChatRequest", "PredictRequest"):
+        assert FIELDS - {"prompt"} <= set(schema["components"]["schemas"][name]["properties"])
+    assert "422" not in str(schema), "what FastAPI would say, and never does here"
+    for path in ("/v1/completions", "/v1/chat/completions", "/predict"):
+        responses = schema["paths"][path]["post"]["responses"]
+        assert {"200", "400", "401", "413", "429", "500", "503"} <= set(responses)
+
+
+def test_no_request_that_was_made_up_breaks_it(short, tmp_path):
+    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    command += ["run", f"{short.url}/openapi.json", "--max-examples", "25", "--seed", "1"]
+    # Whether a valid request can be served also depends on the model and on the limits.
+    command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
+    command += ["--phases", "coverage,fuzzing", "--continue-on-failure", "--no-color"]
+    command += ["--suppress-health-check", "all"]
+    fuzz = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    print(fuzz.stdout)
+    assert fuzz.returncode == 0, fuzz.stdout[-5000:]
+    assert int(re.search(r"(\d+) generated", fuzz.stdout).group(1)) > 500
+    assert short.http.get("/health").json()["status"] == "ok"
+    assert "Traceback" not in short.log and "ERROR" not in short.log
