@@ -137,6 +137,7 @@ class Service:
         self.defaults = replace(decoder.defaults, num_draft=num_draft, delta=delta)
         self.drafts = decoder.drafter is not None
         self.log_prompts, self.created = log_prompts, int(time.time())
+        self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
         self._executor = ThreadPoolExecutor(1, "tokenizer")
@@ -239,4 +240,5 @@ class Service:
             "max_num_draft": api.MAX_NUM_DRAFT,
             "delta": self.defaults.delta,
             "draft": self.drafts,
+            "dtype": self._dtype,
         }
