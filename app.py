@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
@@ -62,13 +63,14 @@ def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body
         yield
         service.worker.stop()
 
-    app = FastAPI(
+    app = FastAPIOffline(
         title="T5 with speculative decoding",
         description="OpenAI's API for a T5 model. Every error has the same shape; a streamed one "
         "is the last event.",
         version="1",
         lifespan=lifespan,
         redoc_url=None,
+        static_url="/docs-assets",
     )
     app.state.service, app.state.metrics = service, metrics
     _add_handlers(app)

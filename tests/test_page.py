@@ -199,6 +199,12 @@ def test_only_its_own_scripts_run(server):
             assert server.http.get(source).status_code == 200, source
 
 
+def test_the_documentation_loads_nothing_foreign_either(browser, visit, server):
+    page = visit(server)
+    page.goto(server.url + "/docs")
+    page.get_by_text("/v1/chat/completions").first.wait_for()
+
+
 def test_a_replay_shows_the_same_again(visit, server):
     page = visit(server)
     page.fill("#prompt", FIX)

@@ -235,6 +235,11 @@ def test_a_port_in_use(capsys):
     assert "choose another --port" in capsys.readouterr().err
 
 
+def test_answers_are_sent_at_once():
+    with command._listener("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
+
+
 def test_without_the_extra_requirements_it_says_what_to_install():
     code = "import sys; sys.modules['fastapi'] = None; import server; server.main([])"
     argv = [sys.executable, "-c", code]
