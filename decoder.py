@@ -14,12 +14,12 @@ from typing import Any
 import batching
 from backend import UserError, mx
 from calibration import measure_costs
-from draft_length import AUTO, Costs, Estimate
+from draft_length import AUTO, Costs
 from drafters import Drafter, DraftModel
 from engine import Engine
 from model import T5
-from pacer import Pacer
-from prompts import is_single, random_keys, token_ids
+from pacer import History, Pacer
+from prompts import is_single, prefix_ends, random_keys, task_prefix, token_ids
 from results import Chunk, Result, Row, Settings
 from stop_strings import TextWatch
 from text import decode, same_vocabulary
@@ -54,7 +54,7 @@ class SpeculativeDecoder:
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
-            costs: of passes, for "auto"; None measures them the first time on a machine.
+            costs: of steps, for "auto"; None measures them the first time on a machine.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
@@ -71,10 +71,10 @@ class SpeculativeDecoder:
         self.drafter = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
-        if num_draft == AUTO and self.drafter and costs is None:
-            costs = measure_costs(model, self.drafter.model)
         self.costs = costs
-        self.history: dict[str, Estimate] = {}  # of what greedy rows got so far
+        self._measured: dict[tuple, Costs] = {}
+        self.history = History()  # of what greedy rows got so far
+        self.prefix_ends = prefix_ends(tokenizer)
 
     def generate(
         self,
@@ -140,9 +140,8 @@ class SpeculativeDecoder:
         keys = random_keys(seed, len(prompts), num_samples)
         each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
         rows = [row for rows in each for row in rows]
-        return map(
-            self._result, batching.run(self._engine(min(batch_size, len(rows))), rows, batch_size)
-        )
+        engine = self._engine(settings, min(batch_size, len(rows)))
+        return map(self._result, batching.run(engine, rows, batch_size))
 
     def stream(
         self,
@@ -167,7 +166,7 @@ class SpeculativeDecoder:
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
-        engine = self._engine()
+        engine = self._engine(row.settings)
         batching.insert(engine, [row])
         if row.error:
             raise UserError(row.error)
@@ -188,11 +187,19 @@ class SpeculativeDecoder:
             self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
 
-    def _engine(self, width: int = 1) -> Engine:
-        mx.reset_peak_memory()
+    def _engine(self, settings: Settings, width: int = 1) -> Engine:
+        """An engine for up to `width` rows with these settings."""
         drafter = self.drafter.fresh() if self.drafter else None
-        pacer = Pacer(self.costs, width, self.history)
-        return Engine(self.model, drafter, self.clock, pacer)
+        costs = self.costs
+        if drafter and settings.num_draft == AUTO and costs is None:
+            # Truncation to the likeliest tokens takes time too; to how many does not matter.
+            case = width, settings.temp > 0, settings.top_k > 0, settings.top_p < 1
+            if case not in self._measured:
+                widths = sorted({1, width})
+                self._measured[case] = measure_costs(self.model, drafter.model, widths, settings)
+            costs = self._measured[case]
+        mx.reset_peak_memory()
+        return Engine(self.model, drafter, self.clock, Pacer(costs, width, self.history))
 
     def _rows(
         self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
@@ -203,6 +210,7 @@ class SpeculativeDecoder:
             raise UserError("stop strings need a tokenizer; this model folder has none")
         rows = [Row(ids, settings, key) for key in keys]
         for row in rows:
+            row.pace.task = task_prefix(ids, self.prefix_ends)
             row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
         return rows
 

@@ -320,6 +320,7 @@ def _write_all(
             results = decoder.results(
                 prompts, batch_size=args.batch_size, num_samples=args.num_samples, **options
             )
+            began = time.perf_counter()  # what --num-draft auto measures first is no decoding
             each = ((n, p) for n, p in enumerate(prompts, 1) for _ in range(args.num_samples))
             for (number, prompt), result in zip(each, results, strict=True):
                 output.write(prompt, result)

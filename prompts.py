@@ -5,12 +5,14 @@ Symbols: B rows, S source positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from typing import Any
 
 from acceptance import row_key
 from backend import UserError, mx
+
+PREFIX_TOKENS = 16  # a task prefix ("fix grammar:") ends among the first so many tokens
 
 
 def is_single(prompts: Any) -> bool:
@@ -38,6 +40,23 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
     if bad is not None:
         raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
     return ids
+
+
+def prefix_ends(tokenizer: Any) -> frozenset[int]:
+    """The tokens that can end a task prefix; none if there is no tokenizer."""
+    vocabulary = tokenizer.get_vocab() if tokenizer else {}
+    return frozenset(i for token, i in vocabulary.items() if token.endswith(":"))
+
+
+def task_prefix(ids: Sequence[int], ends: Collection[int]) -> tuple[int, ...]:
+    """The tokens that tell T5 what to do ("fix grammar:"), () if the prompt has none.
+
+    Args:
+        ids: source tokens.
+        ends: what `prefix_ends` says.
+    """
+    last = next((i for i, token in enumerate(ids[:PREFIX_TOKENS]) if token in ends), -1)
+    return tuple(ids[: last + 1])
 
 
 def random_keys(seed: int | Sequence[int], count: int, samples: int = 1) -> list[list[mx.array]]:
