@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
 AUTO = "auto"  # in place of a number of proposals
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
+GRID = 200  # steps of alpha that are told apart
 WORTH = 1.03  # a promised speed-up below this is within the error of what promises it
 
 
@@ -33,9 +34,20 @@ def expected_tokens(alpha: float, gamma: int | np.ndarray) -> np.ndarray:
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def gains(alpha: float, room: int, longest: int) -> np.ndarray:
-    """(longest + 1,): expected tokens of a step with 0, 1, … proposals, of which `room` count."""
-    return expected_tokens(alpha, np.minimum(np.arange(longest + 1), room))
+def gains(alphas: Sequence[float], rooms: Sequence[int]) -> np.ndarray:
+    """(B, LONGEST + 1): expected tokens of a step with 0, 1, … proposals, of which rooms count.
+
+    Looked up for alpha in steps of 1 / `GRID`, as this is done in every step.
+    """
+    return _expected_tokens()[[round(alpha * GRID) for alpha in alphas], list(rooms)]
+
+
+@cache
+def _expected_tokens() -> np.ndarray:
+    """(GRID + 1, LONGEST + 1, LONGEST + 1): E by alpha, by room and by proposals."""
+    lengths = np.arange(LONGEST + 1)
+    useful = np.minimum(lengths[:, None], lengths)
+    return np.stack([expected_tokens(i / GRID, useful) for i in range(GRID + 1)])
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,11 @@ class StepCosts:
         verify = np.array(self.verify)[np.maximum(lengths[:, None], lengths)]
         return lengths[:, None] * self.draft + verify
 
+    @cached_property
+    def rate(self) -> np.ndarray:
+        """(L + 1, L + 1): speed-up of such a step for each token that it yields a row."""
+        return self.regular / self.table
+
     @property
     def price(self) -> str:
         """What proposals cost, in words."""
@@ -73,7 +90,7 @@ class StepCosts:
     @cached_property
     def hopeless(self) -> bool:
         """Whether drafting costs more than it could ever save."""
-        sure, none = (gains(alpha, LONGEST, len(self.verify) - 1)[None] for alpha in (1.0, 0.0))
+        sure, none = gains([1.0, 0.0], [LONGEST, 0])[:, None]
         return best_lengths(sure, none, self) == (0, 0)
 
 
@@ -167,7 +184,6 @@ def best_lengths(by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts) ->
     Returns:
         How many to draft and how many to copy; (0, 0) if the speed-up would not reach `WORTH`.
     """
-    tokens = np.maximum(by_draft[:, :, None], by_copy[:, None, :]).sum(0)
-    speedup = tokens / len(by_draft) * costs.regular / costs.table
-    draft, copy = np.unravel_index(np.argmax(speedup), speedup.shape)
-    return (int(draft), int(copy)) if speedup[draft, copy] >= WORTH else (0, 0)
+    speedup = np.maximum(by_draft[:, :, None], by_copy[:, None, :]).sum(0) * costs.rate
+    draft, copy = divmod(int(speedup.argmax()), by_copy.shape[1])
+    return (draft, copy) if speedup[draft, copy] >= WORTH * len(by_draft) else (0, 0)

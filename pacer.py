@@ -213,8 +213,8 @@ class Pacer:
 
     def _gains(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> np.ndarray:
         """(B, L + 1): expected tokens of each row, if it takes up 0, 1, … of its offer."""
-        pairs = zip(paces, offers, strict=True)
-        return np.stack([gains(self._alpha(p, o.kind), o.length, LONGEST) for p, o in pairs])
+        alphas = [self._alpha(p, o.kind) for p, o in zip(paces, offers, strict=True)]
+        return gains(alphas, [min(offer.length, LONGEST) for offer in offers])
 
     def _alpha(self, pace: Pace, kind: str) -> float:
         prior, weight = PRIORS.get(kind, PRIORS["draft"])

@@ -5,7 +5,8 @@ Symbols: B rows, S source positions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 from numbers import Integral
 from typing import Any
 
@@ -59,26 +60,23 @@ def task_prefix(ids: Sequence[int], ends: Collection[int]) -> tuple[int, ...]:
     return tuple(ids[: last + 1])
 
 
-def random_keys(seed: int | Sequence[int], count: int, samples: int = 1) -> list[list[mx.array]]:
-    """The random keys (2,) of every sample of `count` prompts.
+def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[list[mx.array]]:
+    """The random keys (2,) of the samples of one prompt after the other.
 
     Args:
         seed: one, from which sample j of prompt i gets stream i * samples + j, or one a prompt,
             from which its sample j gets stream j.
-        count: how many prompts there are.
         samples: of each prompt.
 
     Raises:
-        UserError: a seed is out of range, or there is not one a prompt.
+        UserError: a seed is out of range.
     """
-    if isinstance(seed, Sequence) and len(seed) != count:
-        raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
     own = isinstance(seed, Sequence)
     for value in seed if own else [seed]:
         if not 0 <= value < 2**64:
             raise UserError(f"seed is {value}; it must be between 0 and 2**64 - 1")
-    starts = [(seed[i], 0) if own else (seed, i * samples) for i in range(count)]
-    return [[row_key(value, first + j) for j in range(samples)] for value, first in starts]
+    starts = ((value, 0) for value in seed) if own else ((seed, i * samples) for i in count())
+    return ([row_key(value, first + j) for j in range(samples)] for value, first in starts)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:

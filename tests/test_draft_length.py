@@ -16,7 +16,7 @@ from draft_length import (
     judge,
 )
 
-NONE = gains(0.0, 0, LONGEST)
+NONE = gains([0.0], [0])[0]
 FLAT = StepCosts(1, 0.05, tuple(1 + 0.01 * n for n in range(LONGEST + 1)))
 STAIRCASE = StepCosts(1, 0.1, tuple(1 + 0.4 * (n // 5) + 0.01 * n for n in range(LONGEST + 1)))
 
@@ -24,6 +24,10 @@ STAIRCASE = StepCosts(1, 0.1, tuple(1 + 0.4 * (n // 5) + 0.01 * n for n in range
 def speedup(alpha, gamma, c, v):
     """S(gamma) of one row, from the paper's symbols; v stands for v(gamma + 1) / v(1)."""
     return expected_tokens(alpha, gamma) / (gamma * c + v)
+
+
+def row(alpha, room=LONGEST):
+    return gains([alpha], [room])[0]
 
 
 def best(by_draft, by_copy, costs):
@@ -48,8 +52,9 @@ def test_speedup_is_the_formula_of_the_paper():
 
 
 def test_no_more_is_gained_than_there_is_room_for():
-    np.testing.assert_allclose(gains(0.5, 2, 4), [1, 1.5, 1.75, 1.75, 1.75])
-    np.testing.assert_allclose(gains(1.0, 9, 3), [1, 2, 3, 4])
+    half, sure = gains([0.5, 1.0], [2, LONGEST])
+    np.testing.assert_allclose(half, [1, 1.5, 1.75, *[1.75] * (LONGEST - 2)])
+    np.testing.assert_allclose(sure, range(1, LONGEST + 2))
     np.testing.assert_allclose(NONE, np.ones(LONGEST + 1))
 
 
@@ -131,12 +136,12 @@ def test_the_choice_for_one_row_maximises_the_formula(alpha):
     v = STAIRCASE.verify
     by_formula = [speedup(alpha, g, 0.1 / v[0], v[g] / v[0]) for g in range(LONGEST + 1)]
     expected = by_formula.index(max(by_formula)) if max(by_formula) >= WORTH else 0
-    assert best([gains(alpha, 99, LONGEST)], [NONE], STAIRCASE)[0] == expected
+    assert best([row(alpha)], [NONE], STAIRCASE)[0] == expected
 
 
 def test_rows_share_one_length_that_is_best_for_all_of_them():
     steep = StepCosts(2, 0.05, tuple(1 + 0.1 * n for n in range(LONGEST + 1)))
-    high, low = gains(0.9, 99, LONGEST), gains(0.1, 99, LONGEST)
+    high, low = row(0.9), row(0.1)
     good, bad, both = (
         best(rows, [NONE] * len(rows), steep)[0] for rows in ([high], [low], [high, low])
     )
@@ -145,7 +150,7 @@ def test_rows_share_one_length_that_is_best_for_all_of_them():
 
 
 def test_each_row_takes_what_promises_it_more():
-    high, low = gains(0.9, 99, LONGEST), gains(0.3, 99, LONGEST)
+    high, low = row(0.9), row(0.3)
     # Copies cost nothing but their place, so where both are as good nothing is drafted …
     assert best([high], [high], FLAT) == (0, best([NONE], [high], FLAT)[1])
     # … and two rows that need different ones get both, copies at least as many as drafts.
@@ -154,13 +159,13 @@ def test_each_row_takes_what_promises_it_more():
 
 
 def test_no_more_is_chosen_than_rows_can_use():
-    assert best([gains(1.0, 3, LONGEST)], [NONE], FLAT)[0] == 3
-    assert best([gains(1.0, 0, LONGEST)], [NONE], FLAT) == (0, 0)
+    assert best([row(1.0, 3)], [NONE], FLAT)[0] == 3
+    assert best([row(1.0, 0)], [NONE], FLAT) == (0, 0)
 
 
 def test_where_every_position_costs_as_much_as_a_pass_nothing_is_worth_it():
     linear = StepCosts(1, 0.1, tuple(1.0 + n for n in range(LONGEST + 1)))
-    assert best([gains(1.0, 99, LONGEST)], [NONE], linear) == (0, 0)
+    assert best([row(1.0)], [NONE], linear) == (0, 0)
     assert linear.hopeless
     assert not STAIRCASE.hopeless
     # Up to what is within the error of the promise.
