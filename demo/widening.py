@@ -14,7 +14,7 @@ where it would reach the output:
   residual, c and c in every token's embedding, stay so through all layers. They add 2c^2 to the sum
   of squares, and epsilon' * D is made smaller by just that: the norms are the same as before. Of
   all norms only the decoder's last passes them on, as z and -z. Old tokens get c*z - c*z = 0 from
-  them, new ones, whose embedding has -E and E there, -2*E*z: far below all others.
+  them, new ones, whose embedding has -E and 0 there, -E*z: far below all others.
 
 Symbols: d and D are d_model of the source and of the result.
 """
@@ -140,12 +140,10 @@ class Widening:
                 raise UserError(f"{name} {sizes[name]} is less than {least}; models only grow")
         self.source = source
         self._constant = 0.0
-        squares = source.layer_norm_epsilon * source.d_model
         if sizes["vocab_size"] > source.vocab_size:
             self._constant = _constant(source, sizes["d_model"])
-        epsilon = (squares - 2 * self._constant**2) / sizes["d_model"]
-        if sizes["d_model"] == source.d_model and not self._constant:
-            epsilon = source.layer_norm_epsilon  # to the last bit
+        epsilon = source.layer_norm_epsilon * (source.d_model / sizes["d_model"])
+        epsilon -= 2 * self._constant**2 / sizes["d_model"]
         self.result = replace(source, **sizes, layer_norm_epsilon=epsilon)
 
     def tensor(self, name: str, shape: tuple[int, ...], has_source: bool) -> Widened:
@@ -205,7 +203,6 @@ class Widening:
             if self._constant:
                 patches.append(Patch(tokens[0], slice(d, d + 2), self._constant))
                 patches.append(Patch(tokens[1], slice(d, d + 1), -_AWAY))
-                patches.append(Patch(tokens[1], slice(d + 1, d + 2), _AWAY))
             return tuple(patches)
         if part == "norm" and self._constant:
             weight = self._last_weight() if name == "decoder.norm.weight" else 0.0
@@ -219,7 +216,7 @@ class Widening:
         """The decoder's last norm's weight of the constant dimensions, a power of two."""
         d = self.source.d_model
         head = d**-0.5 if self.source.scales_logits else math.sqrt(self.result.d_model / d)
-        return 2.0 ** math.ceil(math.log2(_DEPTH / (2 * _AWAY * self._constant * head)))
+        return 2.0 ** math.ceil(math.log2(_DEPTH / (_AWAY * self._constant * head)))
 
 
 def _constant(source: T5Config, d_model: int) -> float:

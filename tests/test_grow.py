@@ -118,18 +118,31 @@ def test_transformers_computes_the_same(odd):
     assert (large[..., 3072:] < -1000).all()
 
 
-def test_through_the_converter(odd, small, tmp_path):
+def test_through_the_converter(odd, tmp_path):
     exact = convert(odd, tmp_path / "float32", dtype="float32")
     assert np.array_equal(logits(exact), logits(odd))
     assert difference(convert(odd, tmp_path / "bfloat16"), DEMO / "target") < 0.1
-    quantized = convert(small, tmp_path / "quantized", quantize=True, q_bits=8)
-    assert difference(quantized, DEMO / "target") < 0.2
+    sizes = {"d_model": 128, "vocab_size": 3200, "d_ff": 320, "num_heads": 3, "num_layers": 3}
+    grow.grow(DEMO / "draft", tmp_path / "even", sizes)  # rows that divide into groups
+    quantized = convert(tmp_path / "even", tmp_path / "quantized", quantize=True, q_bits=8)
+    assert difference(quantized, DEMO / "draft") < 0.2
 
 
 def test_bfloat16_is_exact_at_four_times_the_width(tmp_path):
     """The norms are halved then, which no type rounds: so it is for t5-large, 3b and 11b."""
     grow.grow(DEMO / "target", tmp_path / "out", ODD | {"d_model": 1024}, dtype="bfloat16")
     assert difference(tmp_path / "out", DEMO / "target") < 2e-5
+
+
+def test_epsilon_counts(tmp_path):
+    """Where it is no trifle: what stands in for a part of it is as large, in every type."""
+    shutil.copytree(DEMO / "draft", tmp_path / "in")
+    raw = read_config(tmp_path / "in") | {"layer_norm_epsilon": 0.3}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(raw))
+    sizes = {"d_model": 4 * 96, "vocab_size": 3073}
+    grow.grow(tmp_path / "in", tmp_path / "out", sizes, dtype="bfloat16")
+    assert difference(tmp_path / "out", tmp_path / "in") < 2e-5
+    assert not np.allclose(logits(tmp_path / "in"), logits(DEMO / "draft"), atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
@@ -193,15 +206,18 @@ def test_folder(small, capsys):
 
 def test_what_is_added_is_random_and_dense(odd):
     """Zeros only where the function depends on them; no numbers that are slow or overflow."""
+    endings = set()
     with open_checkpoint(odd) as checkpoint:
         for name, tensor in checkpoint.items():
             values = np.array(tensor)
+            endings.add(values[-3:].tobytes())
             zeros = np.mean(values == 0)
             if name.endswith((".o.weight", ".wo.weight")):
                 assert (zeros == 1) == (int(name.split(".")[2]) >= 3), name  # the source has 3
             elif "layer_norm" in name:
                 last = name == "decoder.final_layer_norm.weight"
                 assert np.count_nonzero(values == 0) == (0 if last else 2), name
+                assert values[258:].std() > 0.2, name
             elif name == "shared.weight":
                 assert zeros == pytest.approx((301 - 256 - 2) / 301, abs=1e-3)
             elif name.endswith(".q.weight"):
@@ -212,6 +228,9 @@ def test_what_is_added_is_random_and_dense(odd):
                 assert np.abs(values).max() < 10, name
             tiny = (values != 0) & (np.abs(values) < 1e-30)
             assert np.isfinite(values).all() and not tiny.any(), name
+        # All are different, but for two lengths of zeros.
+        outputs = sum(name.endswith((".o.weight", ".wo.weight")) for name in checkpoint.names)
+        assert len(endings) == len(checkpoint.names) - outputs + 2
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path, monkeypatch):
