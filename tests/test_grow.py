@@ -188,7 +188,7 @@ def test_shapes_are_the_published_ones(shape, numbers, parameters):
         assert sum(math.prod(shape) for shape in shapes.values()) == parameters
 
 
-def test_folder(small, capsys):
+def test_folder(small):
     assert {file.name for file in small.iterdir()} >= {"config.json", "model.safetensors"}
     for name in TOKENIZER_FILES:
         source, copy = DEMO / "target" / name, small / name
