@@ -19,6 +19,7 @@ from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError, mx
 from model import T5
 from processors import History
+from prompts import encoded
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,11 @@ class Drafter(Protocol):
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
             sources: source tokens of each row.
-            ids: (B, S) the same, padded at the right.
-            mask: (B, S), 1 where ids are real; None if all are.
 
         Raises:
             RuntimeError: the device has not enough memory; nothing has changed.
@@ -158,17 +155,16 @@ class DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target)
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
-        cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
-        mx.eval(cache.state)
+        config = self.model.config
+        unknown, pad = config.vocab_size, config.pad_token_id
+        cache = encoded(self.model, [[t if t < unknown else pad for t in s] for s in sources])
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
-        self.fed += [0] * ids.shape[0]
+        self.fed += [0] * len(sources)
 
     def offers(
         self, committed: Sequence[Sequence[int]], limits: Sequence[int]

@@ -24,13 +24,12 @@ from collections.abc import Callable, Sequence
 
 from acceptance import Sampling, fold, verify
 from backend import mx
-from cache import Cache
 from draft_length import AUTO, LONGEST
 from drafters import NOTHING, Drafter, Offer, Proposal
 from model import T5
 from pacer import Pacer
 from processors import History
-from prompts import padded
+from prompts import encoded
 from results import Row, sampling_of
 
 
@@ -66,11 +65,10 @@ class Engine:
             RuntimeError: the device has not enough memory; the batch is as it was.
         """
         started = self.clock()
-        sources = [tuple(row.ids) for row in rows]
-        cache = self._encoded(sources)
-        mx.eval(cache.state)
+        sources = [row.ids for row in rows]
+        cache = encoded(self.target, sources)
         if self.drafter:
-            self.drafter.insert(sources, *padded(sources, self.target.config.pad_token_id))
+            self.drafter.insert(sources)
         if self.cache is None:
             self.cache = cache
         else:
@@ -80,15 +78,6 @@ class Engine:
             row.stats.prompt_tokens = len(row.ids)
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
-
-    def _encoded(self, sources: Sequence[tuple[int, ...]]) -> Cache:
-        """The target's cache for these sources; several samples of one are encoded once."""
-        different = list(dict.fromkeys(sources))
-        ids, mask = padded(different, self.target.config.pad_token_id)
-        cache = self.target.cache(self.target.encode(ids, mask), mask)
-        if len(different) < len(sources):
-            cache.keep([different.index(source) for source in sources])
-        return cache
 
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acceptance import row_key
 from backend import UserError, mx
+
+if TYPE_CHECKING:
+    from cache import Cache
+    from model import T5
 
 PREFIX_TOKENS = 16  # a task prefix ("fix grammar:") ends among the first so many tokens
 
@@ -86,3 +90,19 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     if all(len(row) == width for row in rows):
         return ids, None
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
+
+
+def encoded(model: T5, sources: Sequence[Sequence[int]]) -> Cache:
+    """A decoder's cache with a row for each source; equal ones are encoded once.
+
+    Raises:
+        RuntimeError: the device has not enough memory.
+    """
+    sources = [tuple(source) for source in sources]
+    different = list(dict.fromkeys(sources))
+    ids, mask = padded(different, model.config.pad_token_id)
+    cache = model.cache(model.encode(ids, mask), mask)
+    if len(different) < len(sources):
+        cache.keep([different.index(source) for source in sources])
+    mx.eval(cache.state)
+    return cache

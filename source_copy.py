@@ -117,9 +117,7 @@ class SourceCopy:
         """Returns a drafter for another batch, without rows."""
         return SourceCopy(self.prefix_ends)
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Starts a trail for each source; see `Drafter.insert`."""
         self.trails += [Trail(s, len(task_prefix(s, self.prefix_ends))) for s in sources]
 
@@ -176,12 +174,10 @@ class CopyOrDraft:
         """Returns a drafter for another batch, without rows."""
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Adds the rows to both; see `Drafter.insert`."""
-        self.draft.insert(sources, ids, mask)  # first, as it may run out of memory
-        self.copy.insert(sources, ids, mask)
+        self.draft.insert(sources)  # first, as it may run out of memory
+        self.copy.insert(sources)
 
     def offers(
         self, committed: Sequence[Sequence[int]], limits: Sequence[int]

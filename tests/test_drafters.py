@@ -23,7 +23,7 @@ def keys(rows):
 
 
 def started(draft, sources=(SOURCE,)):
-    draft.insert(sources, mx.array(sources), None)
+    draft.insert(sources)
     return draft
 
 
@@ -90,7 +90,7 @@ def test_rows_leave_and_join():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
     tokens = draft.propose([[0], [0]], drafted([3, 3]), sampling(2), None).tokens.tolist()
     draft.keep([1])
-    draft.insert([SOURCE], mx.array([SOURCE]), None)
+    draft.insert([SOURCE])
     rows = [[0, tokens[1][0], 2], [0]]
     proposal = draft.propose(rows, drafted([2, 2]), sampling(2), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
@@ -164,3 +164,18 @@ def test_other_special_tokens_are_another_vocabulary():
     for name in ("eos_token_id", "decoder_start_token_id"):
         with pytest.raises(UserError, match=f"vocabularies differ: {name} is"):
             DraftModel(FakeModel(good(TABLE), V, **{name: 3}), target)
+
+
+def test_samples_of_one_source_are_encoded_once(monkeypatch):
+    shapes, encode = [], FakeModel.encode
+    monkeypatch.setattr(
+        FakeModel,
+        "encode",
+        lambda self, ids, mask=None: shapes.append(ids.shape) or encode(self, ids, mask),
+    )
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, (2,), SOURCE, SOURCE))
+    assert shapes == [(2, 2)]
+    proposal = draft.propose([[0]] * 4, drafted([3] * 4), sampling(4), None)
+    rows = proposal.tokens.tolist()
+    assert rows[0] == rows[2] == rows[3] == continuation(TABLE, [0], 3)
+    assert rows[1] != rows[0]

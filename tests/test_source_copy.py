@@ -88,7 +88,7 @@ def test_copying_is_favoured_where_two_of_the_last_four_tokens_were_copies():
 
 def test_what_is_offered():
     copy = SourceCopy()
-    copy.insert([SENTENCE, [A, EOS], SENTENCE], mx.zeros((3, 1)), None)
+    copy.insert([SENTENCE, [A, EOS], SENTENCE])
     rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y]]
     offers = copy.offers(rows, [2, 5, 5])
     assert offers == [[Offer("copy", 2, (C, D))], [Offer("weak copy", 2, (A, EOS))], []]
@@ -102,7 +102,7 @@ def test_what_is_offered():
 def test_the_combination_offers_first_what_much_speaks_for():
     model = FakeModel(random_table(V), V)
     both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
-    both.insert([SENTENCE] * 3, mx.array([SENTENCE] * 3), None)
+    both.insert([SENTENCE] * 3)
     offers = both.offers([[0, A, B], [0, A], [0, *SENTENCE[:-1], X, Y]], [2] * 3)
     kinds = [[offer.kind for offer in row] for row in offers]
     assert kinds == [["copy", "draft"], ["draft", "weak copy"], ["draft"]]
@@ -118,7 +118,7 @@ def test_sentinels_are_tokens_like_others():
 
 def test_a_task_prefix_is_skipped():
     copy = SourceCopy(prefix_ends=[5])
-    copy.insert([[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]], mx.zeros((3, 1)), None)
+    copy.insert([[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]])
     assert [trail.place for trail in copy.trails] == [3, 0, 0]
 
 
@@ -232,7 +232,7 @@ def test_merged_proposals():
     copies = copied([[7, 8, 9], [], [5]])
     sampling = Sampling.of([1.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
-    draft.insert([[3]] * 3, mx.array([[3]] * 3), None)
+    draft.insert([[3]] * 3)
     keys = mx.stack([row_key(0, i) for i in range(3)])
     chosen = [NOTHING, Offer("draft", 2), NOTHING]
     drafts = draft.propose([[0]] * 3, chosen, sampling, keys)
