@@ -183,13 +183,11 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
 
 
 def _service(args: argparse.Namespace, chosen: Pair, limits, metrics) -> Service:
-    from draft_length import AUTO
     from service import Service
     from serving import Worker
 
-    # With "auto" the costs of passes are measured, so that any request may ask for it.
     worker = Worker(
-        lambda: options.load_decoder(chosen, args.dtype, AUTO),
+        lambda: options.load_decoder(chosen, args.dtype, args.num_draft),
         args.max_batch,
         args.max_queue,
         metrics,

@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import batching
-from backend import UserError, mx
+from backend import mx
 from decoder import SpeculativeDecoder
+from draft_length import AUTO
 from errors import place
 from jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
 from logprobs import LogprobRecorder
@@ -152,7 +154,9 @@ class Worker:
         self._decoder.generate([self._decoder.model.config.eos_token_id], max_tokens=8)
 
     def _new_engine(self) -> None:
-        self._engine = self._decoder.engine(self.max_batch)
+        # With "auto" the costs of steps are measured, so that any request may ask for it.
+        usual = replace(self._decoder.defaults, num_draft=AUTO)
+        self._engine = self._decoder.engine(usual, self.max_batch)
         self._engine.on_verified = self._recorder
 
     def _wait(self) -> bool:
@@ -216,13 +220,12 @@ class Worker:
     def _take(self, job: Job) -> None:
         """Turns a new job into waiting rows, unless its client has gone already."""
         rows: list[Row] = []
-        try:
-            if not job.cancelled:
-                keys = random_keys(job.seed, len(job.prompts), job.samples)
-                for prompt, own in zip(job.prompts, keys, strict=True):
-                    rows += self._decoder.rows(prompt, job.settings, own, job.watched)
-        except UserError as error:
-            self._put(job, Failure("input", str(error)))
+        if not job.cancelled:
+            for prompt, keys in zip(job.prompts, random_keys(job.seed, job.samples), strict=False):
+                rows += self._decoder.rows(prompt, job.settings, keys, job.watched)
+        bad = next((row.error for row in rows if row.error), None)
+        if bad:
+            self._put(job, Failure("input", bad))
             rows = []
         if not rows:
             self._release(job.size)

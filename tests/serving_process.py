@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ import httpx
 import server
 
 ROOT = Path(server.__file__).parent
+CACHE = tempfile.TemporaryDirectory()  # what "auto" measures is for all servers of the tests
 PATIENCE = 60  # seconds for what takes a moment; nothing waits so long unless it fails
 
 
@@ -32,8 +34,9 @@ class Server:
     def __init__(self, *argv: str, key: str | None = None, **environment: str):
         """Starts it and waits until it listens."""
         command = [sys.executable, str(ROOT / "server.py"), "--port", "0", *argv]
+        environment = {**os.environ, "XDG_CACHE_HOME": CACHE.name, **environment}
         self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+            command, stderr=subprocess.PIPE, text=True, env=environment
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

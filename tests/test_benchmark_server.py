@@ -23,7 +23,8 @@ def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
     )
 
 
-def test_both_ways_serve_every_client_the_same(capsys, tmp_path):
+def test_both_ways_serve_every_client_the_same(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"
     argv = ["--clients", "1", "3", "--requests", "5", "--repeats", "1", "--json", str(file)]
     assert benchmark_server.main([*argv, "--dtype", "float32"]) == 0

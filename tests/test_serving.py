@@ -9,6 +9,7 @@ import pytest
 
 from backend import UserError
 from decoder import SpeculativeDecoder
+from draft_length import LONGEST, Costs, StepCosts
 from fake_model import FakeModel, drafter, good, random_table, without
 from jobs import Failure, Job, Progress, QueueFull, Stopped
 from metrics import Metrics
@@ -17,6 +18,7 @@ from serving import Worker
 
 V = 7
 ENDLESS = without(random_table(V), 1)
+FLAT = Costs((StepCosts(1, 0.1, (1.0,) * (LONGEST + 1)),))
 PATIENCE = 30  # seconds for what takes none; no test waits so long unless it fails
 
 
@@ -67,7 +69,7 @@ def serve():
     workers = []
 
     def start(model, max_batch=4, max_queue=8):
-        decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+        decoder = SpeculativeDecoder(model, drafter(good(model.table), model), costs=FLAT)
         workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
         workers[-1].start()
         model.calls.clear()
@@ -178,7 +180,7 @@ def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
 
 
 class Failing(Gated):
-    """Raises these errors in its next passes."""
+    """Raises these errors in its next passes, the last one first; None is none."""
 
     def __init__(self, table, vocab_size):
         super().__init__(table, vocab_size)
@@ -186,8 +188,9 @@ class Failing(Gated):
 
     def decode(self, tokens, cache, offsets):
         logits = super().decode(tokens, cache, offsets)
-        if self.errors:
-            raise self.errors.pop()
+        error = self.errors.pop() if self.errors else None
+        if error:
+            raise error
         return logits
 
 
@@ -199,10 +202,10 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
     model = Failing(ENDLESS, V)
     worker, client = serve(model, max_batch=1)
     hold(model)
-    broken = client().submit([[2]], max_tokens=5)
+    broken = client().submit([[2]], max_tokens=50)
     assert model.arrived.acquire(timeout=PATIENCE)
     waits = client().submit([[3]], max_tokens=5)
-    model.errors.append(error)
+    model.errors += [error, None]  # when the other one is known to wait
     model.gate.set()
     failure = broken.next()
     assert (type(failure), failure.kind) == (Failure, kind)
@@ -243,10 +246,10 @@ def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
     assert len(client().submit([[4]], max_tokens=5).results()[0].tokens) == 5
 
 
-def test_settings_that_the_models_cannot_do_are_the_clients_fault(serve):
+def test_a_prompt_that_the_model_cannot_read_is_the_clients_fault(serve):
     worker, client = serve(Gated(ENDLESS, V))
-    failure = client().submit([[2]], stop=("x",)).next()
-    assert (failure.kind, "tokenizer" in failure.message) == ("input", True)
+    failure = client().submit([[2], [V]]).next()
+    assert (failure.kind, "vocabulary" in failure.message) == ("input", True)
     until(lambda: worker.rows == (0, 0))
 
 
