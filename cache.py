@@ -145,6 +145,22 @@ class Cache:
         if self.mask is not None:
             self.mask = self.mask[index]
 
+    def trim(self, source: int, capacity: int) -> None:
+        """Give back the memory of what lies beyond, where that is at least half of it.
+
+        Args:
+            source: source positions that the longest row has.
+            capacity: slots that have been written and will not be written again.
+        """
+        if 2 * source <= self.source:
+            self.cross_keys = [_narrow(a, source) for a in self.cross_keys]
+            self.cross_values = [_narrow(a, source) for a in self.cross_values]
+            self.mask = None if self.mask is None else self.mask[..., :source]
+        capacity = round_up(capacity)
+        if 2 * capacity <= self.capacity:
+            self.keys = [_narrow(a, capacity) for a in self.keys]
+            self.values = [_narrow(a, capacity) for a in self.values]
+
     def append(self, other: Cache) -> None:
         """Add the rows of `other` at the end; the shorter of the two is padded to the longer."""
         capacity = max(self.capacity, other.capacity)
@@ -163,6 +179,11 @@ class Cache:
         mask = mx.zeros((self.batch, 1, 1, self.source), dtype) if self.mask is None else self.mask
         hidden = mx.full((self.batch, 1, 1, source - self.source), mx.finfo(dtype).min, dtype)
         return mx.concatenate([mask, hidden], axis=3)
+
+
+def _narrow(array: mx.array, length: int) -> mx.array:
+    """The first `length` places of axis 2 of (B, H, N, d_kv); a copy, as a view keeps all of it."""
+    return mx.contiguous(array[:, :, :length])
 
 
 def _widen(array: mx.array, length: int) -> mx.array:

@@ -107,7 +107,10 @@ class Engine:
         if list(rows) == list(range(len(self.rows))):
             return
         if rows:
+            left = [self.rows[row] for row in rows]
             self.cache.keep(rows)
+            # In a batch that never empties, one long prompt would make all rows as wide for good.
+            self.cache.trim(max(len(r.ids) for r in left), max(r.decided for r in left))
         else:
             self.cache = None
         if self.drafter:

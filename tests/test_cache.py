@@ -68,6 +68,26 @@ def test_keep(model, rows, kept):
     assert_rows(out, expect(logits, kept, offsets, 3))
 
 
+@pytest.mark.parametrize("progress", [6, BLOCK - 3])
+def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
+    prompts, _, _ = rows
+    order = sorted(range(5), key=lambda i: len(prompts[i][0]))
+    short, long = prompts[order[0]], mx.tile(prompts[order[-1]], (1, 9))
+    length = progress + 4
+    targets = mx.array(np.random.default_rng(3).integers(3, 96, (2, length)))
+    cache = cache_of(model, [short, long], 5 * BLOCK)
+    feed(model, cache, targets, [0, 0], progress)
+    cache.keep([0])
+    wide = cache.source
+    cache.trim(wide // 2 + 1, 3 * BLOCK)
+    assert (cache.source, cache.capacity) == (wide, 5 * BLOCK), "not for less than half"
+    cache.trim(short.shape[1], progress)
+    assert (cache.source, cache.capacity) == (short.shape[1], BLOCK)
+    cache.reserve(length)
+    out = feed(model, cache, targets[:1], [progress], 4)
+    assert_rows(out, model(short, targets[:1])[:, progress:])
+
+
 @pytest.mark.parametrize("split", [([0], [1]), ([1], [0]), ([0, 1], [2, 3]), ([1, 4], [1]),
                                    ([1], [4]), ([2], [4, 1])])  # fmt: skip
 @pytest.mark.parametrize("capacities", [(T, T), (T, 3 * BLOCK), (3 * BLOCK, T)])

@@ -7,6 +7,7 @@ from acceptance import row_key
 from decoder import SpeculativeDecoder
 from engine import Engine
 from fake_model import (
+    FakeCache,
     EOS,
     START,
     FakeModel,
@@ -201,6 +202,23 @@ def test_rows_may_join_while_others_run_with_settings_of_their_own():
             pass
         assert alone.committed == row.committed
     assert every[2].stats.drafted == 0
+
+
+def test_the_cache_is_as_large_as_the_rows_that_are_left_need(monkeypatch):
+    model = FakeModel(without(TABLE, EOS), V)
+    engine = Engine(model, None)
+    long = Row([3] * 40, Settings(max_tokens=12), row_key(0, 0))
+    short = Row([4, 5], Settings(max_tokens=99), row_key(0, 0))
+    engine.insert([long])
+    for _ in range(10):
+        engine.step()
+    engine.insert([short])
+    trimmed = []
+    monkeypatch.setattr(FakeCache, "trim", lambda self, *sizes: trimmed.append(sizes))
+    engine.step()
+    assert trimmed == []
+    engine.step()
+    assert (engine.rows, trimmed) == ([short], [(2, 2)])
 
 
 def test_finished_rows_leave_and_waiting_ones_take_their_place():
