@@ -7,9 +7,9 @@ from acceptance import row_key
 from decoder import SpeculativeDecoder
 from engine import Engine
 from fake_model import (
-    FakeCache,
     EOS,
     START,
+    FakeCache,
     FakeModel,
     always,
     contrary,
