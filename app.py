@@ -77,7 +77,7 @@ def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body
     _add_generation(app)
     _add_information(app)
     _add_page(app)
-    app.openapi = lambda make=app.openapi: _without_422(make())
+    app.openapi = lambda make=app.openapi: _described(make(), service.model)
     paths = {route.path for route in app.routes}
     return Guard(app, api_key, max_body, metrics, paths)
 
@@ -274,11 +274,17 @@ def _add_page(app: FastAPI) -> None:
         add(f"/page/{name}", PAGE / name)
 
 
-def _without_422(schema: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAPI description without FastAPI's own validation error, which is never sent."""
+def _described(schema: dict[str, Any], model: str) -> dict[str, Any]:
+    """An OpenAPI description as it is true here.
+
+    FastAPI's own validation error is never sent, and one model is served.
+    """
     for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+    schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
-        schema["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
+    for name in ("CompletionRequest", "ChatRequest"):
+        schemas[name]["properties"]["model"]["anyOf"] = [{"const": model}, {"type": "null"}]
     return schema
