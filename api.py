@@ -192,9 +192,8 @@ class ChatRequest(OpenAIRequest):
             raise ValueError("messages: the user message is empty; write what to work on")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise ValueError("give max_tokens or max_completion_tokens, not both")
-        self.max_tokens = self.max_tokens or self.max_completion_tokens
+        limits = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
+        self.max_tokens = min(limits, default=None)
         return self
 
     @property

@@ -26,6 +26,7 @@ from service import ClientGone, Exchange, Service
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
+TURN = ("system", "user")  # what a chat may consist of, or the second alone
 STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
 # The page loads nothing from elsewhere and runs no script but its own.
 POLICY = (
@@ -287,4 +288,16 @@ def _described(schema: dict[str, Any], model: str) -> dict[str, Any]:
         schemas.pop(name, None)
     for name in ("CompletionRequest", "ChatRequest"):
         schemas[name]["properties"]["model"]["anyOf"] = [{"const": model}, {"type": "null"}]
+    schemas["ChatRequest"]["properties"]["messages"] = {"oneOf": [_turn("user"), _turn(*TURN)]}
     return schema
+
+
+def _turn(*roles: str) -> dict[str, Any]:
+    """JSON schema of messages of exactly these roles."""
+
+    def message(role: str) -> dict[str, Any]:
+        fixed = {"properties": {"role": {"const": role}}}
+        return {"allOf": [{"$ref": "#/components/schemas/Message"}, fixed]}
+
+    items = list(map(message, roles))
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
