@@ -25,8 +25,9 @@ import options
 
 if TYPE_CHECKING:
     from guard import Guard
+    from metrics import Metrics
     from pair import Pair
-    from service import Service
+    from service import Limits, Service
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 KEY_VARIABLE = "T5_API_KEY"
@@ -104,6 +105,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(
             f"others can reach {args.host}: set --api-key, or say --no-auth if all of them may in"
         )
+    if args.api_key == "":
+        parser.error("--api-key is empty; give a key, or leave it out if none is needed")
     if args.api_key and not args.api_key.isascii():
         parser.error("--api-key: use ASCII characters, since it travels in a header")
     sys.stderr.reconfigure(encoding="utf-8")
@@ -182,7 +185,7 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
     return create_app(service, metrics, args.api_key, args.max_body)
 
 
-def _service(args: argparse.Namespace, chosen: Pair, limits, metrics) -> Service:
+def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
     from service import Service
     from serving import Worker
 

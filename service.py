@@ -140,6 +140,7 @@ class Service:
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
+        self._longest = max(map(len, self._tokenizer.get_vocab()))  # characters of a token
         self._executor = ThreadPoolExecutor(1, "tokenizer")
         self._watching: set[asyncio.Task] = set()
 
@@ -216,20 +217,23 @@ class Service:
         return replace(self.defaults, **{k: v for k, v in given.items() if v is not None})
 
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
+            raise self._too_long("more")  # no need to count
         work = partial(token_ids, prompt, self._tokenizer, self._vocab_size)
         try:
             ids = await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except UserError as error:
             raise ApiError(400, str(error), "prompt") from None
         if len(ids) > self.limits.prompt_tokens:
-            raise ApiError(
-                400,
-                f"the prompt has {len(ids)} tokens; at most {self.limits.prompt_tokens} are "
-                "taken here (the server's --max-prompt-tokens); shorten it",
-                "prompt",
-                "context_length_exceeded",
-            )
+            raise self._too_long(f"{len(ids)}")
         return ids
+
+    def _too_long(self, count: str) -> ApiError:
+        message = (
+            f"the prompt has {count} tokens; at most {self.limits.prompt_tokens} are taken here "
+            "(the server's --max-prompt-tokens); shorten it"
+        )
+        return ApiError(400, message, "prompt", "context_length_exceeded")
 
     def describe(self) -> dict[str, Any]:
         """What a client may want to know before it asks."""

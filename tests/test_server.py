@@ -5,8 +5,9 @@ import math
 import pytest
 from openai import OpenAI
 
-TRANSLATE = "translate English to French: I have two cats."
 FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
+# Far from what the models have learned, so that samples differ.
+VAGUE = "translate English to French: The president discussed economic policy."
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 
 
@@ -54,30 +55,29 @@ def test_a_stream_adds_up_to_the_text(client):
 
 
 def test_sampling_follows_the_seed_as_generate_does(client, decoder):
-    options = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 40}
-    answer = complete(client, TRANSLATE, n=3, **options)
-    expected = decoder.generate(
-        TRANSLATE, temp=0.9, top_p=0.95, seed=7, max_tokens=40, num_samples=3
-    )
+    options = {"temperature": 1.5, "top_p": 0.95, "seed": 7, "max_tokens": 40}
+    answer = complete(client, VAGUE, n=3, **options)
+    expected = decoder.generate(VAGUE, temp=1.5, top_p=0.95, seed=7, max_tokens=40, num_samples=3)
+    assert len({r.text for r in expected}) == 3
     assert [c.text for c in answer.choices] == [r.text for r in expected]
     assert [c.index for c in answer.choices] == [0, 1, 2]
     streams = ["", "", ""]
-    for chunk in complete(client, TRANSLATE, n=3, stream=True, **options):
+    for chunk in complete(client, VAGUE, n=3, stream=True, **options):
         streams[chunk.choices[0].index] += chunk.choices[0].text
     assert streams == [r.text for r in expected]
 
 
 def test_without_a_seed_samples_differ(client):
-    texts = {complete(client, "fix grammar: x", temperature=2.0).choices[0].text for _ in range(4)}
+    texts = {complete(client, VAGUE, temperature=2.0).choices[0].text for _ in range(4)}
     assert len(texts) > 1
 
 
 def test_several_prompts_and_token_ids(client, decoder):
-    options = {"temperature": 0.8, "seed": 3, "n": 2}
-    answer = complete(client, [TRANSLATE, FIX], **options)
-    expected = decoder.generate([TRANSLATE, FIX], temp=0.8, seed=3, num_samples=2)
+    options = {"temperature": 1.5, "seed": 3, "n": 2}
+    answer = complete(client, [VAGUE, FIX], **options)
+    expected = decoder.generate([VAGUE, FIX], temp=1.5, seed=3, num_samples=2)
     assert [c.text for c in answer.choices] == [r.text for r in expected]
-    ids = [decoder.tokenizer.encode(prompt) for prompt in (TRANSLATE, FIX)]
+    ids = [decoder.tokenizer.encode(prompt) for prompt in (VAGUE, FIX)]
     again = complete(client, ids, **options)
     assert [c.text for c in again.choices] == [r.text for r in expected]
     assert again.usage.prompt_tokens == sum(map(len, ids))

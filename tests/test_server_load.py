@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -31,7 +32,7 @@ def mixed_requests(count):
     for i, prompt in enumerate(islice(sources, count)):
         body = {"prompt": prompt, "max_tokens": (60, 7, 25)[i % 3], "num_draft": i % 7}
         if i % 2:
-            body |= {"temperature": (0.5, 1.0)[i // 2 % 2], "seed": i, "n": 1 + i // 4 % 2}
+            body |= {"temperature": (1.0, 2.0)[i // 2 % 2], "seed": i, "n": 1 + i // 4 % 2}
             body |= {"top_p": 0.9} if i % 3 == 0 else {}
         elif i % 8 == 0:
             body |= {"num_draft": "auto"}
@@ -168,6 +169,7 @@ def one_of_many(server, i):
     return status
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what is resident is no measure elsewhere")
 def test_memory_is_flat_after_2000_requests(server):
     def serve(numbers):
         with ThreadPoolExecutor(8) as clients:
@@ -177,4 +179,5 @@ def test_memory_is_flat_after_2000_requests(server):
 
     early = serve(range(600))
     late = serve(range(600, 2000))
+    print(f"{early / 1e6:.1f} MB after 600 requests, {late / 1e6:.1f} MB after 2000")
     assert late - early < 4e6, f"{early} bytes after 600 requests, {late} after 2000"
