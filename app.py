@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import mimetypes
 from collections.abc import AsyncIterator
@@ -19,13 +20,14 @@ from starlette.exceptions import HTTPException
 import answers
 import api
 from errors import ApiError, ErrorBody, of_status, of_validation, place
-from guard import Guard
+from guard import OPEN, Guard
 from metrics import Metrics
 from service import ClientGone, Exchange, Service
 
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
+LAST_STEPS = 10  # seconds
 TURN = ("system", "user")  # what a chat may consist of, or the second alone
 STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
 # The page loads nothing from elsewhere and runs no script but its own.
@@ -45,6 +47,7 @@ REFUSALS = {
     503: "no memory left, or shutting down",
 }
 ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
+JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
@@ -62,7 +65,8 @@ def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        service.worker.stop()
+        # Clients have been served or cut off; what is left of their rows takes a step to leave.
+        await asyncio.to_thread(service.worker.stop, LAST_STEPS)
 
     app = FastAPIOffline(
         title="T5 with speculative decoding",
@@ -78,7 +82,7 @@ def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body
     _add_generation(app)
     _add_information(app)
     _add_page(app)
-    app.openapi = lambda make=app.openapi: _described(make(), service.model)
+    app.openapi = lambda make=app.openapi: _described(make(), service.model, api_key is not None)
     paths = {route.path for route in app.routes}
     return Guard(app, api_key, max_body, metrics, paths)
 
@@ -242,7 +246,7 @@ def _add_information(app: FastAPI) -> None:
     @app.get(
         "/metrics",
         response_class=PlainTextResponse,
-        responses={401: ERRORS[401]},
+        responses={401: {"description": REFUSALS[401], "content": JSON_ERROR}},
         tags=["operation"],
     )
     async def prometheus() -> Response:
@@ -275,14 +279,18 @@ def _add_page(app: FastAPI) -> None:
         add(f"/page/{name}", PAGE / name)
 
 
-def _described(schema: dict[str, Any], model: str) -> dict[str, Any]:
+def _described(schema: dict[str, Any], model: str, with_key: bool) -> dict[str, Any]:
     """An OpenAPI description as it is true here.
 
-    FastAPI's own validation error is never sent, and one model is served.
+    FastAPI's own validation error is never sent, one model is served, and a key may be needed.
     """
-    for path in schema["paths"].values():
-        for operation in path.values():
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
             operation["responses"].pop("422", None)
+            if with_key and path not in OPEN:
+                operation["security"] = [{"key": []}]
+    if with_key:
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

@@ -8,13 +8,14 @@ import pytest
 
 from serving_process import Server
 
+KEY = "the-key"
 FIELDS = {"prompt", "max_tokens", "temperature", "seed", "stop", "num_draft", "delta", "draft"}
 
 
 @pytest.fixture(scope="module")
 def short():
     """A server of short answers."""
-    running = Server("--max-tokens", "4", "--max-body", "100000")
+    running = Server("--max-tokens", "4", "--api-key", KEY, key=KEY)
     yield running
     running.close()
 
@@ -35,7 +36,7 @@ def test_no_request_that_was_made_up_breaks_it(short, tmp_path):
     # Whether a valid request can be served also depends on the model and on the limits.
     command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
     command += ["--phases", "coverage,fuzzing", "--continue-on-failure", "--no-color"]
-    command += ["--suppress-health-check", "all"]
+    command += ["--suppress-health-check", "all", "-H", f"Authorization: Bearer {KEY}"]
     fuzz = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     print(fuzz.stdout)
     assert fuzz.returncode == 0, fuzz.stdout[-5000:]
