@@ -151,6 +151,17 @@ def test_statistics_of_a_fixed_number():
     assert (explained.c, explained.predicted_speedup, explained.switched_off) == (None,) * 3
 
 
+def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
+    model = FakeModel(without(random_table(V), EOS), V)
+    engine = Engine(model, drafters(model)["the target itself"], pacer=Pacer(CHEAP, 2))
+    fixed, free = (Row(SOURCES[0], Settings(41, num_draft=n), row_key(0, 0)) for n in (3, "auto"))
+    engine.insert([fixed, free])
+    while engine.rows:
+        engine.step()
+    assert fixed.stats.speculation.steps_by_length == [1, 0, 0, 10]
+    assert free.stats.target_calls < fixed.stats.target_calls
+
+
 def test_auto_without_a_draft_is_regular_decoding():
     model = target()
     result = SpeculativeDecoder(model, None, None, "auto").generate(SOURCES[1], max_tokens=9)
