@@ -10,7 +10,7 @@ from backend import UserError
 from benchmarks import report
 from console import Parser
 
-SUBCOMMANDS = ("compare", "speed", "sweep")
+SUBCOMMANDS = ("compare", "speed", "sweep", "peers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
