@@ -10,6 +10,7 @@ from backend import UserError
 from benchmarks import report
 from console import Parser
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SUBCOMMANDS = ("compare", "speed", "sweep", "peers")
 
 
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand.
 
     Returns:
-        Exit status: 0; 1 if texts differ that have to be equal; 2 for bad input.
+        Exit status: 0; 1 if texts differ that have to be equal; 2 for bad input; 130 after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     args = parser().parse_args(argv)
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def parser() -> Parser:

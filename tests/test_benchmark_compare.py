@@ -3,8 +3,6 @@
 import json
 from types import SimpleNamespace
 
-import pytest
-
 from benchmarks import command_line, compare
 from benchmarks.timing import Timed
 from results import Result, Stats
@@ -111,25 +109,3 @@ def test_a_difference_is_an_exit_status(monkeypatch, capsys):
     argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "fix", "--ways", "lookup"]
     assert command_line.main([*argv, *SMALL]) == 1
     assert "| NO: 1 |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["compare", "--model", "no/such/model"], "there is no model folder"),
-        (["compare", "--prompts", "no-such-file"], "there is no file no-such-file"),
-        (["compare", "--json", "no-such-folder/x.json"], "there is no folder"),
-        (["compare", "--num-draft", "0"], "give a whole number from 1"),
-        (["compare", "--temp", "-1"], "give a number from 0"),
-        (["compare", "--count", "x"], "give a whole number from 2"),
-        ([], "required: SUBCOMMAND"),
-    ],
-)
-def test_mistakes_are_one_line(argv, message, capsys):
-    try:
-        status = command_line.main(argv)
-    except SystemExit as end:
-        status = end.code
-    error = capsys.readouterr().err
-    assert status == 2 and message in error
-    assert error.startswith("error: ") and error.count("\n") == 1
