@@ -87,6 +87,7 @@ def test_every_way_writes_the_same(capsys, tmp_path, monkeypatch):
     for table in record["tables"]:
         assert [row["way"] for row in table["rows"]] == ["regular", *ways]
         assert all(row["different"] == 0 for row in table["rows"])
+        assert all(len(row["seconds"][0]) == table["count"] for row in table["rows"])
         assert [verdict["way"] for verdict in table["auto"]] == ways[1::2]
     assert [line.split(" | ")[0] for line in lines if line.startswith("| lookup 2")]
     assert any(line.startswith("draft auto: ") for line in lines)
