@@ -27,7 +27,7 @@ def ids(subject):
 
 @pytest.fixture(scope="module")
 def torch_pair():
-    return [Transformers(BUNDLED / name, "float32", "cpu", 2) for name in ("target", "draft")]
+    return [Transformers(BUNDLED / name, "float32", "cpu", 1) for name in ("target", "draft")]
 
 
 @pytest.mark.parametrize("longest", [20, 4])
@@ -52,7 +52,7 @@ def test_assisted_generation_takes_the_number_of_proposals(ids, torch_pair):
 
 @pytest.mark.parametrize("longest", [20, 4])
 def test_ctranslate2_writes_the_same(subject, ids, tmp_path, longest):
-    other = CTranslate2(BUNDLED / "target", "float32", "cpu", 2, tmp_path / "x").greedy(longest)
+    other = CTranslate2(BUNDLED / "target", "float32", "cpu", 1, tmp_path / "x").greedy(longest)
     assert list(map(other, ids)) == [peers.own(subject.regular(), longest)(i) for i in ids]
 
 
@@ -61,7 +61,7 @@ def test_an_mlx_folder_becomes_one_that_transformers_reads(tmp_path, ids):
     convert.convert(str(BUNDLED / "draft"), folder)
     written = hugging_face_folder(folder, tmp_path / "scratch")
     assert written == tmp_path / "scratch"
-    models = (Transformers(each, "float32", "cpu", 2) for each in (written, BUNDLED / "draft"))
+    models = (Transformers(each, "float32", "cpu", 1) for each in (written, BUNDLED / "draft"))
     ours, theirs = (list(map(model.greedy(100), ids)) for model in models)
     assert ours == theirs and all(ours)
 

@@ -13,12 +13,33 @@ RUN = ["--count", "3", "--turn", "2", "--repeats", "1", "--pause", "0", "--dtype
 RUN += ["--max-tokens", "6"]
 
 
+@pytest.fixture(autouse=True)
+def on_one_core(monkeypatch):
+    """Torch's other devices round differently; several threads may wait long on a busy machine."""
+    monkeypatch.setattr(peers, "torch_device", lambda: "cpu")
+    monkeypatch.setattr(peers.report, "threads", lambda: 1)
+
+
 def timed(seconds, outcomes):
     tokens = [[sum(len(t) + 1 for t in turn) for turn in row] for row in outcomes]
     return Timed(seconds, tokens, outcomes)
 
 
 REGULAR = timed([[4.0]] * 2, [[[[5, 6, 7], [8]]]] * 2)
+
+
+def test_turns_have_several_prompts_and_the_end_token_counts():
+    seen = []
+
+    def decode(ids):
+        seen.append(ids)
+        return [7] * len(ids)
+
+    args = SimpleNamespace(turn=2, repeats=1, pause=0)
+    timed = peers.measure({"regular": (decode, "cpu")}, [[1], [2, 2], [3, 3, 3]], args)
+    assert timed["regular"].outcomes == [[[[7], [7, 7]], [[7, 7, 7]]]]
+    assert timed["regular"].tokens == [[2 + 3, 4]]
+    assert seen == [[1], [2, 2], [3, 3, 3]] * 2  # once to warm up
 
 
 def test_ratios_are_to_regular_and_to_transformers_and_the_fastest_is_first():
