@@ -10,11 +10,13 @@ NEAR = 0.02  # settings whose speeds differ by less are taken for equally fast
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     """The fastest setting that loses at most so much quality.
 
-    Noise must not argue for relaxation, so from one delta to a greater one it takes a gain that is
-    seen in every repeat: even the slowest of the greater delta beats the smaller delta's figure.
+    Noise must not argue for relaxation, so from one delta to a greater one it takes a reason, that
+    passes of the target yield more tokens with as many proposals, and a gain that is seen in every
+    repeat: even the slowest of the greater delta beats the smaller delta's figure.
 
     Args:
-        rows: of the grid, some with delta 0; `quality` of `quality.py` and "speed_up" in each.
+        rows: of the whole grid, delta 0 included; `quality` of `quality.py`, "speed_up" and
+            "tokens_per_call" in each.
         tolerance: points of exact match, and of chrF, that may be lost against delta 0. They are
             those against the references, or against delta 0 itself if there are none.
 
@@ -26,12 +28,18 @@ def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
     allowed = [
         row for row in rows if all(row[name] >= lossless[name] - tolerance for name in names)
     ]
-    best = None
-    for delta in sorted({row["delta"] for row in allowed}):
-        own = _fastest([row for row in allowed if row["delta"] == delta])
-        if best is None or own["speed_up"].low > (1 + NEAR) * best["speed_up"].value:
-            best = own
+    best = _fastest([row for row in allowed if row["delta"] == 0])
+    for delta in sorted({row["delta"] for row in allowed} - {0}):
+        other = _fastest([row for row in allowed if row["delta"] == delta])
+        before = _at(rows, best["delta"], other["num_draft"])
+        more = other["tokens_per_call"] > (1 + NEAR) * before["tokens_per_call"]
+        if more and other["speed_up"].low > (1 + NEAR) * best["speed_up"].value:
+            best = other
     return best if best["speed_up"].value > 1 else None
+
+
+def _at(rows: Sequence[dict], delta: float, num_draft: int) -> dict:
+    return next(row for row in rows if (row["delta"], row["num_draft"]) == (delta, num_draft))
 
 
 def _fastest(rows: Sequence[dict]) -> dict:
@@ -64,7 +72,8 @@ def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
         f"Recommended is the fastest setting whose exact match and chrF against {against} are at "
         f"most {tolerance:g} points below those of delta 0, on {count} prompts. Of settings within "
         f"{NEAR:.0%} of each other the one with fewer proposals is taken, and a greater delta only "
-        f"where even its slowest repeat is {NEAR:.0%} faster than what a smaller one reached."
+        f"where a target call yields {NEAR:.0%} more tokens with as many proposals and even the "
+        f"slowest repeat is {NEAR:.0%} faster than what the smaller delta reached."
     )
 
 

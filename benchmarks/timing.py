@@ -3,7 +3,7 @@
 On a shared machine the speed of everything changes from second to second, so two ways are only
 compared by times that were taken next to each other. The work is cut into turns, usually one
 prompt each: every way does the first turn, then every way the second, and so on, all of it as
-often as there are repeats, in an order that changes each time. Of a way's times for one turn the
+often as there are repeats, in an order that changes every time. Of a way's times for one turn the
 median counts, and the sum of these medians is the way's time. The spread is that of the ratios of
 the single repeats.
 
@@ -14,6 +14,7 @@ Symbols: R repeats, N turns.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,13 +86,12 @@ def spread(seconds: Sequence[float]) -> Ratio:
 
 
 def order(names: Sequence[str], repeat: int, turn: int) -> list[str]:
-    """Who goes when: another first every time, and every other repeat the other way round.
+    """Who goes when: shuffled anew for every turn of every repeat, the same in every run.
 
-    So no way always follows the same other one and finds the caches as that one left them.
+    In a fixed order, rotated or not, neighbours would stay neighbours: the same ways would share
+    the machine's slow moments, and each would find the caches as the same other one left them.
     """
-    start = (repeat + turn) % len(names)
-    rotated = [*names[start:], *names[:start]]
-    return rotated[::-1] if repeat % 2 else rotated
+    return random.Random(f"{repeat} {turn}").sample(list(names), len(names))
 
 
 def take_turns(

@@ -43,7 +43,7 @@ def held_out(task: str, count: int, seed: str) -> Workload:
     """Prompts that the bundled pair has not seen in training.
 
     Args:
-        task: "translate", "fix", or "mixed" for both in turn by chance, half and half.
+        task: "translate", "fix", or "mixed" for half of each, shuffled.
         count: how many.
         seed: of the sample.
     """

@@ -31,12 +31,13 @@ def test_spread_of_single_times():
     assert spread([3.0, 1.0, 8.0]) == Ratio(3.0, 1.0, 8.0)
 
 
-def test_every_way_is_first_in_turn_and_follows_more_than_one_other():
+def test_every_way_has_every_place_and_every_neighbour_in_turn():
     names = ["a", "b", "c"]
-    orders = [order(names, repeat, 0) for repeat in range(6)]
+    orders = [order(names, repeat, turn) for repeat in range(4) for turn in range(4)]
     assert all(sorted(each) == names for each in orders)
-    assert {each[0] for each in orders} == set(names)
-    assert {each[each.index("b") - 1] for each in orders if each[0] != "b"} == {"a", "c"}
+    assert len({tuple(each) for each in orders}) == 6
+    assert order(names, 2, 1) == order(names, 2, 1)
+    assert [order(names, 0, turn) for turn in range(8)] != [order(names, 1, t) for t in range(8)]
 
 
 def test_ways_take_turns_and_the_warm_up_is_not_counted():
