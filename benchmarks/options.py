@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import TASKS
+from draft_length import AUTO
 from pair import BUNDLED
-
-AUTO = "auto"
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
