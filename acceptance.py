@@ -183,6 +183,7 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
 
     p(x) >= (1 - delta) max p is a comparison of logits, so no softmax is needed.
     With delta = 0 the proposal must be the argmax itself, not merely tie with it.
+    A token that the rules for the text forbid (logit -inf) is never kept.
 
     Args:
         logits: (B, gamma, V) of the target where each proposal stands.
@@ -194,7 +195,7 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
     """
     proposed = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0]
     floor = mx.max(logits, axis=-1) + mx.log1p(-delta)[:, None]
-    near = (delta > 0)[:, None] & (proposed >= floor)
+    near = (delta > 0)[:, None] & (proposed >= floor) & (proposed > -mx.inf)
     return near | (drafts == mx.argmax(logits, axis=-1))
 
 
@@ -319,7 +320,8 @@ def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.arra
     q = one_hot(drafts, p.shape[-1]) if q is None else mx.pad(q, ((0, 0), (0, 1), (0, 0)))
     px, qx = (mx.take_along_axis(x, drafts[..., None], axis=-1)[..., 0] for x in (p, q))
     u = _uniform(keys, drafts.shape[1])
-    keep = keep_sampled(px, qx, sampling.delta, u)
+    forbidden = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] == -mx.inf
+    keep = keep_sampled(px, qx, sampling.delta, u) & ~forbidden
     if sampling.any_greedy:
         by_rank = keep_greedy(logits, drafts, sampling.delta)
         keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)

@@ -38,7 +38,7 @@ def run(engine: Engine, rows: Iterable[Row], batch_size: int) -> Iterator[Row]:
     while True:
         drawn = list(islice(rows, WINDOW * batch_size - len(in_hand)))
         in_hand += drawn
-        waiting += drawn
+        waiting += [row for row in drawn if row.finish_reason is None]  # bad ones are finished
         if not in_hand:
             return
         free = batch_size - len(engine.rows)

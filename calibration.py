@@ -1,14 +1,17 @@
-"""Measures once what passes of a model cost on this machine, and remembers it in a file.
+"""Measures once what the steps of a pair cost on this machine, and remembers it in a file.
 
-A model's curve is taken over passes of 1 to 128 positions of one row: a staircase on most devices,
-as kernels work on several rows at a time, so the places that are measured lie close together where
-choices are made. The points that matter most come first. A model so large that there is no time
-for all of them gets by with the first ones, at least two; a small one has each measured several
-times, and the least counts, as whatever else the machine does only adds to it.
+Whole steps of the engine are timed, over made-up tokens: with nothing proposed, with 1 to 15 tokens
+that no model had to be asked for, and with a few that the draft proposed. So the costs hold all
+that a step does, for one row and for a full batch. Costs of verifying are a staircase on most
+devices, as kernels work on several positions at a time; the points that matter most come first. A
+model so large that there is no time for all of them gets by with the first ones; a small one has
+each measured several times, and the least counts, as whatever else the machine does only adds to
+it.
 
-The file is one a model, in $XDG_CACHE_HOME or ~/.cache. Its name is a hash of everything that the
-curve depends on: the model's config, the types and shapes of its parameters, the device and the
-version of MLX. Deleting it measures anew. A file that cannot be read or written is no error.
+The file is in $XDG_CACHE_HOME or ~/.cache. Its name is a hash of everything that the costs depend
+on: config, types and shapes of both models, rows, the way of sampling, the device and the version
+of MLX. When it is read, two of its points are measured again, and all of them if they turn out
+lower: then the machine was busy. A file that cannot be read or written is no error.
 """
 
 from __future__ import annotations
@@ -20,44 +23,56 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from acceptance import row_key
 from backend import device_name, mx, tree_flatten
-from draft_length import Costs, Curve
+from draft_length import LONGEST, Costs, StepCosts
+from drafters import DraftModel, Offer
+from engine import Engine
 from model import T5
+from results import Row, Settings
+from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 1  # of the file; also to be raised when passes are measured differently
-POSITIONS = (1, 6, 16, 2, 4, 11, 32, 8, 3, 5, 64, 10, 128, 12, 24, 48, 96)  # by importance
-BUDGET = 0.4  # seconds a model
+FORMAT = 2  # of the file; also to be raised when steps are measured differently
+# What is measured, by importance: (drafted, copied) proposals.
+AHEAD = 4
+PLANS = [(0, 0), (0, LONGEST), (AHEAD, 0), (0, AHEAD), (0, 1), (0, 7), (0, 2), (0, 10)]
+PLANS += [(0, n) for n in (3, 5, 6, 8, 9, 12)]
+BUDGET = 0.4  # seconds for each number of rows
 ROUNDS = 5  # more add nothing
-SOURCE = 32  # tokens of the prompt that passes attend to
-AHEAD = 4  # draft passes in a row: while drafting, nothing waits for the device
+BUSY = 1.25  # a stored cost this many times a new one was taken while the machine was busy
+SOURCE = 32  # tokens of the prompt that steps attend to
+PAST = 8  # tokens that a row has written
 
 
 def measure_costs(
     target: T5,
     draft: T5 | None,
+    rows: Sequence[int] = (1,),
+    settings: Settings | None = None,
     folder: Path | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Costs:
-    """The costs of a pair, from the file or measured, which takes less than a second.
+    """The costs of a pair, from the file or measured, in less than a second for two widths.
 
     Args:
-        target: the model that verifies, each pass waited for.
-        draft: the model that proposes, several passes in a row; None if none does.
+        target: the model that verifies.
+        draft: the model that proposes; None if none does.
+        rows: numbers of rows to measure, ascending.
+        settings: how rows sample; None is greedy.
         folder: where the files are kept; None is the user's cache.
         clock: seconds.
     """
     folder = cache_folder() if folder is None else folder
-    curves = [
-        _curve(model, passes, folder, clock) if model else None
-        for model, passes in ((target, 1), (draft, AHEAD))
-    ]
-    return Costs(*curves)
+    settings = settings or Settings()
+    return Costs(tuple(_remembered(target, draft, n, settings, folder, clock) for n in rows))
 
 
 def cache_folder(environment: dict[str, str] | None = None) -> Path:
@@ -70,52 +85,62 @@ def cache_folder(environment: dict[str, str] | None = None) -> Path:
 
 
 def sample(
-    seconds: Callable[[int], float],
+    seconds: Callable[[int, int], float],
+    drafts: bool,
     budget: float = BUDGET,
     clock: Callable[[], float] = time.perf_counter,
-) -> Curve:
-    """Measures the points of a curve until the budget is used up.
+) -> tuple[float, tuple[float, ...]]:
+    """Measures costs until the budget is used up.
 
     Args:
-        seconds: runs a pass over so many positions and says what it took.
-        budget: seconds in which to do it; two points are measured even if they take longer.
+        seconds: makes a step with so many drafted and so many copied proposals and says what it
+            took.
+        drafts: whether there is a draft model.
+        budget: seconds in which to do it; what cannot be done without is measured even if that
+            takes longer.
         clock: seconds.
+
+    Returns:
+        `StepCosts.draft` and `StepCosts.verify`.
     """
-    began, least = clock(), {}
+    plans = [plan for plan in PLANS if drafts or not plan[0]]
+    began, least, needed = clock(), {}, 2 + drafts
     for _ in range(ROUNDS):
-        for n in POSITIONS:
-            if len(least) >= 2 and clock() - began + least.get(n, max(least.values())) > budget:
-                return _rising(least)
-            least[n] = min(seconds(n), least.get(n, math.inf))
-    return _rising(least)
+        for plan in plans:
+            expected = least.get(plan, max(least.values(), default=0))
+            if len(least) >= needed and clock() - began + expected > budget:
+                return _costs(least)
+            least[plan] = min(seconds(*plan), least.get(plan, math.inf))
+    return _costs(least)
 
 
-def _rising(least: dict[int, float]) -> Curve:
-    """The curve through these points: fewer positions never cost more than more of them."""
-    points, lowest = [], math.inf
-    for n in sorted(least, reverse=True):
-        lowest = min(lowest, least[n])
-        points.append((n, lowest))
-    return Curve(tuple(reversed(points)))
+def _costs(least: dict[tuple[int, int], float]) -> tuple[float, tuple[float, ...]]:
+    """Costs of every number of positions; fewer never cost more than more of them."""
+    points = sorted((copied, s) for (drafted, copied), s in least.items() if not drafted)
+    lengths, times = zip(*points, strict=True)
+    rising = np.minimum.accumulate(times[::-1])[::-1]
+    verify = np.interp(range(LONGEST + 1), lengths, rising)
+    drafted = least.get((AHEAD, 0))
+    draft = max(drafted - verify[AHEAD], 0.0) / AHEAD if drafted else 0.0
+    return float(draft), tuple(verify.tolist())
 
 
-def read(file: Path, key: dict[str, Any]) -> Curve | None:
-    """The curve in a file, None if there is none that could be used."""
+def read(file: Path, key: dict[str, Any]) -> StepCosts | None:
+    """The costs in a file, None if there are none that could be used."""
     try:
         stored = json.loads(file.read_bytes())
-        points = tuple((n, s) for n, s in stored["points"])
-        usable = stored["key"] == key and len(points) > 1 and points[0][0] == 1
-        usable &= all(type(n) is int and type(s) is float for n, s in points)
-        usable &= all(math.isfinite(s) and s > 0 for _, s in points)
-        usable &= all(a[0] < b[0] for a, b in zip(points, points[1:], strict=False))
+        rows, draft, verify = stored["costs"]
+        usable = stored["key"] == key and len(verify) == LONGEST + 1 and type(rows) is int
+        usable &= all(type(s) is float and math.isfinite(s) for s in (draft, *verify))
+        usable &= draft >= 0 < verify[0] and verify == sorted(verify)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return Curve(points) if usable else None
+    return StepCosts(rows, draft, tuple(verify)) if usable else None
 
 
-def write(file: Path, key: dict[str, Any], curve: Curve) -> None:
-    """Keeps a curve, if the folder can be written: whole or not at all."""
-    text = json.dumps({"key": key, "points": curve.points}, indent=1)
+def write(file: Path, key: dict[str, Any], costs: StepCosts) -> None:
+    """Keeps costs, if the folder can be written: whole or not at all."""
+    text = json.dumps({"key": key, "costs": astuple(costs)}, indent=1)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".part")
@@ -128,47 +153,65 @@ def write(file: Path, key: dict[str, Any], curve: Curve) -> None:
             raise
 
 
-def identity(model: T5, passes: int) -> dict[str, Any]:
-    """Everything that a model's curve depends on."""
-    parameters = [(n, str(a.dtype), list(a.shape)) for n, a in tree_flatten(model.parameters())]
+def identity(target: T5, draft: T5 | None, rows: int, settings: Settings) -> dict[str, Any]:
+    """Everything that costs depend on."""
+
+    def model(it: T5) -> dict[str, Any]:
+        parameters = [(n, str(a.dtype), list(a.shape)) for n, a in tree_flatten(it.parameters())]
+        digest = hashlib.sha256(json.dumps(sorted(parameters)).encode()).hexdigest()
+        return {"config": asdict(it.config), "parameters": digest}
+
     return {
         "format": FORMAT,
-        "passes": passes,
-        "config": asdict(model.config),
-        "parameters": hashlib.sha256(json.dumps(sorted(parameters)).encode()).hexdigest(),
-        "dtype": str(model.shared.weight.dtype),
+        "target": model(target),
+        "draft": model(draft) if draft else None,
+        "rows": rows,
+        "sampling": [settings.temp > 0, settings.top_k > 0, settings.top_p < 1],
         "device": device_name(),
         "mlx": mx.__version__,
     }
 
 
-def _curve(model: T5, passes: int, folder: Path, clock: Callable[[], float]) -> Curve:
-    key = identity(model, passes)
+def _remembered(
+    target: T5,
+    draft: T5 | None,
+    rows: int,
+    settings: Settings,
+    folder: Path,
+    clock: Callable[[], float],
+) -> StepCosts:
+    """The costs for one number of rows."""
+    key = identity(target, draft, rows, settings)
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     file = folder / f"{digest[:32]}.json"
-    curve = read(file, key)
-    if curve is None:
-        curve = sample(_timer(model, passes, clock), clock=clock)
-        write(file, key, curve)
-    return curve
+    stored, seconds = read(file, key), timer(target, draft, rows, settings, clock)
+    if stored:
+        checks = {0: stored.verify[0], LONGEST: stored.verify[LONGEST]}
+        if not any(s > BUSY * min(seconds(0, n), seconds(0, n)) for n, s in checks.items()):
+            return stored
+    costs = StepCosts(rows, *sample(seconds, draft is not None, clock=clock))
+    write(file, key, costs)
+    return costs
 
 
-def _timer(model: T5, passes: int, clock: Callable[[], float]) -> Callable[[int], float]:
-    """A function that times passes over n positions, `passes` in a row, each fed by the last."""
-    source = mx.zeros((1, SOURCE), mx.int32)
-    cache = model.cache(model.encode(source), capacity=max(POSITIONS))
-    mx.eval(cache.state)
+def timer(
+    target: T5, draft: T5 | None, rows: int, settings: Settings, clock: Callable[[], float]
+) -> Callable[[int, int], float]:
+    """A function that times a step of the engine with so many drafted and copied proposals."""
+    drafter = CopyOrDraft(SourceCopy(), DraftModel(draft, target)) if draft else SourceCopy()
+    engine = Engine(target, drafter)
+    start, filler = target.config.decoder_start_token_id, target.config.pad_token_id
+    engine.insert([Row([filler] * SOURCE, settings, row_key(0, i)) for i in range(rows)])
+    for row in engine.rows:
+        row.committed = [start] + [filler] * PAST
+    engine.draft_and_verify([Offer("draft", 1)] * rows if draft else [Offer("copy", 0, ())] * rows)
 
-    def run(n: int) -> mx.array:
-        tokens = mx.zeros((1, n), mx.int32)
-        for _ in range(passes):
-            tokens = mx.argmax(model.decode(tokens, cache, [0]), axis=-1).astype(mx.int32)
-        return tokens
-
-    def seconds(n: int) -> float:
+    def seconds(drafted: int, copied: int) -> float:
+        tokens = (filler,) * copied
+        offer = Offer("draft", drafted) if drafted else Offer("copy", copied, tokens)
         began = clock()
-        mx.eval(run(n))
-        return (clock() - began) / passes
+        engine.draft_and_verify([offer] * rows)[1].tolist()
+        return clock() - began
 
-    mx.eval(run(1))  # reads the weights from disk, if they have not been used yet
+    seconds(0, 0)  # reads the weights from disk, if they have not been used yet
     return seconds

@@ -7,13 +7,14 @@ any model is loaded.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 if TYPE_CHECKING:
     from results import Result, Stats
@@ -38,52 +39,77 @@ class InputError(ValueError):
 # ---- prompts in ----------------------------------------------------------------------------------
 
 
-def read_prompts(prompts: Sequence[str], input_file: str | None) -> list[str]:
-    """All prompts, in order, each checked.
-
-    Args:
-        prompts: prompts as given; "-" stands for the whole of standard input.
-        input_file: one prompt a line, or objects with a "prompt" where the name ends in .jsonl;
-            "-" is standard input, one prompt a line.
+def read_prompts(prompts: Sequence[str]) -> list[str]:
+    """Prompts as given; "-" stands for the whole of standard input.
 
     Raises:
-        InputError: a file or a line that cannot be read, or an empty prompt.
+        InputError: one is empty, or no text.
     """
-    if input_file is not None:
-        return _read_lines(input_file)
-    texts = [_read_text("-").rstrip("\r\n") if prompt == "-" else prompt for prompt in prompts]
-    for given, text in zip(prompts, texts, strict=True):
-        where = "standard input" if given == "-" else "the prompt"
-        _check_prompt(text, where)
-    return texts
+    return [_read_prompt(prompt) for prompt in prompts]
 
 
-def _read_lines(name: str) -> list[str]:
-    lines = [line.removesuffix("\r") for line in _read_text(name).split("\n")]
-    while lines and not lines[-1].strip():  # the end of the last line, and blank lines after it
-        lines.pop()
-    shown = "standard input" if name == "-" else name
-    if not lines:
+def _read_prompt(given: str) -> str:
+    if given != "-":
+        return _checked(given, "the prompt")
+    return _decoded(sys.stdin.buffer.read().rstrip(b"\r\n"), "standard input")
+
+
+def read_lines(name: str) -> Iterator[str | InputError]:
+    """A file's prompts, line by line as they are asked for, so that any file fits into memory.
+
+    In the place of a line that cannot be used stands the reason.
+
+    Args:
+        name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-" is
+            standard input, one prompt a line. Blank lines at the end are none.
+
+    Raises:
+        InputError: there is no line to read.
+    """
+    shown, blank, n = "standard input" if name == "-" else name, 0, 0
+    with _opened(name) as file:
+        for n, line in enumerate(file, 1):
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            if not line.strip():
+                blank += 1
+                continue
+            for missing in range(n - blank, n):
+                yield _empty(f"{shown} line {missing}")
+            blank = 0
+            try:
+                yield _decoded(line, f"{shown} line {n}", name.endswith(".jsonl"))
+            except InputError as error:
+                yield error
+    if blank == n:
         raise InputError(f"{shown} is empty; write one prompt a line")
-    if name.endswith(".jsonl"):
-        lines = [_prompt_of(line, f"{shown} line {n}") for n, line in enumerate(lines, 1)]
-    for n, line in enumerate(lines, 1):
-        _check_prompt(line, f"{shown} line {n}")
-    return lines
 
 
-def _read_text(name: str) -> str:
-    shown = "standard input" if name == "-" else name
+def count_lines(name: str) -> int | None:
+    """How many prompts `read_lines` will find; None for standard input, which is read once.
+
+    Raises:
+        InputError: the file cannot be read, or has no line.
+    """
+    return None if name == "-" else sum(1 for _ in read_lines(name))
+
+
+def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if name == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{shown} line {line} is not UTF-8; save the text as UTF-8") from None
+        return open(name, "rb")
     except FileNotFoundError:
         raise InputError(f"there is no file {name}; check the path") from None
     except OSError as error:
-        raise InputError(f"cannot read {shown}: {error.strerror}") from None
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+
+
+def _decoded(data: bytes, where: str, as_json: bool = False) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{where} is not UTF-8; save the text as UTF-8") from None
+    return _checked(_prompt_of(text, where) if as_json else text, where)
 
 
 def _prompt_of(line: str, where: str) -> str:
@@ -96,13 +122,18 @@ def _prompt_of(line: str, where: str) -> str:
     return record["prompt"]
 
 
-def _check_prompt(text: str, where: str) -> None:
+def _checked(text: str, where: str) -> str:
     if not text.strip():
-        raise InputError(f"{where} is empty; write what the model is to work on")
+        raise _empty(where)
     try:
         text.encode()
     except UnicodeEncodeError:  # bytes on the command line, or \ud800 in JSON
         raise InputError(f"{where} is not valid Unicode; give it as UTF-8") from None
+    return text
+
+
+def _empty(where: str) -> InputError:
+    return InputError(f"{where} is empty; write what the model is to work on")
 
 
 def check_output(output_file: str, input_file: str | None) -> None:
@@ -169,7 +200,7 @@ class Results:
     """Writes finished results in order, each flushed, so that an interruption loses none.
 
     Args:
-        path: file to write; None is standard output.
+        path: file to write, left as it is until there is a result; None is standard output.
         as_json: one JSON object a line; otherwise one text a line.
         paint: makes a coloured line of a result; where results go to a file or are JSON, it is
             shown on standard error besides.
@@ -178,8 +209,7 @@ class Results:
     def __init__(
         self, path: str | None, as_json: bool, paint: Callable[[Result], str] | None = None
     ):
-        self._file: TextIO = open(path, "w", encoding="utf-8") if path else sys.stdout
-        self._close = path is not None
+        self._path, self._file = path, None if path else sys.stdout
         self._as_json, self._paint = as_json, paint
         self._aside = path is not None or as_json
 
@@ -187,7 +217,7 @@ class Results:
         return self
 
     def __exit__(self, *_) -> None:
-        if self._close:
+        if self._path and self._file:
             self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
@@ -198,6 +228,7 @@ class Results:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
+        self._file = self._file or open(self._path, "w", encoding="utf-8")
         print(line, file=self._file, flush=True)
 
 

@@ -9,35 +9,31 @@ the size of the model (tests/peak_memory.py measures it).
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from tqdm import tqdm
 
 from backend import UserError, mx
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from console import Parser
-from hub import SMALL_FILES, resolve
+from hub import resolve
 from model import T5, select_tensors
-from output_folder import check_output, new_folder, require_space
+from model_folder import (
+    BLOCK_BYTES,
+    is_model_file,
+    new_model_folder,
+    split,
+    write_json,
+    write_shards,
+)
+from output_folder import check_output, clear_away_when_terminated
 from quantization import MODES, Quantization
-from safetensors_file import SafetensorsWriter, data_size
 from stored_tensor import READABLE
-from weights import keep_float32, quantize_predicate, read_config
+from weights import cast, keep_float32, quantize_predicate, read_config
 
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
-BLOCK_BYTES = 16 << 20  # read at once; memory is a few times this
-_OUR_FILE = re.compile(
-    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|\.DS_Store"
-)
 
 
 @dataclass(frozen=True)
@@ -64,12 +60,10 @@ class Step:
         Raises:
             UserError: a number is too large for `dtype`.
         """
-        cast = rows.astype(self.dtype)
-        if self.dtype == mx.float16 and mx.any(mx.isinf(cast) & mx.isfinite(rows)).item():
-            raise UserError(f"{self.source} has numbers too large for float16; use bfloat16")
+        rows = cast(self.source, rows, self.dtype)
         if self.quantization is None:
-            return {self.name: cast}
-        return self.quantization.quantize(self.name, cast)
+            return {self.name: rows}
+        return self.quantization.quantize(self.name, rows)
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Type and full shape of each output array, by name, in the order they are stored."""
@@ -121,7 +115,7 @@ def convert(
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
     try:
-        check_output(path, overwrite, _is_ours)
+        check_output(path, overwrite, is_model_file)
         folder = resolve(str(source), revision)
         if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
             raise UserError(f"{path} is the source; choose another --mlx-path")
@@ -129,12 +123,7 @@ def convert(
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), quantization)
             shards = split(steps, SHARD_BYTES)
-            small = [folder / name for name in SMALL_FILES if (folder / name).is_file()]
-            size = sum(data_size(step.outputs()) for step in steps)
-            require_space(path, size + sum(file.stat().st_size for file in small) + (1 << 20))
-            with new_folder(path, overwrite) as partial:
-                for file in small:
-                    shutil.copyfile(file, partial / file.name)
+            with new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, shards)
                 write_config(partial, raw, dtype, quantization)
     except OSError as error:
@@ -182,41 +171,13 @@ def plan(
     return steps
 
 
-def split(steps: list[Step], shard_bytes: int) -> list[list[Step]]:
-    """Cuts the steps into shards of at most `shard_bytes`, but at least one tensor, each."""
-    shards: list[list[Step]] = []
-    room = 0
-    for step in steps:
-        size = data_size(step.outputs())
-        if size > room:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append(step)
-        room -= size
-    return shards
-
-
 def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Step]]) -> None:
-    """Writes every shard and the index, with a progress bar over the bytes read."""
-    weight_map: dict[str, str] = {}
-    size = 0
-    total = sum(checkpoint.nbytes(step.source) for shard in shards for step in shard)
-    options = {"unit": "B", "unit_scale": True, "unit_divisor": 1000, "disable": None}
-    with small_cache(), tqdm(total=total, desc="converting", **options) as bar:
-        for i, shard in enumerate(shards):
-            of = f"-{i + 1:05}-of-{len(shards):05}" if len(shards) > 1 else ""
-            file_name = f"model{of}.safetensors"
-            outputs = {name: form for step in shard for name, form in step.outputs().items()}
-            with SafetensorsWriter(folder / file_name, outputs, {"format": "mlx"}) as file:
-                for step in shard:
-                    for rows in checkpoint.blocks(step.source, BLOCK_BYTES):
-                        for name, array in step.apply(rows).items():
-                            file.append(name, array)
-                        bar.update(rows.nbytes)
-            weight_map |= dict.fromkeys(outputs, file_name)
-            size += data_size(outputs)
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
-    write_json(folder / "model.safetensors.index.json", index)
+    """Writes every shard and the index."""
+
+    def blocks(step: Step) -> Iterator[dict[str, mx.array]]:
+        return map(step.apply, checkpoint.blocks(step.source, BLOCK_BYTES))
+
+    write_shards(folder, shards, blocks, "mlx", "converting")
 
 
 def write_config(folder: Path, raw: dict, dtype: str, quantization: Quantization | None) -> None:
@@ -228,22 +189,6 @@ def write_config(folder: Path, raw: dict, dtype: str, quantization: Quantization
         # Twice, as mlx-lm does: MLX reads the first, the Hugging Face Hub shows the second.
         config["quantization"] = config["quantization_config"] = asdict(quantization)
     write_json(folder / "config.json", config)
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Writes a JSON file as Hugging Face formats them."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def small_cache() -> Iterator[None]:
-    """MLX keeps freed buffers for reuse; blocks of many sizes would pile up there."""
-    before = mx.set_cache_limit(BLOCK_BYTES)
-    try:
-        yield
-    finally:
-        mx.set_cache_limit(before)
-        mx.clear_cache()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -282,11 +227,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _is_ours(name: str) -> bool:
-    return name in SMALL_FILES or _OUR_FILE.fullmatch(name) is not None
-
-
 if __name__ == "__main__":
-    for terminated in (signal.SIGTERM, signal.SIGHUP):  # so that what was begun is cleared away
-        signal.signal(terminated, lambda number, _: sys.exit(128 + number))
+    clear_away_when_terminated()
     sys.exit(main())

@@ -6,20 +6,21 @@ decode them, and makes results of what they became.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
 import batching
 from backend import UserError, mx
 from calibration import measure_costs
-from draft_length import AUTO, Costs, Estimate
+from draft_length import AUTO, Costs
 from drafters import Drafter, DraftModel
 from engine import Engine
 from model import T5
-from pacer import Pacer
-from prompts import is_single, random_keys, token_ids
+from pacer import History, Pacer
+from prompts import is_single, prefix_ends, random_keys, task_prefix, token_ids
 from results import Chunk, Result, Row, Settings
 from stop_strings import TextWatch
 from text import decode, same_vocabulary
@@ -54,7 +55,7 @@ class SpeculativeDecoder:
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
-            costs: of passes, for "auto"; None measures them the first time on a machine.
+            costs: of steps, for "auto"; None measures them the first time on a machine.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
@@ -71,10 +72,10 @@ class SpeculativeDecoder:
         self.drafter = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
-        if num_draft == AUTO and self.drafter and costs is None:
-            costs = measure_costs(model, self.drafter.model)
         self.costs = costs
-        self.history: dict[str, Estimate] = {}  # of what greedy rows got so far
+        self._measured: dict[tuple, Costs] = {}
+        self.history = History()  # of what greedy rows got so far
+        self.prefix_ends = prefix_ends(tokenizer)
 
     def generate(
         self,
@@ -106,20 +107,27 @@ class SpeculativeDecoder:
             One result, or a list in the order of the prompts: all samples of the
             first, then all of the second, and so on.
 
+            Of several, one that is empty or has an id outside the vocabulary, or that the device
+            has no memory for, has `finish_reason` "error", and the others finish.
+
         Raises:
-            UserError: a value is out of range, a prompt is empty or has an id
-                outside the vocabulary, or texts are given without a tokenizer.
+            UserError: a value is out of range, or the only prompt cannot be decoded.
         """
         single = is_single(prompts)
         prompts = [prompts] if single else prompts
         results = self.results(
             prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
         )
-        return next(results) if single and num_samples == 1 else list(results)
+        if not single:
+            return list(results)
+        results = list(results)
+        if results[0].finish_reason == "error":
+            raise UserError(results[0].error)
+        return results[0] if num_samples == 1 else results
 
     def results(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Iterable[str | Sequence[int] | Exception],
         max_tokens: int = 256,
         temp: float = 0.0,
         top_k: int = 0,
@@ -129,7 +137,11 @@ class SpeculativeDecoder:
         num_samples: int = 1,
         **settings: Any,
     ) -> Iterator[Result]:
-        """`generate` for many prompts, each result as soon as it and all before it are done."""
+        """`generate` for many prompts, each result as soon as it and all before it are done.
+
+        Prompts are drawn as they are needed, so there may be any number of them. An exception in
+        the place of one that could not be read becomes the error of its result.
+        """
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         if num_samples < 1:
@@ -137,12 +149,17 @@ class SpeculativeDecoder:
         if num_samples > 1 and temp == 0:
             raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        keys = random_keys(seed, len(prompts), num_samples)
-        each = (self._rows(p, settings, k) for p, k in zip(prompts, keys, strict=True))
-        rows = [row for rows in each for row in rows]
-        return map(
-            self._result, batching.run(self._engine(min(batch_size, len(rows))), rows, batch_size)
-        )
+        keys, width = random_keys(seed, num_samples), batch_size
+        if isinstance(seed, Sequence):
+            prompts = list(prompts)
+            if len(seed) != len(prompts):
+                many = f"{len(seed)} seeds for {len(prompts)} prompts"
+                raise UserError(f"{many}; give one seed or one a prompt")
+        if isinstance(prompts, Sized):
+            width = max(1, min(batch_size, len(prompts) * num_samples))
+        each = (self._rows(prompt, settings, k) for prompt, k in zip(prompts, keys, strict=False))
+        rows = itertools.chain.from_iterable(each)
+        return map(self._result, batching.run(self._engine(settings, width), rows, batch_size))
 
     def stream(
         self,
@@ -160,14 +177,16 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        (row,) = self._rows(prompt, settings, *random_keys(seed, 1))
+        (row,) = self._rows(prompt, settings, next(random_keys(seed)))
+        if row.error:
+            raise UserError(row.error)
         if self.tokenizer and not row.watch:
             row.watch = TextWatch(self.tokenizer)
         return self._follow(row)
 
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
-        engine = self._engine()
+        engine = self._engine(row.settings)
         batching.insert(engine, [row])
         if row.error:
             raise UserError(row.error)
@@ -184,25 +203,44 @@ class SpeculativeDecoder:
     def _settings(
         self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
     ) -> Settings:
+        if others.get("stop") and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
         return replace(
             self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
 
-    def _engine(self, width: int = 1) -> Engine:
-        mx.reset_peak_memory()
+    def _engine(self, settings: Settings, width: int = 1) -> Engine:
+        """An engine for up to `width` rows with these settings."""
         drafter = self.drafter.fresh() if self.drafter else None
-        pacer = Pacer(self.costs, width, self.history)
-        return Engine(self.model, drafter, self.clock, pacer)
+        costs = self.costs
+        if drafter and settings.num_draft == AUTO and costs is None:
+            # Truncation to the likeliest tokens takes time too; to how many does not matter.
+            case = width, settings.temp > 0, settings.top_k > 0, settings.top_p < 1
+            if case not in self._measured:
+                widths = sorted({1, width})
+                self._measured[case] = measure_costs(self.model, drafter.model, widths, settings)
+            costs = self._measured[case]
+        mx.reset_peak_memory()
+        return Engine(self.model, drafter, self.clock, Pacer(costs, width, self.history))
 
     def _rows(
-        self, prompt: str | Sequence[int], settings: Settings, keys: Sequence[mx.array]
+        self,
+        prompt: str | Sequence[int] | Exception,
+        settings: Settings,
+        keys: Sequence[mx.array],
     ) -> list[Row]:
-        """Checks a prompt and turns it into a row for each key."""
-        ids = token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
-        if settings.stop and self.tokenizer is None:
-            raise UserError("stop strings need a tokenizer; this model folder has none")
+        """Turns a prompt into a row for each key, finished by `error` if it cannot be used."""
+        ids, bad = [], prompt if isinstance(prompt, Exception) else None
+        try:
+            ids = [] if bad else token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
+        except UserError as error:
+            bad = error
         rows = [Row(ids, settings, key) for key in keys]
         for row in rows:
+            if bad:
+                row.fail(str(bad))
+                continue
+            row.pace.task = task_prefix(ids, self.prefix_ends)
             row.watch = TextWatch(self.tokenizer, settings.stop) if settings.stop else None
         return rows
 

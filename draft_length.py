@@ -9,53 +9,45 @@ of https://arxiv.org/abs/2211.17192, with the cost of verifying measured instead
 Estimating alpha while decoding follows the aim of https://arxiv.org/abs/2405.04304 and
 https://arxiv.org/abs/2405.19715, without a classifier to train. Everything here is pure.
 
-A pass over B rows of M positions is taken to cost what one row of B M positions does: its matrix
-products, which are nearly all of it, have the same shapes. So one curve serves all batch sizes.
-
-Symbols: alpha acceptance probability, gamma proposals, c cost of a draft pass relative to the
-target's, v(n) cost of a target pass over n positions, B rows, S speed-up over regular decoding.
+Symbols: alpha acceptance probability, gamma proposals, c cost of a draft pass relative to a regular
+step, v(n) cost of a step that verifies n positions, B rows, S speed-up over regular decoding.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
 
 AUTO = "auto"  # in place of a number of proposals
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
+GRID = 200  # steps of alpha that are told apart
 WORTH = 1.03  # a promised speed-up below this is within the error of what promises it
 
 
-def expected_tokens(alpha: float, gamma: int) -> float:
+def expected_tokens(alpha: float, gamma: int | np.ndarray) -> np.ndarray:
     """Tokens a step is expected to yield, the target's own included: E(gamma)."""
     if alpha >= 1:
         return gamma + 1.0
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """What a pass costs by how many positions it computes.
+def gains(alphas: Sequence[float], rooms: Sequence[int]) -> np.ndarray:
+    """(B, LONGEST + 1): expected tokens of a step with 0, 1, … proposals, of which rooms count.
 
-    Attributes:
-        points: (positions, seconds), ascending. Between two of them costs are taken to rise
-            evenly; beyond the last as they did between the last two.
+    Looked up for alpha in steps of 1 / `GRID`, as this is done in every step.
     """
+    return _expected_tokens()[[round(alpha * GRID) for alpha in alphas], list(rooms)]
 
-    points: tuple[tuple[int, float], ...]
 
-    def at(self, positions: int) -> float:
-        """Seconds of a pass over so many positions."""
-        points = self.points
-        after = bisect_left(points, (positions,))
-        if after < len(points) and points[after][0] == positions:
-            return points[after][1]
-        if len(points) == 1 or after == 0:
-            return points[0][1]
-        after = min(after, len(points) - 1)
-        (n0, s0), (n1, s1) = points[after - 1 : after + 1]
-        return max(s0 + (s1 - s0) * (positions - n0) / (n1 - n0), s1 if positions > n1 else 0.0)
+@cache
+def _expected_tokens() -> np.ndarray:
+    """(GRID + 1, LONGEST + 1, LONGEST + 1): E by alpha, by room and by proposals."""
+    lengths = np.arange(LONGEST + 1)
+    useful = np.minimum(lengths[:, None], lengths)
+    return np.stack([expected_tokens(i / GRID, useful) for i in range(GRID + 1)])
 
 
 @dataclass(frozen=True)
@@ -65,41 +57,60 @@ class StepCosts:
     Attributes:
         rows: B.
         draft: one pass of the draft over one position a row; 0 without a draft model.
-        verify: the target's pass over 1, 2, … positions a row.
-        drafter: the curve of the draft model, None without one.
+        verify: the rest of a step, by how many positions a row it verifies: 1, 2, ….
     """
 
     rows: int
     draft: float
     verify: tuple[float, ...]
-    drafter: Curve | None
 
     @property
-    def longest(self) -> int:
-        """The most proposals that can be chosen."""
-        return len(self.verify) - 1
+    def regular(self) -> float:
+        """A step without proposals."""
+        return self.verify[0]
 
-    def step(self, drafted: int, free: int = 0) -> float:
-        """A step in which rows get up to `drafted` proposals of a model and `free` copied ones."""
-        return drafted * self.draft + self.verify[max(drafted, free)]
+    @cached_property
+    def table(self) -> np.ndarray:
+        """(L + 1, L + 1): a step with up to d proposals of a model and up to k copied ones."""
+        lengths = np.arange(len(self.verify))
+        verify = np.array(self.verify)[np.maximum(lengths[:, None], lengths)]
+        return lengths[:, None] * self.draft + verify
 
-    def catch_up(self, behind: int) -> float:
-        """A draft pass that first has to read `behind` tokens a row, the last one included."""
-        return self.drafter.at(self.rows * behind) if self.drafter else 0.0
+    @cached_property
+    def rate(self) -> np.ndarray:
+        """(L + 1, L + 1): speed-up of such a step for each token that it yields a row."""
+        return self.regular / self.table
+
+    @property
+    def price(self) -> str:
+        """What proposals cost, in words."""
+        c, v = self.draft / self.regular, self.verify[1] / self.regular
+        return f"c {c:.2f}, v(2)/v(1) {v:.2f}"
+
+    @cached_property
+    def hopeless(self) -> bool:
+        """Whether drafting costs more than it could ever save."""
+        sure, none = gains([1.0, 0.0], [LONGEST, 0])[:, None]
+        return best_lengths(sure, none, self) == (0, 0)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What passes of a target and of its draft cost on this machine; no draft proposes for free."""
+    """Costs of steps for one or more numbers of rows, ascending; others lie on lines between."""
 
-    target: Curve
-    draft: Curve | None = None
+    measured: tuple[StepCosts, ...]
 
-    def of(self, rows: int, longest: int = LONGEST) -> StepCosts:
-        """Costs of steps over so many rows with up to `longest` proposals each."""
-        draft = self.draft.at(rows) if self.draft else 0.0
-        verify = tuple(self.target.at(rows * (gamma + 1)) for gamma in range(longest + 1))
-        return StepCosts(rows, draft, verify, self.draft)
+    def of(self, rows: int) -> StepCosts:
+        """Costs of steps over so many rows."""
+        if len(self.measured) == 1:
+            return StepCosts(rows, self.measured[0].draft, self.measured[0].verify)
+        widths = [costs.rows for costs in self.measured]
+        place = int(np.clip(np.searchsorted(widths, rows), 1, len(widths) - 1))
+        a, b = self.measured[place - 1 : place + 1]
+        share = (rows - a.rows) / (b.rows - a.rows)
+        each = zip((a.draft, *a.verify), (b.draft, *b.verify), strict=True)
+        draft, *verify = [max(x + share * (y - x), min(x, y)) for x, y in each]
+        return StepCosts(rows, draft, tuple(verify))
 
 
 @dataclass
@@ -116,78 +127,63 @@ class Estimate:
     judged: float = 0.0
     kept: float = 0.0
 
-    def add(self, drafted: int, kept: int) -> None:
+    def add(self, judged: int, kept: int) -> None:
         """Takes a step's outcome into account."""
-        judged = min(drafted, kept + 1)
         fade = (1 - 1 / self.memory) ** judged
         self.judged = self.judged * fade + judged
         self.kept = self.kept * fade + kept
-
-    def doubt(self) -> None:
-        """Halves the weight of the past: something has happened that it did not promise."""
-        self.judged, self.kept = self.judged / 2, self.kept / 2
 
     def alpha(self, prior: float, weight: float) -> float:
         """The estimate, with a prior that counts as much as `weight` judgements."""
         return (weight * prior + self.kept) / (weight + self.judged)
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What may be expected of a row's next proposals.
+def judge(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:
+    """What a step tells about alpha: how many of its proposals were judged, and how many kept.
 
-    Attributes:
-        alpha: probability that each is kept.
-        room: how many the row can use before it reaches its end.
-        free: whether no model is asked for them.
+    What counts is whether a proposal made the step longer. So one that lies behind the end of the
+    text is as good as refused, and the end token itself, which the target would have written
+    without it, has not been judged.
+
+    Args:
+        proposed: tokens that were proposed.
+        accepted: how many of them were accepted and are part of the text.
+        written: tokens that the step wrote, the target's own included.
+        ended: whether the text ended.
     """
-
-    alpha: float
-    room: int
-    free: bool
-
-    def gains(self, longest: int) -> list[float]:
-        """Expected tokens of a step with 0, 1, … proposals."""
-        return [expected_tokens(self.alpha, min(g, self.room)) for g in range(longest + 1)]
+    kept = min(accepted, written - 1)
+    if ended and proposed == accepted == written:
+        return kept, kept
+    return kept + (proposed > kept), kept
 
 
-def best_lengths(outlooks: Sequence[Outlook], costs: StepCosts) -> tuple[int, int, float]:
+def foresee(offered: Sequence[int], written: Sequence[int], ended: bool) -> tuple[int, int]:
+    """What `judge` would have said of tokens that were known but not proposed.
+
+    Args:
+        offered: what could have been proposed.
+        written: what was written instead; nothing is known beyond.
+        ended: whether the text ended.
+    """
+    known = min(len(offered), len(written) - ended)
+    kept = next((i for i in range(known) if offered[i] != written[i]), known)
+    return kept + (kept < known), kept
+
+
+def best_lengths(by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts) -> tuple[int, int]:
     """The numbers of proposals that make a step over these rows worth most.
 
     Rows share the step, so they share its length: a row's padding would cost as much as its
-    proposals. Copied proposals may be more than drafted ones, as they only need verifying.
+    proposals. Each takes from the draft or copies, whichever promises it more.
+
+    Args:
+        by_draft: (B, L + 1) expected tokens of each row with 0, 1, … drafted proposals.
+        by_copy: (B, L + 1) the same with copied ones.
+        costs: of the step.
 
     Returns:
-        How many to draft, how many to copy, and the expected speed-up; (0, 0, 1.0) if it would not
-        reach `WORTH`.
+        How many to draft and how many to copy; (0, 0) if the speed-up would not reach `WORTH`.
     """
-    longest, count = costs.longest, len(outlooks)
-    drafted, free = ([o for o in outlooks if o.free == kind] for kind in (False, True))
-    by_draft, by_copy = (
-        [sum(column) / count for column in zip(*(o.gains(longest) for o in some), strict=True)]
-        or [0.0] * (longest + 1)
-        for some in (drafted, free)
-    )
-    best = (0, 0, 1.0)
-    for d in range(longest + 1 if drafted else 1):
-        # Copying fewer than are drafted would save nothing.
-        for k in range(d, longest + 1) if free else (0,):
-            s = (by_draft[d] + by_copy[k]) * costs.verify[0] / costs.step(d, k)
-            if s >= WORTH and s > best[2] * (1 + 1e-9):
-                best = (d, k, s)
-    return best
-
-
-def break_even(costs: StepCosts, free: bool) -> float | None:
-    """The least alpha with which some length is worth it, None if even alpha = 1 is not enough."""
-
-    def pays(alpha: float) -> bool:
-        return best_lengths([Outlook(alpha, costs.longest, free)], costs)[2] > 1
-
-    if not pays(1.0):
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(10):
-        middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
+    speedup = np.maximum(by_draft[:, :, None], by_copy[:, None, :]).sum(0) * costs.rate
+    draft, copy = divmod(int(speedup.argmax()), by_copy.shape[1])
+    return (draft, copy) if speedup[draft, copy] >= WORTH * len(by_draft) else (0, 0)

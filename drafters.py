@@ -3,7 +3,7 @@
 A drafter guesses the next tokens of every row of a batch; the target checks
 them. Whatever it proposes, the output stays correct: a poor drafter only costs
 time. `DraftModel` is a smaller T5 with the same tokenizer, as in
-https://arxiv.org/abs/2211.17192. The engine (decoder.py) knows drafters only
+https://arxiv.org/abs/2211.17192. The engine (engine.py) knows drafters only
 by the `Drafter` protocol.
 
 Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
@@ -19,6 +19,31 @@ from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError, mx
 from model import T5
 from processors import History
+from prompts import encoded
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What could be proposed for a row.
+
+    Attributes:
+        kind: proposals of a kind are about equally good, and each kind is learned about by itself
+            (pacer.py): "draft" of a model; "copy" of no model, "weak copy" if little speaks for it.
+        length: how many tokens.
+        tokens: the tokens, None if a model has to be asked.
+    """
+
+    kind: str
+    length: int
+    tokens: tuple[int, ...] | None = None
+
+    def cut(self, length: int) -> Offer:
+        """The same, of at most so many tokens."""
+        tokens = None if self.tokens is None else self.tokens[:length]
+        return Offer(self.kind, min(self.length, length), tokens)
+
+
+NOTHING = Offer("", 0, ())
 
 
 @dataclass
@@ -51,24 +76,30 @@ class Drafter(Protocol):
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
             sources: source tokens of each row.
-            ids: (B, S) the same, padded at the right.
-            mask: (B, S), 1 where ids are real; None if all are.
 
         Raises:
             RuntimeError: the device has not enough memory; nothing has changed.
         """
 
+    def offers(
+        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+    ) -> list[list[Offer]]:
+        """What could be proposed for each row now, what it would rather propose first.
+
+        Args:
+            committed: tokens of each row so far, the start token first.
+            limits: how many proposals each row can use at most.
+        """
+
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        lengths: Sequence[int],
+        chosen: Sequence[Offer],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
@@ -78,19 +109,12 @@ class Drafter(Protocol):
 
         Args:
             committed: tokens of each row so far, the start token first.
-            lengths: how many proposals each row can use at most.
+            chosen: the offer that each row takes up, of as many tokens as it wants; or `NOTHING`.
             sampling: settings of the rows.
             keys: (B, 2) keys of this step; None if every row is greedy.
 
         Returns:
             The proposal, or None if there is nothing to propose.
-        """
-
-    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
-        """What would be proposed for each row now.
-
-        Proposals of a kind are about equally good, and each kind is learned about by itself
-        (pacer.py): "draft" of a model; "copy" of no model, "weak copy" if little speaks for it.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -131,26 +155,35 @@ class DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target)
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
-        cache = self.model.cache(self.model.encode(self._known(ids), mask), mask)
-        mx.eval(cache.state)
+        config = self.model.config
+        unknown, pad = config.vocab_size, config.pad_token_id
+        cache = encoded(self.model, [[t if t < unknown else pad for t in s] for s in sources])
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
-        self.fed += [0] * ids.shape[0]
+        self.fed += [0] * len(sources)
+
+    def offers(
+        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+    ) -> list[list[Offer]]:
+        """The model can be asked for every row; see `Drafter.offers`."""
+        return [[Offer("draft", limit)] for limit in limits]
 
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        lengths: Sequence[int],
+        chosen: Sequence[Offer],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Decodes max(lengths) tokens in one lazy graph; see `Drafter.propose`."""
+        """Decodes as many tokens as the most any row wants, in one lazy graph.
+
+        See `Drafter.propose`.
+        """
+        lengths = [offer.length if offer.tokens is None else 0 for offer in chosen]
         # The block fed last step is true up to the last accepted proposal, and the
         # target then added one token that is not in the cache.
         self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
@@ -180,11 +213,7 @@ class DraftModel:
         writers = ["draft"] * len(lengths)
         # Ids that only the target has get no mass.
         q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
-        return Proposal(mx.concatenate(tokens, axis=1), q, list(lengths), writers)
-
-    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
-        """The model is asked for every row; see `Drafter.kinds`."""
-        return ["draft"] * len(committed)
+        return Proposal(mx.concatenate(tokens, axis=1), q, lengths, writers)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""

@@ -24,13 +24,12 @@ from collections.abc import Callable, Sequence
 
 from acceptance import Sampling, fold, verify
 from backend import mx
-from cache import Cache
-from draft_length import AUTO
-from drafters import Drafter, Proposal
+from draft_length import AUTO, LONGEST
+from drafters import NOTHING, Drafter, Offer, Proposal
 from model import T5
 from pacer import Pacer
 from processors import History
-from prompts import padded
+from prompts import encoded
 from results import Row, sampling_of
 
 
@@ -66,11 +65,10 @@ class Engine:
             RuntimeError: the device has not enough memory; the batch is as it was.
         """
         started = self.clock()
-        sources = [tuple(row.ids) for row in rows]
-        cache = self._encoded(sources)
-        mx.eval(cache.state)
+        sources = [row.ids for row in rows]
+        cache = encoded(self.target, sources)
         if self.drafter:
-            self.drafter.insert(sources, *padded(sources, self.target.config.pad_token_id))
+            self.drafter.insert(sources)
         if self.cache is None:
             self.cache = cache
         else:
@@ -81,32 +79,24 @@ class Engine:
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
 
-    def _encoded(self, sources: Sequence[tuple[int, ...]]) -> Cache:
-        """The target's cache for these sources; several samples of one are encoded once."""
-        different = list(dict.fromkeys(sources))
-        ids, mask = padded(different, self.target.config.pad_token_id)
-        cache = self.target.cache(self.target.encode(ids, mask), mask)
-        if len(different) < len(sources):
-            cache.keep([different.index(source) for source in sources])
-        return cache
-
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.
 
         Waits for the device once.
         """
         started = self.clock()
-        proposal, outcome = self._draft_and_verify()
+        offers, chosen = self._choose()
+        proposal, outcome = self.draft_and_verify(chosen)
         outcome = outcome.tolist()  # the step's only synchronisation
         seconds = self.clock() - started
-        eos, judged, count = self.target.config.eos_token_id, [], len(self.rows)
-        lengths = proposal.lengths if proposal else [0] * count
-        writers = proposal.writers if proposal else [""] * count
+        written = []
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            counted = row.commit(tokens[: accepted + 1], lengths[i], accepted, writers[i], eos)
-            judged.append(counted)
+            drafted = proposal.lengths[i] if proposal else 0
+            writer = proposal.writers[i] if proposal else ""
+            eos = self.target.config.eos_token_id
+            written.append(row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos))
             row.stats.decode_seconds += seconds
-        self.pacer.observe([row.pace for row in self.rows], lengths, writers, judged)
+        self.pacer.observe([row.pace for row in self.rows], offers, chosen, written)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -121,8 +111,11 @@ class Engine:
             self.drafter.keep(rows)
         self._set_rows([self.rows[row] for row in rows])
 
-    def _draft_and_verify(self) -> tuple[Proposal | None, mx.array]:
-        """Puts one step into the graph without waiting for it.
+    def draft_and_verify(self, chosen: Sequence[Offer]) -> tuple[Proposal | None, mx.array]:
+        """Puts one step into the graph without waiting for it, and commits nothing.
+
+        Args:
+            chosen: the offer that each row takes up.
 
         Returns:
             What was proposed, and (B, T + 1) int32: how many of it were accepted,
@@ -131,16 +124,13 @@ class Engine:
         committed = [row.committed for row in self.rows]
         positions = [row.decided for row in self.rows]
         keys = None if self.sampling.all_greedy else fold(self.keys, mx.array(positions), 0)
-        lengths = self._lengths(committed)
         proposal = None
         if self.drafter:
-            proposal = self.drafter.propose(committed, lengths, self.sampling, keys)
+            proposal = self.drafter.propose(committed, chosen, self.sampling, keys)
 
         block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
-        drafts = q = None
-        if proposal is None:
-            lengths = [0] * len(self.rows)
-        else:
+        drafts, q, lengths = None, None, [0] * len(self.rows)
+        if proposal:
             drafts, q, lengths = proposal.tokens, proposal.q, proposal.lengths
             block = mx.concatenate([block, drafts], axis=1)
         self.cache.reserve(max(positions) + block.shape[1])
@@ -153,16 +143,20 @@ class Engine:
         )
         return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
 
-    def _lengths(self, committed: list[list[int]]) -> list[int]:
-        """How many proposals each row is to get at most."""
+    def _choose(self) -> tuple[list[list[Offer]], list[Offer]]:
+        """What could be proposed for each row, and what is to be."""
+        if not self.drafter:
+            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
+        wanted = [row.settings.num_draft for row in self.rows]
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
-        wanted = [row.settings.num_draft for row in self.rows]
-        if self.drafter and AUTO in wanted:
-            paces, sampled = zip(*((r.pace, r.settings.temp > 0) for r in self.rows), strict=True)
-            auto = self.pacer.lengths(paces, self.drafter.kinds(committed), rooms, sampled)
-            wanted = [a if n == AUTO else n for n, a in zip(wanted, auto, strict=True)]
-        return list(map(min, wanted, rooms)) if self.drafter else [0] * len(rooms)
+        limits = [min(LONGEST if n == AUTO else n, r) for n, r in zip(wanted, rooms, strict=True)]
+        offers = self.drafter.offers([row.committed for row in self.rows], limits)
+        chosen = [row[0] if row else NOTHING for row in offers]
+        if AUTO in wanted:
+            best = self.pacer.choose([row.pace for row in self.rows], offers)
+            chosen = [b if n == AUTO else c for n, c, b in zip(wanted, chosen, best, strict=True)]
+        return offers, chosen
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch and collects their settings and keys."""

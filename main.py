@@ -16,7 +16,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import tee
 from typing import TYPE_CHECKING
 
 import console
@@ -216,10 +217,17 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")
     try:
-        prompts = console.read_prompts(args.prompt or [DEFAULT_PROMPT], args.input_file)
+        if args.input_file:
+            count, prompts = (
+                console.count_lines(args.input_file),
+                console.read_lines(args.input_file),
+            )
+        else:
+            prompts = console.read_prompts(args.prompt or [DEFAULT_PROMPT])
+            count = len(prompts)
         if args.output_file:
             console.check_output(args.output_file, args.input_file)
-        return _run(args, prompts)
+        return _run(args, prompts, count)
     except KeyboardInterrupt:
         _tell("interrupted")
         return INTERRUPTED
@@ -230,7 +238,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
 
 
-def _run(args: argparse.Namespace, prompts: list[str]) -> int:
+def _run(
+    args: argparse.Namespace, prompts: Iterable[str | console.InputError], count: int | None
+) -> int:
     import backend  # not before: `--help` and a mistake in an option need not wait for MLX
 
     try:
@@ -241,11 +251,11 @@ def _run(args: argparse.Namespace, prompts: list[str]) -> int:
         if painter:
             _tell(painter.legend)
         options = {name: getattr(args, name) for name in DECODING}
-        if len(prompts) == args.num_samples == 1 and not (
+        if count == args.num_samples == 1 and not (
             args.input_file or args.output_file or args.json
         ):
             return _stream(decoder, prompts[0], options, painter)
-        return _write_all(decoder, prompts, options, painter, args)
+        return _write_all(decoder, prompts, count, options, painter, args)
     except backend.UserError as error:
         raise console.InputError(str(error)) from None
 
@@ -294,7 +304,8 @@ def _stream(
 
 def _write_all(
     decoder: SpeculativeDecoder,
-    prompts: list[str],
+    prompts: Iterable[str | console.InputError],
+    count: int | None,
     options: dict,
     painter: console.Painter | None,
     args: argparse.Namespace,
@@ -310,28 +321,32 @@ def _write_all(
     as_json = args.json or (args.output_file or "").endswith(".jsonl")
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
-    total, unit = len(prompts) * args.num_samples, "prompts" if args.num_samples == 1 else "texts"
+    total = count and count * args.num_samples
+    unit = "prompts" if args.num_samples == 1 else "texts"
     began, stats, status = time.perf_counter(), [], 0
     with (
         console.Results(args.output_file, as_json, paint if painter else None) as output,
         tqdm(total=total, unit=" " + unit, disable=hidden) as bar,
     ):
         try:
+            prompts, again = tee(prompts)
             results = decoder.results(
                 prompts, batch_size=args.batch_size, num_samples=args.num_samples, **options
             )
-            each = ((n, p) for n, p in enumerate(prompts, 1) for _ in range(args.num_samples))
-            for (number, prompt), result in zip(each, results, strict=True):
-                output.write(prompt, result)
+            each = ((n, p) for n, p in enumerate(again, 1) for _ in range(args.num_samples))
+            began = time.perf_counter()  # what --num-draft auto measures first is no decoding
+            for result, (number, prompt) in zip(results, each, strict=False):
+                unread = isinstance(prompt, console.InputError)
+                output.write("" if unread else prompt, result)
                 if result.error:
                     status = 2
-                    _tell(f"error: prompt {number}: {result.error}")
+                    _tell("error: " + ("" if unread else f"prompt {number}: ") + result.error)
                 stats.append(result.stats)
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    interrupted = status == INTERRUPTED
-    done = f"interrupted: {len(stats)} of {total} {unit} done · " if interrupted else ""
+    of_all = f" of {total}" if total else ""
+    done = f"interrupted: {len(stats)}{of_all} {unit} done · " if status == INTERRUPTED else ""
     _tell(done + console.summary(stats, time.perf_counter() - began, unit))
     return status
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,13 +34,13 @@ def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> No
     if not os.path.lexists(path):
         return
     if not path.is_dir():
-        raise UserError(f"{path} is a file; choose another folder with --mlx-path")
+        raise UserError(f"{path} is a file; choose another folder")
     if not overwrite:
-        raise UserError(f"{path} exists; replace it with --overwrite or choose another --mlx-path")
+        raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
     strangers = sorted(f.name for f in path.iterdir() if f.is_dir() or not ours(f.name))
     if strangers:
         names = ", ".join(strangers[:3])
-        raise UserError(f"{path} holds more than a converted model ({names}); remove it yourself")
+        raise UserError(f"{path} holds more than a model ({names}); remove it yourself")
 
 
 @contextmanager
@@ -84,7 +86,13 @@ def require_space(path: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         sizes = f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"
-        raise UserError(f"not enough space in {place}: {sizes}; make room or choose --mlx-path")
+        raise UserError(f"not enough space in {place}: {sizes}; make room or choose another place")
+
+
+def clear_away_when_terminated() -> None:
+    """Lets signals that would end this process at once end it as an exception does."""
+    for terminated in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(terminated, lambda number, _: sys.exit(128 + number))
 
 
 def _clear_leftovers(path: Path) -> None:

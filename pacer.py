@@ -1,42 +1,89 @@
 """Paces the drafting of a batch: learns how good proposals are and says how many to ask for.
 
+How good they are depends on the task, so what is learned is kept by task prefix ("fix grammar:").
+Copies are judged whether they were proposed or not: what the target wrote instead is known. A draft
+model has to be tried. While it is not asked, a small share of the time of every step is put aside,
+and when the savings cover what a trial can cost, every row gets one drafted token. The time that
+those of them save which are kept is put back.
+
 Two rules keep outputs reproducible. What greedy rows write does not depend on how many proposals
 they get, so they may learn from each other and share one choice, the best for the batch as it is.
 What a sampled row writes does depend on it (a token that was proposed is drawn in another way than
 one that was not). So its choice follows from its own past alone, and from costs that are fixed for
 the whole run: those of a full batch, however many rows happen to be beside it.
 
-When no length is worth its cost a row gets no proposals, except for probes of one token: a row puts
-aside a small share of each regular step, and a probe is made when the savings cover it. A probe
-that is kept has paid for itself and the next one follows at once; after one that is not the
-next has to wait twice as long as before.
-
 Formulas and symbols: draft_length.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from draft_length import (
+    LONGEST,
     Costs,
     Estimate,
-    Outlook,
     StepCosts,
     best_lengths,
-    break_even,
     expected_tokens,
+    foresee,
+    gains,
+    judge,
 )
+from drafters import NOTHING, Offer
 
 UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
-DRAFT = "draft"  # the kind of proposals that a model is asked for
-PRIOR = 0.7  # alpha before anything was judged
-PRIOR_WEIGHT = 2.0  # judgements it counts as much as
-ROW_WEIGHT = 4.0  # the same for what earlier rows say about a new one
-ROW_MEMORY, HISTORY_MEMORY = 60.0, 200.0  # judgements
-PROBE_SHARE = 0.03  # of the time of regular steps, spent on probes at most
-PATIENCE = 4  # a probe waits at most so many times the savings that cover it
+# Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
+PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
+ROW_WEIGHT = 20.0  # the same for what earlier rows of a task say about a new one
+MEMORY, ROW_MEMORY = 120.0, 50.0  # judgements
+TASKS = 64  # whose past is remembered
+TRIAL_SHARE = 0.03  # of the time, spent on trials at most
+
+
+class History:
+    """What greedy rows have taught, by task and kind of proposal; the latest tasks only."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[int, ...], dict[str, Estimate]] = {}
+
+    def of(self, task: tuple[int, ...]) -> dict[str, Estimate]:
+        """The estimates of a task, by kind; what is added to them stays."""
+        known = self._tasks[task] = self._tasks.pop(task, {})
+        if len(self._tasks) > TASKS:
+            del self._tasks[next(iter(self._tasks))]
+        return known
+
+
+@dataclass
+class Purse:
+    """Time put aside for trials of the draft model.
+
+    Attributes:
+        savings: seconds.
+        price: of the last trial that was thought of.
+        worth: seconds that each token kept in the trial now running saves; 0 if none is running.
+    """
+
+    savings: float = 0.0
+    price: float = 0.0
+    worth: float = 0.0
+
+    def pays(self, price: float, worth: float, step: float) -> bool:
+        """Puts a share of a step aside; pays for a trial if that is enough, and says so."""
+        self.savings += TRIAL_SHARE * step
+        paid = self.savings >= price
+        if paid:
+            self.savings -= price
+        self.price, self.worth = price, worth if paid else 0.0
+        return paid
+
+    def earn(self, kept: int) -> None:
+        """Takes back what tokens of a trial have saved, enough for the next one at most."""
+        self.savings = min(self.savings + kept * self.worth, max(self.savings, self.price))
 
 
 @dataclass
@@ -44,14 +91,10 @@ class Pace:
     """What one row has learned and where its time went.
 
     Attributes:
+        task: its task prefix.
+        sampled: whether its output depends on how many proposals it gets.
         estimates: of alpha, by kind of proposal.
-        kind: of the next proposals; "" while lengths are fixed.
-        sampled: whether the row's output depends on how many proposals it gets.
-        behind: committed tokens that the draft model has not read, at least 1.
-        savings: seconds put aside for probes.
-        patience: how many times over the savings have to cover the next probe, except for what
-            the draft model has to catch up with.
-        probe: seconds that this step's probe costs the row, None if it makes none.
+        purse: for its own trials, if it is sampled.
         off: why it gets no proposals, None if it does.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
@@ -60,13 +103,10 @@ class Pace:
         c, verify: costs of a draft pass and of verifying, relative to a regular step.
     """
 
-    estimates: dict[str, Estimate] = field(default_factory=dict)
-    kind: str = ""
+    task: tuple[int, ...] = ()
     sampled: bool = False
-    behind: int = 1
-    savings: float = 0.0
-    patience: int = 1
-    probe: float | None = None
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    purse: Purse = field(default_factory=Purse)
     off: str | None = None
     steps: int = 0
     regular: float = 0.0
@@ -75,175 +115,149 @@ class Pace:
     c: float = 0.0
     verify: float = 0.0
 
-    def settle(self, kept: int, gain: float) -> None:
-        """Pays for a probe: a token that was kept saved `gain` seconds of regular decoding."""
-        if kept:
-            self.savings = min(self.savings - self.probe + gain, self.probe * PATIENCE)
-            self.patience = 1
-        else:
-            self.savings -= self.probe
-            self.patience = min(2 * self.patience, PATIENCE)
-
 
 class Pacer:
     """Chooses lengths for the rows of one batch."""
 
     def __init__(
-        self,
-        costs: Costs | None = None,
-        width: int = 1,
-        history: dict[str, Estimate] | None = None,
+        self, costs: Costs | None = None, width: int = 1, history: History | None = None
     ) -> None:
         """Starts with what is known.
 
         Args:
-            costs: of passes on this machine; None if unknown, `UNKNOWN_COSTS` are proposed then.
+            costs: of steps on this machine; None if unknown, `UNKNOWN_COSTS` are proposed then.
             width: rows of a full batch.
-            history: estimates of greedy rows that came before, by kind; kept up to date.
+            history: of greedy rows that came before; kept up to date.
         """
         self.costs, self.width = costs, width
-        self.history = {} if history is None else history
+        self.history = History() if history is None else history
+        self.purse = Purse()
         self._tables: dict[int, StepCosts] = {}
-        self._break_even: dict[tuple[int, bool], float | None] = {}
 
-    def lengths(
-        self,
-        paces: Sequence[Pace],
-        kinds: Sequence[str],
-        rooms: Sequence[int],
-        sampled: Sequence[bool],
-    ) -> list[int]:
-        """How many proposals each row should get in the next step.
+    def choose(self, paces: Sequence[Pace], offers: Sequence[Sequence[Offer]]) -> list[Offer]:
+        """Which offer each row should take up in the next step, and how much of it.
 
         Args:
             paces: of all rows of the batch.
-            kinds: what would be proposed for each: "draft", "copy" or "weak copy".
-            rooms: tokens each row can use at most.
-            sampled: whether each is sampled, so that its output depends on the answer.
+            offers: to each of them.
         """
-        count = len(paces)
-        for pace, kind, is_sampled in zip(paces, kinds, sampled, strict=True):
-            pace.kind, pace.sampled = kind, is_sampled
         if self.costs is None:
-            return [UNKNOWN_COSTS] * count
-        chosen = [0] * count
-        together = [i for i in range(count) if not sampled[i]]
-        groups = [(together, count)] if together else []
-        groups += [([i], self.width) for i in range(count) if sampled[i]]
-        for group, rows in groups:
-            outlooks = [
-                Outlook(self._alpha(paces[i], kinds[i]), rooms[i], kinds[i] != DRAFT) for i in group
-            ]
-            lengths = self._choose([paces[i] for i in group], outlooks, self._table(rows))
-            for i, length in zip(group, lengths, strict=True):
-                chosen[i] = min(length, rooms[i])
+            return [row[0].cut(UNKNOWN_COSTS) if row else NOTHING for row in offers]
+        chosen = [NOTHING] * len(paces)
+        together = [i for i, pace in enumerate(paces) if not pace.sampled]
+        groups = [(together, self._table(len(paces)), self.purse)] if together else []
+        full = self._table(self.width)
+        groups += [([i], full, pace.purse) for i, pace in enumerate(paces) if pace.sampled]
+        for group, costs, purse in groups:
+            picks = self._pick([paces[i] for i in group], [offers[i] for i in group], costs, purse)
+            for i, offer in zip(group, picks, strict=True):
+                chosen[i] = offer
         return chosen
 
     def observe(
         self,
         paces: Sequence[Pace],
-        lengths: Sequence[int],
-        writers: Sequence[str],
-        judged: Sequence[tuple[int, int]],
+        offers: Sequence[Sequence[Offer]],
+        chosen: Sequence[Offer],
+        written: Sequence[tuple[Sequence[int], int, bool]],
     ) -> None:
         """Learns from a step.
 
         Args:
             paces: of all rows that took part.
-            lengths: how many proposals each got.
-            writers: who proposed them, "draft" or "copy".
-            judged: how many of them count, as the text may end before, and how many were kept.
+            offers: to each of them.
+            chosen: what each took up.
+            written: the tokens each got, how many of them were proposals, and whether its text
+                ended.
         """
-        drafts = [n for n, w in zip(lengths, writers, strict=True) if w == DRAFT]
-        by_model, longest = max(drafts, default=0), max(lengths)
-        for i, (pace, (drafted, kept)) in enumerate(zip(paces, judged, strict=True)):
-            kind = pace.kind if pace.kind else writers[i]
-            if self.costs is not None:
-                alpha = self._alpha(pace, kind)
-                self._book(pace, alpha, lengths[i], by_model, longest, len(paces))
-            if pace.probe is not None:
-                full = self._table(self.width if pace.sampled else len(paces))
-                pace.settle(kept, full.verify[0] / full.rows)
-            if drafted:
-                known = pace.estimates.setdefault(kind, Estimate(ROW_MEMORY))
-                if pace.probe is not None and kept:
-                    known.doubt()
-                known.add(drafted, kept)
-                if not pace.sampled:
-                    self.history.setdefault(kind, Estimate(HISTORY_MEMORY)).add(drafted, kept)
-            pace.behind = 1 if by_model else pace.behind + kept + 1
+        if self.costs is not None:
+            self._book(paces, chosen)
+        for pace, row, offer, (tokens, accepted, ended) in zip(
+            paces, offers, chosen, written, strict=True
+        ):
+            (pace.purse if pace.sampled else self.purse).earn(accepted)
+            if offer.length:
+                self._learn(pace, offer.kind, judge(offer.length, accepted, len(tokens), ended))
+            for other in row:
+                if other.tokens is not None and not (offer.length and other.kind == offer.kind):
+                    self._learn(pace, other.kind, foresee(other.tokens, tokens, ended))
+
+    def _pick(
+        self,
+        paces: Sequence[Pace],
+        offers: Sequence[Sequence[Offer]],
+        costs: StepCosts,
+        purse: Purse,
+    ) -> list[Offer]:
+        """The offers that the rows of a group take up, chosen together."""
+        models = [_first(row, model=True) for row in offers]
+        copies = [_first(row, model=False) for row in offers]
+        by_draft, by_copy = (self._gains(paces, kind) for kind in (models, copies))
+        draft, copy = best_lengths(by_draft, by_copy, costs)
+        purse.worth = 0.0
+        if not draft and not costs.hopeless and any(offer.length for offer in models):
+            # A trial may yield no more than a regular step; besides, the draft has to catch up.
+            step = costs.table[0, copy]
+            worth = step * len(paces) / by_copy[:, copy].sum()
+            if purse.pays(costs.table[1, 0] + costs.draft - worth, worth / len(paces), step):
+                return [model.cut(1) for model in models]
+        for pace, row in zip(paces, offers, strict=True):
+            if draft or copy:
+                pace.off = None
+            elif any(offer.length for offer in row) and not pace.off:
+                pace.off = self._reason(self._alpha(pace, row[0].kind), costs)
+        return [
+            models[i].cut(draft) if by_draft[i, draft] > by_copy[i, copy] else copies[i].cut(copy)
+            for i in range(len(paces))
+        ]
+
+    def _gains(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> np.ndarray:
+        """(B, L + 1): expected tokens of each row, if it takes up 0, 1, … of its offer."""
+        alphas = [self._alpha(p, o.kind) for p, o in zip(paces, offers, strict=True)]
+        return gains(alphas, [min(offer.length, LONGEST) for offer in offers])
 
     def _alpha(self, pace: Pace, kind: str) -> float:
-        prior = PRIOR
-        if not pace.sampled and kind in self.history:
-            prior = self.history[kind].alpha(PRIOR, PRIOR_WEIGHT)
-        known = pace.estimates.get(kind)
-        return known.alpha(prior, ROW_WEIGHT) if known else prior
+        prior, weight = PRIORS.get(kind, PRIORS["draft"])
+        if not pace.sampled:
+            past = self.history.of(pace.task).get(kind)
+            prior, weight = past.alpha(prior, weight) if past else prior, ROW_WEIGHT
+        own = pace.estimates.get(kind)
+        return own.alpha(prior, weight) if own else prior
+
+    def _learn(self, pace: Pace, kind: str, counts: tuple[int, int]) -> None:
+        judged, kept = counts
+        if judged:
+            pace.estimates.setdefault(kind, Estimate(ROW_MEMORY)).add(judged, kept)
+            if not pace.sampled:
+                self.history.of(pace.task).setdefault(kind, Estimate(MEMORY)).add(judged, kept)
+
+    def _book(self, paces: Sequence[Pace], chosen: Sequence[Offer]) -> None:
+        """Adds what a step costs and what it promised to the rows' sums."""
+        costs = self._table(len(paces))
+        drafted = max(offer.length if offer.tokens is None else 0 for offer in chosen)
+        longest = min(max(offer.length for offer in chosen), LONGEST)
+        for pace, offer in zip(paces, chosen, strict=True):
+            pace.steps += 1
+            pace.regular += costs.regular
+            pace.promised += costs.regular * expected_tokens(
+                self._alpha(pace, offer.kind), offer.length
+            )
+            pace.spent += drafted * costs.draft + costs.verify[longest]
+            pace.c += costs.draft / costs.regular
+            pace.verify += costs.verify[longest] / costs.regular
+
+    def _reason(self, alpha: float, costs: StepCosts) -> str:
+        """One line on why nothing is proposed."""
+        if costs.hopeless:
+            return f"proposals cost more than they can save: {costs.price}"
+        return f"too few proposals are kept: alpha {alpha:.2f}; {costs.price}"
 
     def _table(self, rows: int) -> StepCosts:
         if rows not in self._tables:
             self._tables[rows] = self.costs.of(rows)
         return self._tables[rows]
 
-    def _choose(
-        self, group: Sequence[Pace], outlooks: Sequence[Outlook], costs: StepCosts
-    ) -> list[int]:
-        """Lengths of the rows of a group, chosen together."""
-        draft, copy, _ = best_lengths(outlooks, costs)
-        for pace in group:
-            pace.probe = None
-        if draft or copy:
-            for pace in group:
-                pace.savings, pace.patience, pace.off = 0.0, 1, None
-            return [copy if outlook.free else draft for outlook in outlooks]
-        for pace, outlook in zip(group, outlooks, strict=True):
-            if outlook.room:
-                pace.off = self._reason(outlook, costs)
-        return [int(self._probe(group, outlooks, costs))] * len(group)
 
-    def _probe(self, group: Sequence[Pace], outlooks: Sequence[Outlook], costs: StepCosts) -> bool:
-        """Whether a group that gets no proposals should try one in this step."""
-        if all(self._needed(costs, outlook.free) is None for outlook in outlooks):
-            return False
-        for pace in group:
-            pace.savings += PROBE_SHARE * costs.verify[0] / costs.rows
-        usual = price = max(costs.verify[1] - costs.verify[0], 0.0)
-        if not all(outlook.free for outlook in outlooks):
-            usual += costs.draft
-            price += costs.catch_up(max(pace.behind for pace in group))
-        # What the draft has missed grows with the wait, so only the rest counts several times.
-        needed = price + (max(pace.patience for pace in group) - 1) * usual
-        savings = sum(pace.savings for pace in group)
-        if savings < needed or not any(outlook.room for outlook in outlooks):
-            return False
-        for pace in group:
-            pace.probe = price / len(group)
-        return True
-
-    def _book(
-        self, pace: Pace, alpha: float, length: int, by_model: int, longest: int, rows: int
-    ) -> None:
-        """Adds what a step cost and what it promised to a row's sums."""
-        costs = self._table(rows)
-        regular, verify = costs.verify[0], costs.verify[min(longest, costs.longest)]
-        pace.steps += 1
-        pace.regular += regular
-        pace.promised += expected_tokens(alpha, length) * regular
-        pace.spent += by_model * costs.draft + verify
-        pace.c += costs.draft / regular
-        pace.verify += verify / regular
-
-    def _needed(self, costs: StepCosts, free: bool) -> float | None:
-        key = (costs.rows, free)
-        if key not in self._break_even:
-            self._break_even[key] = break_even(costs, free)
-        return self._break_even[key]
-
-    def _reason(self, outlook: Outlook, costs: StepCosts) -> str:
-        """One line on why nothing is proposed."""
-        needed = self._needed(costs, outlook.free)
-        if needed is None:
-            ratio = costs.verify[1] / costs.verify[0]
-            c = costs.draft / costs.verify[0]
-            return f"proposals cost more than they can save: c {c:.2f}, v(2)/v(1) {ratio:.2f}"
-        return f"too few proposals are kept: alpha {outlook.alpha:.2f}, {needed:.2f} would pay"
+def _first(offers: Iterable[Offer], model: bool) -> Offer:
+    """The first that is of a model, or is not."""
+    return next((offer for offer in offers if (offer.tokens is None) == model), NOTHING)

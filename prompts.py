@@ -5,12 +5,19 @@ Symbols: B rows, S source positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acceptance import row_key
 from backend import UserError, mx
+
+if TYPE_CHECKING:
+    from cache import Cache
+    from model import T5
+
+PREFIX_TOKENS = 16  # a task prefix ("fix grammar:") ends among the first so many tokens
 
 
 def is_single(prompts: Any) -> bool:
@@ -40,26 +47,40 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
     return ids
 
 
-def random_keys(seed: int | Sequence[int], count: int, samples: int = 1) -> list[list[mx.array]]:
-    """The random keys (2,) of every sample of `count` prompts.
+def prefix_ends(tokenizer: Any) -> frozenset[int]:
+    """The tokens that can end a task prefix; none if there is no tokenizer."""
+    vocabulary = tokenizer.get_vocab() if tokenizer else {}
+    return frozenset(i for token, i in vocabulary.items() if token.endswith(":"))
+
+
+def task_prefix(ids: Sequence[int], ends: Collection[int]) -> tuple[int, ...]:
+    """The tokens that tell T5 what to do ("fix grammar:"), () if the prompt has none.
+
+    Args:
+        ids: source tokens.
+        ends: what `prefix_ends` says.
+    """
+    last = next((i for i, token in enumerate(ids[:PREFIX_TOKENS]) if token in ends), -1)
+    return tuple(ids[: last + 1])
+
+
+def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[list[mx.array]]:
+    """The random keys (2,) of the samples of one prompt after the other.
 
     Args:
         seed: one, from which sample j of prompt i gets stream i * samples + j, or one a prompt,
             from which its sample j gets stream j.
-        count: how many prompts there are.
         samples: of each prompt.
 
     Raises:
-        UserError: a seed is out of range, or there is not one a prompt.
+        UserError: a seed is out of range.
     """
-    if isinstance(seed, Sequence) and len(seed) != count:
-        raise UserError(f"{len(seed)} seeds for {count} prompts; give one seed or one a prompt")
     own = isinstance(seed, Sequence)
     for value in seed if own else [seed]:
         if not 0 <= value < 2**64:
             raise UserError(f"seed is {value}; it must be between 0 and 2**64 - 1")
-    starts = [(seed[i], 0) if own else (seed, i * samples) for i in range(count)]
-    return [[row_key(value, first + j) for j in range(samples)] for value, first in starts]
+    starts = ((value, 0) for value in seed) if own else ((seed, i * samples) for i in count())
+    return ([row_key(value, first + j) for j in range(samples)] for value, first in starts)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
@@ -69,3 +90,19 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     if all(len(row) == width for row in rows):
         return ids, None
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
+
+
+def encoded(model: T5, sources: Sequence[Sequence[int]]) -> Cache:
+    """A decoder's cache with a row for each source; equal ones are encoded once.
+
+    Raises:
+        RuntimeError: the device has not enough memory.
+    """
+    sources = [tuple(source) for source in sources]
+    different = list(dict.fromkeys(sources))
+    ids, mask = padded(different, model.config.pad_token_id)
+    cache = model.cache(model.encode(ids, mask), mask)
+    if len(different) < len(sources):
+        cache.keep([different.index(source) for source in sources])
+    mx.eval(cache.state)
+    return cache

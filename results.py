@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from acceptance import Sampling
 from backend import UserError, mx
 from draft_length import AUTO
-from pacer import PRIOR, Pace
+from pacer import Pace
 from processors import LogitsProcessor, Processing
 from stop_strings import TextWatch
 
@@ -92,7 +92,8 @@ class Speculation:
         accepted_by_position: how many of those were kept.
         acceptance_by_position: their ratio.
         alpha: probability that a proposal is kept given that all before it were, by kind of
-            proposal ("draft", "copy", "weak copy"), estimated from the last ones.
+            proposal ("draft", "copy", "weak copy"), estimated from the last ones; copies count
+            whether they were proposed or would only have been right.
         c: cost of a draft pass relative to a regular step of the target.
         verify_cost: cost of verifying, v(gamma + 1) / v(1), on average over the steps.
         predicted_speedup: over regular decoding, from alpha and the costs, step by step.
@@ -127,7 +128,7 @@ class Speculation:
         """Works out what follows from the counts and from what the row has learned."""
         pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
         self.acceptance_by_position = [kept / drafted for kept, drafted in pairs]
-        self.alpha = {kind: e.alpha(PRIOR, 0.0) for kind, e in pace.estimates.items()}
+        self.alpha = {kind: e.kept / e.judged for kind, e in pace.estimates.items()}
         self.switched_off = pace.off
         if pace.steps:
             self.c, self.verify_cost = pace.c / pace.steps, pace.verify / pace.steps
@@ -211,6 +212,9 @@ class Row:
     ended: bool = False
     pace: Pace = field(default_factory=Pace)
 
+    def __post_init__(self) -> None:
+        self.pace.sampled = self.settings.temp > 0
+
     @property
     def decided(self) -> int:
         """Tokens decided so far, EOS included."""
@@ -218,7 +222,7 @@ class Row:
 
     def commit(
         self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int
-    ) -> tuple[int, int]:
+    ) -> tuple[list[int], int, bool]:
         """Takes over what a step decided.
 
         Args:
@@ -229,7 +233,7 @@ class Row:
             eos: the end token; what follows it, or a stop string, is dropped and not counted.
 
         Returns:
-            Of `drafted` and of `accepted`, how many count.
+            The tokens that count, how many of them were proposals, and whether the text ended.
         """
         self.ended = eos in tokens
         if self.ended:
@@ -251,7 +255,7 @@ class Row:
         self.stats.drafted += drafted
         self.stats.accepted += accepted
         self.stats.speculation.count(drafted, accepted, writer)
-        return drafted, accepted
+        return tokens, accepted, self.finish_reason == "stop"
 
     def fail(self, error: str) -> None:
         """Ends the row without a result."""

@@ -17,18 +17,21 @@ for phrases that repeat in it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from acceptance import Sampling, one_hot
 from backend import mx
-from drafters import Drafter, Proposal
+from drafters import Drafter, Offer, Proposal
 from model import T5
+from prompts import prefix_ends, task_prefix
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
-STRONG_MATCH = 2  # tokens in a row that were copies, for copying to go before the draft model
-PREFIX_TOKENS = 16  # a task prefix ("fix grammar:") ends among the first so many tokens
+LATEST = 16  # places where they occurred that are compared
+RECENT = 4  # of the last so many tokens …
+STRONG = 2  # … so many have to be copies for copying to go before the draft model
 
 
 class Trail:
@@ -39,6 +42,8 @@ class Trail:
         place: index in the source of the token expected next.
         match: how many of the last tokens agree with the source in front of `place`.
         output: the tokens followed so far.
+        copies: for each of the last `RECENT` of them, whether it was the one expected.
+        phrases: where in the output each run of `SHORTEST_REPEAT` tokens has ended.
     """
 
     def __init__(self, source: Sequence[int], begin: int):
@@ -47,25 +52,32 @@ class Trail:
         self.place = begin
         self.match = 0
         self.output: list[int] = []
+        self.copies: deque[bool] = deque(maxlen=RECENT)
+        self.phrases: dict[tuple[int, ...], list[int]] = {}
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Moves along tokens that have been committed."""
         for token in tokens:
+            if len(self.output) >= SHORTEST_REPEAT:
+                phrase = tuple(self.output[-SHORTEST_REPEAT:])
+                self.phrases.setdefault(phrase, []).append(len(self.output))
             self.output.append(token)
-            if self.place < len(self.source) and self.source[self.place] == token:
+            expected = self.place < len(self.source) and self.source[self.place] == token
+            self.copies.append(expected)
+            if expected:
                 self.place += 1
                 self.match += 1
             else:
                 self._find_again(token)
 
-    def proposal(self, length: int) -> tuple[list[int], int]:
-        """At most `length` tokens to come, and how long the match is that speaks for them."""
-        ahead = self.source[self.place : self.place + length]
+    def proposal(self, length: int) -> tuple[list[int], bool]:
+        """At most `length` tokens to come, and whether much speaks for them."""
         if self.match < SHORTEST_REPEAT:
-            repeated, match = self._repeated(length)
-            if match > self.match:
-                return repeated, match
-        return ahead, self.match
+            ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-LATEST:]
+            best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
+            if best:
+                return self.output[best : best + length], True
+        return self.source[self.place : self.place + length], sum(self.copies) >= STRONG
 
     def _find_again(self, token: int) -> None:
         """Takes up the trail at another place of the source that has this token."""
@@ -76,15 +88,6 @@ class Trail:
         matches = {i: _agreement(self.source[: i + 1], self.output) for i in places}
         found = max(places, key=lambda i: (matches[i], -abs(i - self.place), i))
         self.place, self.match = found + 1, matches[found]
-
-    def _repeated(self, length: int) -> tuple[list[int], int]:
-        """What followed the last tokens where they stood in the output before."""
-        ends = range(SHORTEST_REPEAT, len(self.output))
-        matches = {i: _agreement(self.output[:i], self.output) for i in ends}
-        best = max(ends, key=lambda i: (matches[i], i), default=None)
-        if best is None or matches[best] < SHORTEST_REPEAT:
-            return [], 0
-        return self.output[best : best + length], matches[best]
 
 
 def _agreement(a: Sequence[int], b: Sequence[int]) -> int:
@@ -108,50 +111,41 @@ class SourceCopy:
     @classmethod
     def of(cls, tokenizer: Any) -> SourceCopy:
         """Reads off a tokenizer which tokens end a task prefix; None knows of no prefixes."""
-        vocabulary = tokenizer.get_vocab() if tokenizer else {}
-        return cls(i for token, i in vocabulary.items() if token.endswith(":"))
+        return cls(prefix_ends(tokenizer))
 
     def fresh(self) -> SourceCopy:
         """Returns a drafter for another batch, without rows."""
         return SourceCopy(self.prefix_ends)
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Starts a trail for each source; see `Drafter.insert`."""
-        self.trails += [Trail(source, self._begin(source)) for source in sources]
+        self.trails += [Trail(s, len(task_prefix(s, self.prefix_ends))) for s in sources]
+
+    def offers(
+        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+    ) -> list[list[Offer]]:
+        """Reads the next tokens off the trails; see `Drafter.offers`."""
+        offers = []
+        for trail, tokens, limit in zip(self.trails, committed, limits, strict=True):
+            trail.follow(tokens[1 + len(trail.output) :])  # the start token is not output
+            ahead, strong = trail.proposal(limit)
+            kind = "copy" if strong else "weak copy"
+            offers.append([Offer(kind, len(ahead), tuple(ahead))] if ahead else [])
+        return offers
 
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        lengths: Sequence[int],
+        chosen: Sequence[Offer],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Reads the next tokens off the trails; see `Drafter.propose`."""
-        self.follow(committed)
-        rows = [trail.proposal(n)[0] for trail, n in zip(self.trails, lengths, strict=True)]
-        return copied(rows)
-
-    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
-        """Tells copies that a match speaks for from others; see `Drafter.kinds`."""
-        self.follow(committed)
-        strong = [trail.proposal(1)[1] >= STRONG_MATCH for trail in self.trails]
-        return ["copy" if match else "weak copy" for match in strong]
+        """Proposes the tokens that were offered; see `Drafter.propose`."""
+        return copied([offer.tokens or () for offer in chosen])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
         self.trails = [self.trails[row] for row in rows]
-
-    def follow(self, committed: Sequence[Sequence[int]]) -> None:
-        """Brings every trail up to what has been committed, the start token aside."""
-        for trail, tokens in zip(self.trails, committed, strict=True):
-            trail.follow(tokens[1 + len(trail.output) :])
-
-    def _begin(self, source: Sequence[int]) -> int:
-        """Where the text starts: after the task prefix, if it has one."""
-        ends = (i + 1 for i, t in enumerate(source[:PREFIX_TOKENS]) if t in self.prefix_ends)
-        return next(ends, 0)
 
 
 def copied(rows: Sequence[Sequence[int]]) -> Proposal | None:
@@ -160,12 +154,12 @@ def copied(rows: Sequence[Sequence[int]]) -> Proposal | None:
     width = max(lengths)
     if width == 0:
         return None
-    padded = [list(row) + [0] * (width - len(row)) for row in rows]
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
     return Proposal(mx.array(padded, mx.int32), None, lengths, ["copy"] * len(rows))
 
 
 class CopyOrDraft:
-    """A drafter that copies where the match is strong and asks a draft model elsewhere."""
+    """A drafter that would rather copy where much speaks for it and else ask a draft model."""
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; the draft model's passes are saved while all rows copy."""
@@ -180,33 +174,33 @@ class CopyOrDraft:
         """Returns a drafter for another batch, without rows."""
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], ids: mx.array, mask: mx.array | None
-    ) -> None:
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Adds the rows to both; see `Drafter.insert`."""
-        self.draft.insert(sources, ids, mask)  # first, as it may run out of memory
-        self.copy.insert(sources, ids, mask)
+        self.draft.insert(sources)  # first, as it may run out of memory
+        self.copy.insert(sources)
+
+    def offers(
+        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+    ) -> list[list[Offer]]:
+        """What each of the two offers; see `Drafter.offers`."""
+        copies, drafts = (d.offers(committed, limits) for d in (self.copy, self.draft))
+        return [
+            copy + draft if copy and copy[0].kind == "copy" else draft + copy
+            for copy, draft in zip(copies, drafts, strict=True)
+        ]
 
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        lengths: Sequence[int],
+        chosen: Sequence[Offer],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Proposes for each row what one of the two has to say; see `Drafter.propose`."""
-        self.copy.follow(committed)
-        offers = [trail.proposal(n) for trail, n in zip(self.copy.trails, lengths, strict=True)]
-        rows = [tokens if match >= STRONG_MATCH else [] for tokens, match in offers]
-        wanted = [0 if row else n for row, n in zip(rows, lengths, strict=True)]
-        copies, drafts = copied(rows), self.draft.propose(committed, wanted, sampling, keys)
+        """Has each row's proposal made by the one whose offer was chosen; see `Drafter.propose`."""
+        copies, drafts = (
+            d.propose(committed, chosen, sampling, keys) for d in (self.copy, self.draft)
+        )
         return merged(copies, drafts) if copies and drafts else copies or drafts
-
-    def kinds(self, committed: Sequence[Sequence[int]]) -> list[str]:
-        """Whose proposals each row would get; see `Drafter.kinds`."""
-        self.copy.follow(committed)
-        offers = [trail.proposal(1) for trail in self.copy.trails]
-        return ["copy" if t and match >= STRONG_MATCH else "draft" for t, match in offers]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""

@@ -106,6 +106,18 @@ def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     return dtype == mx.float16 and ".wo." in name
 
 
+def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Rows of the tensor `name` in another floating-point type.
+
+    Raises:
+        UserError: a number is too large for `dtype`.
+    """
+    result = rows.astype(dtype)
+    if dtype == mx.float16 and mx.any(mx.isinf(result) & mx.isfinite(rows)).item():
+        raise UserError(f"{name} has numbers too large for float16; use bfloat16")
+    return result
+
+
 def quantize_predicate(path: str, module: nn.Module) -> bool:
     """Whether a layer may be quantised: attention and feed-forward, no embedding, head or bias."""
     return isinstance(module, nn.Linear) and path != HEAD.removesuffix(".weight")

@@ -112,7 +112,7 @@ def decoding(
         results = decoder.generate(prompts, batch_size=batch_size, seed=seeds, **options)
         failed = next((result.error for result in results if result.error), None)
         if failed:
-            raise UserError(f"a prompt could not be decoded ({failed}); lower --batch-size")
+            raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")
         return results
 
     return run

@@ -61,16 +61,20 @@ def held_out(task: str, count: int, seed: str) -> Workload:
     return Workload(task, prompts, references, [task] * count)
 
 
-def from_file(path: str, count: int | None) -> Workload:
-    """The first prompts of a file, as main.py reads it.
+def from_file(path: str, count: int) -> Workload:
+    """The first prompts of a file, as main.py reads it, and as many as there are at most.
 
     In a .jsonl an object may have a "reference" beside its "prompt"; it counts if all have one.
 
     Raises:
         UserError: the file cannot be used.
     """
+    prompts: list[str] = []
     try:
-        prompts = console.read_prompts([], path)[:count]
+        for line in itertools.islice(console.read_lines(path), count):
+            if isinstance(line, console.InputError):
+                raise line
+            prompts.append(line)
     except console.InputError as error:
         raise UserError(str(error)) from None
     references = None

@@ -19,10 +19,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _RUN = f"""
-import sys
+import importlib, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-import convert, peak_memory
-status = convert.main(sys.argv[1:]) if sys.argv[1:] else 0
+import peak_memory
+program = importlib.import_module(sys.argv[1])
+status = program.main(sys.argv[2:]) if sys.argv[2:] else 0
 print(peak_memory.own_peak())
 sys.exit(status)
 """
@@ -52,15 +53,15 @@ def make(folder: Path, format: str, megabytes: int) -> int:
     return max(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-def peak(*arguments: str) -> int:
-    """Most bytes that were resident in a process that imported convert and ran its main().
+def peak(*arguments: str, program: str = "convert") -> int:
+    """Most bytes that were resident in a process that imported a program and ran its main().
 
     Args:
         arguments: the command line; none measures the imports alone.
+        program: the module.
     """
-    output = subprocess.run(
-        [sys.executable, "-c", _RUN, *arguments], check=True, capture_output=True, text=True
-    ).stdout
+    command = [sys.executable, "-c", _RUN, program, *arguments]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return int(output.split()[-1])
 
 

@@ -1,21 +1,30 @@
-"""Decoding without models: proposals are right by a pattern, and passes cost by a table."""
+"""Decoding without models: proposals are right by a pattern, and steps cost by a table."""
 
 import numpy as np
 
-from draft_length import Costs, Curve
-from pacer import Pace, Pacer
+from draft_length import LONGEST, Costs, StepCosts
+from drafters import Offer
+from pacer import History, Pace, Pacer
 
-STAIRCASE = Curve(tuple((n, 1 + 0.4 * ((n - 1) // 5) + 0.01 * n) for n in range(1, 129)))
-SLOPE = Curve(tuple((n, 0.8 + 0.2 * n) for n in (1, 2, 4, 8, 16, 32, 64, 128)))
-LINEAR = Curve(((1, 1.0), (128, 128.0)))
-SMALL = Curve(((1, 0.05), (128, 0.4)))
+
+def costs(draft: float, verify) -> Costs:
+    return Costs((StepCosts(1, draft, tuple(float(verify(n)) for n in range(1, LONGEST + 2))),))
+
+
+def staircase(n: int) -> float:
+    return 1 + 0.4 * ((n - 1) // 5) + 0.01 * n
+
+
+def slope(n: int) -> float:
+    return 0.8 + 0.2 * n
+
+
 COSTS = {
-    "a GPU": Costs(STAIRCASE, SMALL),
-    "a CPU": Costs(SLOPE, Curve(((1, 0.1), (128, 1.2)))),
-    "a CPU that pays for every position": Costs(LINEAR, Curve(((1, 0.1), (128, 12.8)))),
-    "copying on a GPU": Costs(STAIRCASE),
-    "copying on a CPU": Costs(SLOPE),
+    "a GPU": costs(0.05, staircase),
+    "a CPU": costs(0.1, slope),
+    "a CPU that pays for every position": costs(0.1, float),
 }
+RIGHT, WRONG = 1, 0
 
 
 def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -34,39 +43,58 @@ def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 class Simulation:
-    """One row at a time; `history` passes from one to the next as in a decoder."""
+    """Rows one at a time; what greedy ones teach passes from one to the next as in a decoder.
 
-    def __init__(self, costs: Costs, sampled: bool = False, width: int = 1):
-        self.costs, self.table, self.sampled = costs, costs.of(1), sampled
-        self.pacer = Pacer(costs, width)
-        self.kind = "draft" if costs.draft else "copy"
+    Args:
+        costs: of steps.
+        draft: for each place, whether the draft would be right; None without a draft model.
+        copy: the same of what can be copied.
+        sampled: whether rows are.
+    """
 
-    def step(self, right, place: int, length: int, behind: int) -> tuple[int, int, float]:
-        """What a step judges and keeps, and its cost; the draft reads what it missed."""
-        length = min(length, len(right) - place - 1)
-        run = right[place : place + length]
-        kept = length if run.all() else int(np.argmin(run))
-        cost = self.table.verify[length]
-        if length and self.costs.draft:
-            cost += self.table.catch_up(behind) + (length - 1) * self.table.draft
-        return length, kept, cost
+    def __init__(self, costs: Costs, draft=None, copy=None, sampled: bool = False):
+        self.table = costs.of(1)
+        self.draft, self.copy, self.sampled = draft, copy, sampled
+        self.pacer = Pacer(costs, 1, History())
+        self.tokens = len(draft if draft is not None else copy)
 
-    def fixed(self, right, gamma: int) -> float:
+    def offers(self, place: int) -> list[Offer]:
+        """What is offered there; a copied token is 1 where it is right and 0 where it is not."""
+        room = min(self.tokens - place - 1, LONGEST)
+        offers = []
+        if self.copy is not None and room:
+            ahead = tuple(int(right) for right in self.copy[place : place + room])
+            offers.append(Offer("copy", room, ahead))
+        return offers + ([Offer("draft", room)] if self.draft is not None else [])
+
+    def step(self, place: int, offer: Offer) -> tuple[int, float]:
+        """How many of what was taken up are kept, and what the step costs."""
+        right = self.draft if offer.tokens is None else self.copy
+        run = right[place : place + offer.length] if offer.length else np.ones(0, bool)
+        kept = offer.length if run.all() else int(np.argmin(run))
+        drafted = offer.length if offer.tokens is None else 0
+        return kept, self.table.table[drafted, offer.length]
+
+    def fixed(self, gamma: int, kind: str = "draft") -> float:
         """Cost of decoding with the same number of proposals in every step."""
         place = total = 0
-        while place < len(right):
-            _, kept, cost = self.step(right, place, gamma, 1)
+        while place < self.tokens:
+            offer = next((o for o in self.offers(place) if o.kind == kind), Offer("", 0, ()))
+            kept, cost = self.step(place, offer.cut(gamma))
             place, total = place + kept + 1, total + cost
         return total
 
-    def auto(self, right) -> tuple[float, Pace, list[int]]:
-        """Cost of letting the pacer choose, what it learned, and the lengths it chose."""
-        place, total, pace, lengths = 0, 0.0, Pace(), []
-        while place < len(right):
-            room = len(right) - place - 1
-            (wanted,) = self.pacer.lengths([pace], [self.kind], [room], [self.sampled])
-            length, kept, cost = self.step(right, place, wanted, pace.behind)
-            self.pacer.observe([pace], [length], [self.kind if length else ""], [(length, kept)])
+    def auto(self) -> tuple[float, Pace, list[Offer]]:
+        """Cost of letting the pacer choose, what it learned, and what it chose."""
+        place, total, pace, chosen = 0, 0.0, Pace((), self.sampled), []
+        while place < self.tokens:
+            offers = self.offers(place)
+            (offer,) = self.pacer.choose([pace], [offers])
+            kept, cost = self.step(place, offer)
+            ahead = self.copy if self.copy is not None else np.ones(self.tokens, bool)
+            written = [RIGHT if right else 2 for right in ahead[place : place + kept + 1]]
+            ended = place + kept + 1 >= self.tokens
+            self.pacer.observe([pace], [offers], [offer], [(written, kept, ended)])
             place, total = place + kept + 1, total + cost
-            lengths.append(length)
-        return total, pace, lengths
+            chosen.append(offer)
+        return total, pace, chosen

@@ -177,6 +177,7 @@ def test_neighbouring_seeds_and_indices_share_no_stream():
 
 # p and q of one position over four tokens: what a draft may be.
 P = np.array([0.5, 0.3, 0.2, 0.0])
+LOGITS = mx.maximum(mx.log(mx.array(P)), -1e4)  # -inf would say that rules forbid the token
 DRAFTS = {
     "the target itself": P,
     "good": np.array([0.4, 0.35, 0.2, 0.05]),
@@ -190,7 +191,7 @@ DRAFTS = {
 def test_a_drafted_position_follows_the_mixture(draft, delta):
     draws, q = 40_000, DRAFTS[draft]
     proposed = acceptance.sample(mx.broadcast_to(mx.array(q), (draws, 4)), many_keys(draws, 1))
-    logits = mx.broadcast_to(mx.log(mx.array(P)), (draws, 2, 4))
+    logits = mx.broadcast_to(LOGITS, (draws, 2, 4))
     _, tokens = acceptance.verify(
         logits,
         proposed[:, None],
@@ -204,11 +205,24 @@ def test_a_drafted_position_follows_the_mixture(draft, delta):
     assert distance < total_variation_bound(4, draws)
 
 
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+def test_what_rules_forbid_is_never_kept(temp, delta):
+    logits = mx.array([[[0.5, -mx.inf, 0.1], [0.0, 0.0, 0.0]]])
+    sampling = Sampling.of([temp], [0], [1.0], [delta])
+    keys = None if temp == 0 else many_keys(1, 0)
+    accepted, tokens = acceptance.verify(
+        logits, mx.array([[1]]), None, mx.array([1]), sampling, keys
+    )
+    assert accepted.item() == 0
+    assert tokens[0, 0].item() in (0, 2)
+
+
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("token", [0, 3])
 def test_a_deterministic_position_follows_the_mixture(token, delta):
     draws = 40_000
-    logits = mx.broadcast_to(mx.log(mx.array(P)), (draws, 2, 4))
+    logits = mx.broadcast_to(LOGITS, (draws, 2, 4))
     accepted, tokens = acceptance.verify(
         logits,
         mx.full((draws, 1), token, mx.int32),

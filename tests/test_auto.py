@@ -4,7 +4,7 @@ import pytest
 
 from acceptance import row_key
 from decoder import SpeculativeDecoder
-from draft_length import Costs, Curve
+from draft_length import LONGEST, Costs, StepCosts
 from engine import Engine
 from fake_model import (
     EOS,
@@ -19,12 +19,13 @@ from fake_model import (
 )
 from pacer import Pacer
 from results import Row, Settings
-from simulated_decoding import COSTS
+from simulated_decoding import COSTS, costs
 from source_copy import CopyOrDraft, SourceCopy
 
 V = 7
 SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
-CHEAP = Costs(Curve(((1, 1.0), (128, 1.5))), Curve(((1, 0.01), (128, 0.02))))
+CHEAP = costs(0.01, lambda n: 1 + 0.005 * (n - 1))
+LINEAR = Costs((StepCosts(1, 0.0, tuple(float(n) for n in range(1, LONGEST + 2))),))
 PRICED = {"cheap": CHEAP, **COSTS}
 
 
@@ -97,7 +98,7 @@ def test_what_was_decoded_before_does_not_change_a_sampled_text():
     decoder = auto(model, drafters(model)["never right"], COSTS["a CPU"])
     first = decoder.generate(SOURCES[0], max_tokens=30, temp=1.0)
     decoder.generate(SOURCES, max_tokens=30)
-    assert decoder.history["draft"].kept < decoder.history["draft"].judged
+    assert decoder.history.of(())["draft"].kept < decoder.history.of(())["draft"].judged
     assert decoder.generate(SOURCES[0], max_tokens=30, temp=1.0).tokens == first.tokens
 
 
@@ -110,7 +111,7 @@ def test_good_proposals_are_asked_for_and_bad_ones_are_not():
     useless = decoder.generate(SOURCES[0], max_tokens=60).stats
     assert useless.drafted < 30
     assert useless.speculation.switched_off.startswith("too few proposals are kept")
-    costly = auto(model, drafters(model)["the target itself"], Costs(Curve(((1, 1.0), (2, 2.0)))))
+    costly = auto(model, drafters(model)["the target itself"], LINEAR)
     stats = costly.generate(SOURCES[0], max_tokens=9).stats
     assert stats.drafted == 0
     assert stats.speculation.switched_off.startswith("proposals cost more than they can save")
@@ -132,6 +133,7 @@ def test_statistics_of_a_perfect_draft():
     assert explained.alpha == {"draft": pytest.approx(1.0)}
     assert explained.c == pytest.approx(0.01)
     assert 1 < explained.verify_cost < 1.1
+    assert explained.switched_off is None
     assert explained.predicted_speedup > 3
     # A regular step takes 1 second in the table; a step took 2 on the clock.
     assert explained.real_speedup == pytest.approx(stats.tokens_per_call / 2)

@@ -39,9 +39,14 @@ def test_a_file_of_lines_and_one_with_references(tmp_path):
     assert workload.from_file(str(objects), 9).references is None
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_cannot_be_used(tmp_path):
     with pytest.raises(UserError, match="there is no file"):
         workload.from_file(str(tmp_path / "none.txt"), 2)
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "one"}\n{"text": "two"}\n')
+    assert workload.from_file(str(file), 1).prompts == ["one"]
+    with pytest.raises(UserError, match="line 2 has no prompt"):
+        workload.from_file(str(file), 2)
 
 
 def test_cutting_into_turns():

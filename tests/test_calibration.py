@@ -6,22 +6,24 @@ import os
 import pytest
 
 import calibration
-from calibration import POSITIONS, cache_folder, identity, measure_costs, sample
+from calibration import AHEAD, PLANS, cache_folder, identity, measure_costs, sample, timer
 from config import T5Config
-from draft_length import Curve
+from draft_length import LONGEST, StepCosts
 from model import T5, mx
+from results import Settings
 
 SHAPE = {"vocab_size": 16, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
 KEY = {"device": "a test"}
-CURVE = Curve(((1, 0.5), (6, 0.75)))
+COSTS = StepCosts(2, 0.25, tuple(1.0 + n for n in range(LONGEST + 1)))
 
 
 class Clock:
-    """Seconds that pass only where the test says so."""
+    """Seconds that pass only where the test says so, and by `tick` with every look."""
 
-    now = 0.0
+    now, tick = 0.0, 0.0
 
     def __call__(self):
+        self.now += self.tick
         return self.now
 
 
@@ -30,60 +32,124 @@ def model(**shape):
 
 
 def timed(clock, cost):
-    def seconds(n):
-        clock.now += cost(n)
-        return cost(n)
+    def seconds(drafted, copied):
+        spent = cost(drafted, copied)
+        clock.now += spent
+        return spent
 
     return seconds
 
 
+def taken(clock, cost, drafts=True, budget=0.4):
+    return sample(timed(clock, cost), drafts, budget, clock)
+
+
 def test_a_small_model_has_every_point_measured():
-    clock = Clock()
-    curve = sample(timed(clock, lambda n: 1e-4 * n), budget=0.4, clock=clock)
-    assert [n for n, _ in curve.points] == sorted(POSITIONS)
-    assert curve.at(16) == pytest.approx(16e-4)
+    clock, seen = Clock(), set()
+
+    def cost(drafted, copied):
+        seen.add((drafted, copied))
+        return 1e-3 + 1e-4 * max(drafted, copied) + 2e-5 * drafted
+
+    draft, verify = taken(clock, cost)
+    assert seen == set(PLANS)
+    assert draft == pytest.approx(2e-5)
+    assert verify == pytest.approx([1e-3 + 1e-4 * n for n in range(LONGEST + 1)])
     assert clock.now <= 0.4
+    seen.clear()
+    assert taken(Clock(), cost, drafts=False)[0] == 0.0
+    assert seen == {plan for plan in PLANS if not plan[0]}
 
 
+@pytest.mark.parametrize("drafts", [True, False])
 @pytest.mark.parametrize("cost", [0.01, 0.07, 0.15, 3.0])
-def test_a_large_model_gets_by_with_the_first_points(cost):
+def test_a_large_model_gets_by_with_the_first_points(cost, drafts):
+    clock, calls = Clock(), []
+
+    def constant(drafted, copied):
+        calls.append((drafted, copied))
+        return cost
+
+    taken(clock, constant, drafts)
+    plans = [plan for plan in PLANS if drafts or not plan[0]]
+    assert calls[: len(plans)] == plans[: len(calls)]
+    assert len(calls) >= 2 + drafts
+    assert clock.now <= max(0.4, (2 + drafts) * cost) + 1e-9
+
+
+def test_between_points_costs_lie_on_a_line():
     clock = Clock()
-    curve = sample(timed(clock, lambda n: cost), budget=0.4, clock=clock)
-    assert {n for n, _ in curve.points} == set(POSITIONS[: len(curve.points)])
-    assert len(curve.points) >= 2
-    assert clock.now <= max(0.4, 2 * cost)
+    draft, verify = taken(clock, lambda d, n: 0.2 + 0.01 * n + 0.3 * d, budget=0.1)
+    assert verify == pytest.approx([0.2 + 0.01 * n for n in range(LONGEST + 1)])
+    # The step with drafts has to verify them too.
+    assert draft == pytest.approx(0.3 - 0.01)
 
 
 def test_the_least_of_several_counts():
-    clock, calls = Clock(), []
+    calls = []
 
-    def noisy(n):
-        calls.append(n)
-        return timed(clock, lambda n: 0.001 if len(calls) > 20 else 0.002)(n)
+    def noisy(drafted, copied):
+        calls.append(drafted)
+        return 0.001 if len(calls) > len(PLANS) else 0.002
 
-    curve = sample(noisy, budget=0.4, clock=clock)
-    assert {s for _, s in curve.points} == {0.001}
-
-
-def test_fewer_positions_never_cost_more():
-    clock = Clock()
-    curve = sample(timed(clock, {1: 5.0, 6: 2.0}.get), budget=0.4, clock=clock)
-    assert curve.points == ((1, 2.0), (6, 2.0))
+    assert set(taken(Clock(), noisy)[1]) == {0.001}
 
 
-def test_measured_once_and_then_read(tmp_path):
+def test_fewer_positions_never_cost_more_and_a_draft_never_less_than_nothing():
+    draft, verify = taken(Clock(), lambda d, n: 1.0 if d else {0: 5.0}.get(n, 2.0))
+    assert set(verify) == {2.0}
+    assert draft == 0.0
+
+
+def test_measured_once_and_then_read(tmp_path, monkeypatch):
     target, draft = model(), model(d_ff=4)
-    first = measure_costs(target, draft, tmp_path)
-    assert first.target != first.draft
+    first = measure_costs(target, draft, [1, 3], folder=tmp_path)
+    assert [costs.rows for costs in first.measured] == [1, 3]
     assert len(list(tmp_path.iterdir())) == 2
 
-    def stopped():
+    def stopped(*_, **__):
         raise AssertionError("measured again")
 
-    assert measure_costs(target, draft, tmp_path, stopped) == first
-    assert measure_costs(target, None, tmp_path, stopped).draft is None
-    with pytest.raises(AssertionError, match="measured again"):
-        measure_costs(model(d_ff=16), None, tmp_path, stopped)
+    monkeypatch.setattr(calibration, "sample", stopped)
+    slow = Clock()
+    slow.tick = 100.0
+    assert measure_costs(target, draft, [1, 3], None, tmp_path, slow) == first
+    for other in ((model(d_ff=16), draft), (target, None)):
+        with pytest.raises(AssertionError, match="measured again"):
+            measure_costs(*other, [1], None, tmp_path, slow)
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again(tmp_path):
+    busy, idle = Clock(), Clock()
+    busy.tick, idle.tick = 0.01, 0.001
+    first = measure_costs(model(), None, [1], None, tmp_path, busy)
+    second = measure_costs(model(), None, [1], None, tmp_path, idle)
+    assert first.measured[0].regular == pytest.approx(0.01)
+    assert second.measured[0].regular == pytest.approx(0.001)
+    assert measure_costs(model(), None, [1], None, tmp_path, busy) == second
+
+
+def test_a_step_is_timed_as_the_engine_makes_it(monkeypatch):
+    passes = []
+    decode = T5.decode
+
+    def watched(self, tokens, cache, offsets):
+        passes.append((self.config.d_ff, tokens.shape))
+        return decode(self, tokens, cache, offsets)
+
+    seconds = timer(model(), model(d_ff=4), 3, Settings(temp=1.0), Clock())
+    monkeypatch.setattr(T5, "decode", watched)
+    seconds(0, 5)
+    assert passes == [(8, (3, 6))]
+    passes.clear()
+    seconds(AHEAD, 0)
+    assert [d_ff for d_ff, _ in passes] == [4] * AHEAD + [8]
+    assert passes[-1][1] == (3, AHEAD + 1)
+    again = list(passes)
+    passes.clear()
+    seconds(AHEAD, 0)
+    # Nothing was committed, so the same step can be made as often as needed.
+    assert [shape for d_ff, shape in passes if d_ff == 8] == [again[-1][1]]
 
 
 def test_what_the_key_depends_on(monkeypatch):
@@ -92,76 +158,94 @@ def test_what_the_key_depends_on(monkeypatch):
         other.set_dtype(mx.float16)
         return other
 
-    keys = [identity(model(), 1), identity(model(), 4), identity(model(d_ff=4), 1)]
-    keys += [identity(half(), 1)]
+    plain, greedy = model(), Settings()
+    keys = [
+        identity(plain, None, 1, greedy),
+        identity(plain, None, 2, greedy),
+        identity(plain, None, 1, Settings(temp=0.5)),
+        identity(plain, None, 1, Settings(temp=0.5, top_k=3)),
+        identity(plain, None, 1, Settings(temp=0.5, top_p=0.9)),
+        identity(plain, plain, 1, greedy),
+        identity(model(d_ff=4), None, 1, greedy),
+        identity(half(), None, 1, greedy),
+    ]
     monkeypatch.setattr(calibration, "device_name", lambda: "another device")
-    keys += [identity(model(), 1)]
+    keys += [identity(plain, None, 1, greedy)]
     monkeypatch.setattr(calibration, "FORMAT", 99)
-    keys += [identity(model(), 1)]
+    keys += [identity(plain, None, 1, greedy)]
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
-    assert identity(model(), 1) == identity(model(), 1)
-    assert identity(model(), 1)["mlx"] == mx.__version__
+    again = identity(model(), None, 1, Settings(max_tokens=5))
+    assert again == identity(plain, None, 1, greedy)
+    assert again["mlx"] == mx.__version__
 
 
 def test_what_is_written_can_be_read(tmp_path):
     file = tmp_path / "new" / "folder" / "curve.json"
-    calibration.write(file, KEY, CURVE)
-    assert calibration.read(file, KEY) == CURVE
+    calibration.write(file, KEY, COSTS)
+    assert calibration.read(file, KEY) == COSTS
     assert calibration.read(file, {"device": "another"}) is None
     assert calibration.read(tmp_path / "nothing.json", KEY) is None
     assert os.listdir(file.parent) == ["curve.json"]
 
 
+def damaged(**changes):
+    return {"rows": 1, "draft": 0.5, "verify": [1.0] * (LONGEST + 1)} | changes
+
+
 @pytest.mark.parametrize(
-    "points",
+    "costs",
     [
         [],
-        [[1, 0.5]],
-        [[2, 0.5], [6, 0.7]],
-        [[1, 0.5], [6, -0.7]],
-        [[1, 0.5], [6, float("nan")]],
-        [[1, 0.5], [6, float("inf")]],
-        [[1, 0.5], [6, "0.7"]],
-        [[1, 0.5], [1, 0.7]],
-        [[1, 0.5], [6]],
         5,
+        damaged(rows=1.0).values(),
+        damaged(draft=-0.5).values(),
+        damaged(draft=None).values(),
+        damaged(verify=[1.0] * LONGEST).values(),
+        damaged(verify=[0.0] * (LONGEST + 1)).values(),
+        damaged(verify=[1.0] * LONGEST + [0.5]).values(),
+        damaged(verify=[1.0] * LONGEST + [float("nan")]).values(),
+        damaged(verify=[1.0] * LONGEST + [float("inf")]).values(),
+        damaged(verify=[1.0] * LONGEST + ["2.0"]).values(),
+        damaged(verify=7).values(),
     ],
 )
-def test_damaged_points_are_not_used(tmp_path, points):
-    file = tmp_path / "curve.json"
-    file.write_text(json.dumps({"key": KEY, "points": points}))
+def test_damaged_costs_are_not_used(tmp_path, costs):
+    file = tmp_path / "costs.json"
+    costs = list(costs) if not isinstance(costs, int) else costs
+    file.write_text(json.dumps({"key": KEY, "costs": costs}))
     assert calibration.read(file, KEY) is None
+    file.write_text(json.dumps({"key": KEY, "costs": list(damaged().values())}))
+    assert calibration.read(file, KEY).draft == 0.5
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"[" * 100_000])
 def test_a_damaged_file_is_measured_anew(tmp_path, data):
-    costs = measure_costs(model(), None, tmp_path)
+    measure_costs(model(), None, folder=tmp_path)
     (file,) = tmp_path.iterdir()
     good = file.read_bytes()
     file.write_bytes(data)
-    measure_costs(model(), None, tmp_path)
+    measure_costs(model(), None, folder=tmp_path)
     assert json.loads(file.read_bytes()).keys() == json.loads(good).keys()
-    assert costs.draft is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     blocked = tmp_path / "a file"
     blocked.write_text("")
-    assert len(measure_costs(model(), None, blocked / "folder").target.points) > 1
+    assert measure_costs(model(), None, folder=blocked / "folder").of(1).regular > 0
     assert blocked.read_text() == ""
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     file = tmp_path / "curve.json"
-    calibration.write(file, KEY, CURVE)
+    calibration.write(file, KEY, COSTS)
 
     def fail(*_):
         raise OSError("no space")
 
     monkeypatch.setattr(calibration.os, "replace", fail)
-    calibration.write(file, KEY, Curve(((1, 9.0), (2, 9.0))))
+    calibration.write(file, KEY, StepCosts(1, 9.0, (9.0,)))
     monkeypatch.undo()
-    assert calibration.read(file, KEY) == CURVE
+    assert calibration.read(file, KEY) == COSTS
     assert os.listdir(tmp_path) == ["curve.json"]
 
 

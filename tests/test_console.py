@@ -56,70 +56,112 @@ def written(tmp_path, name: str, data: str | bytes) -> str:
 # ---- prompts -------------------------------------------------------------------------------------
 
 
+def lines(name):
+    """What `read_lines` finds, errors as their message."""
+    return [str(p) if isinstance(p, InputError) else p for p in console.read_lines(name)]
+
+
 def test_prompts_are_kept_as_given_and_in_order():
-    assert console.read_prompts([" b ", "a"], None) == [" b ", "a"]
+    assert console.read_prompts([" b ", "a"]) == [" b ", "a"]
 
 
 def test_a_dash_is_the_whole_of_standard_input(standard_input):
     standard_input("First line.\nSecond, é.\r\n".encode())
-    assert console.read_prompts(["before", "-"], None) == ["before", "First line.\nSecond, é."]
+    assert console.read_prompts(["before", "-"]) == ["before", "First line.\nSecond, é."]
 
 
 def test_an_input_file_has_one_prompt_a_line(tmp_path):
     name = written(tmp_path, "p.txt", "\ufeffone\r\ntwo\u2028still two\n\n \n")
-    assert console.read_prompts([], name) == ["one", "two\u2028still two"]
+    assert lines(name) == ["one", "two\u2028still two"]
+    assert console.count_lines(name) == 2
 
 
 def test_an_input_file_named_dash_is_standard_input(standard_input):
     standard_input(b"one\ntwo\n")
-    assert console.read_prompts([], "-") == ["one", "two"]
+    assert console.count_lines("-") is None
+    assert lines("-") == ["one", "two"]
+    assert not sys.stdin.closed
+
+
+def test_lines_are_read_as_they_are_asked_for(tmp_path):
+    def endless():
+        yield b"first\n"
+        yield b"second\n"
+        raise AssertionError("read ahead")
+
+    class Stream:
+        buffer = endless()
+
+    before, sys.stdin = sys.stdin, Stream()
+    try:
+        reader = console.read_lines("-")
+        assert [next(reader), next(reader)] == ["first", "second"]
+        with pytest.raises(AssertionError, match="read ahead"):
+            next(reader)
+    finally:
+        sys.stdin = before
 
 
 def test_jsonl_prompts_may_hold_line_breaks(tmp_path):
     name = written(tmp_path, "p.jsonl", '{"prompt": "a\\nb", "id": 7}\n{"prompt": "{}"}')
-    assert console.read_prompts([], name) == ["a\nb", "{}"]
+    assert lines(name) == ["a\nb", "{}"]
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "message"),
+    ("name", "data", "bad", "message"),
     [
-        ("p.txt", "", "p.txt is empty"),
-        ("p.txt", "\n \n", "p.txt is empty"),
-        ("p.txt", "one\n\nthree\n", "p.txt line 2 is empty"),
-        ("p.txt", b"one\ntwo\n\xe9t\xe9\n", "p.txt line 3 is not UTF-8"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "p.jsonl line 2 is not JSON"),
-        ("p.jsonl", '"a"\n', "p.jsonl line 1 has no prompt"),
-        ("p.jsonl", '{"text": "a"}\n', "p.jsonl line 1 has no prompt"),
-        ("p.jsonl", '{"prompt": 3}\n', "p.jsonl line 1 has no prompt"),
-        ("p.jsonl", '{"prompt": " "}\n', "p.jsonl line 1 is empty"),
-        ("p.jsonl", '{"prompt": "\\ud800"}\n', "p.jsonl line 1 is not valid Unicode"),
+        ("p.txt", "one\n\nthree\n", 2, "is empty"),
+        ("p.txt", "\n \nthree\n\n", 1, "is empty"),
+        ("p.txt", b"one\ntwo\n\xe9t\xe9\n", 3, "is not UTF-8"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n{"prompt": "b"}', 2, "is not JSON"),
+        ("p.jsonl", '"a"\n', 1, "has no prompt"),
+        ("p.jsonl", '{"text": "a"}\n', 1, "has no prompt"),
+        ("p.jsonl", '{"prompt": 3}\n', 1, "has no prompt"),
+        ("p.jsonl", '{"prompt": " "}\n', 1, "is empty"),
+        ("p.jsonl", '{"prompt": "\\ud800"}\n', 1, "is not valid Unicode"),
     ],
 )
-def test_a_bad_input_file_is_refused_by_line(tmp_path, name, data, message):
-    with pytest.raises(InputError, match=message) as caught:
-        console.read_prompts([], written(tmp_path, name, data))
-    assert "\n" not in str(caught.value)
+def test_a_bad_line_has_its_reason_and_the_others_are_read(tmp_path, name, data, bad, message):
+    path = written(tmp_path, name, data)
+    found = list(console.read_lines(path))
+    assert len(found) == console.count_lines(path)
+    assert isinstance(found[bad - 1], InputError)
+    assert str(found[bad - 1]).startswith(f"{path} line {bad} {message}")
+    assert "\n" not in str(found[bad - 1])
+    good = [line for line in found[bad:] if isinstance(line, str)]
+    assert good == {"p.txt": ["three"], "p.jsonl": ["b"]}[name][: len(good)]
+    assert len(good) == (bad < len(found) and found[-1] is not found[bad - 1])
+
+
+@pytest.mark.parametrize("data", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path, data, standard_input):
+    name = written(tmp_path, "p.txt", data)
+    with pytest.raises(InputError, match=f"{name} is empty"):
+        console.count_lines(name)
+    standard_input(data.encode())
+    with pytest.raises(InputError, match="standard input is empty"):
+        lines("-")
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="there is no file .*none.txt"):
-        console.read_prompts([], str(tmp_path / "none.txt"))
+        console.count_lines(str(tmp_path / "none.txt"))
     with pytest.raises(InputError, match="cannot read"):
-        console.read_prompts([], str(tmp_path))
+        console.count_lines(str(tmp_path))
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n"])
 def test_an_empty_prompt_is_refused(prompt, standard_input):
     standard_input(prompt.encode())
     with pytest.raises(InputError, match="the prompt is empty"):
-        console.read_prompts([prompt], None)
+        console.read_prompts([prompt])
     with pytest.raises(InputError, match="standard input is empty"):
-        console.read_prompts(["-"], None)
+        console.read_prompts(["-"])
 
 
 def test_bytes_that_are_no_text_are_refused_on_the_command_line():
     with pytest.raises(InputError, match="not valid Unicode"):
-        console.read_prompts([b"caf\xe9".decode("utf-8", "surrogateescape")], None)
+        console.read_prompts([b"caf\xe9".decode("utf-8", "surrogateescape")])
 
 
 # ---- where results go ----------------------------------------------------------------------------
@@ -144,6 +186,18 @@ def test_plain_results_take_one_line_each(tmp_path):
         assert path.read_text() == "one\\ntwo\\nthree\n", "a finished result is on disk at once"
         results.write("q", FakeResult(""))
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
+
+
+def test_a_file_is_left_as_it_is_until_there_is_a_result(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("from yesterday")
+    with console.Results(str(path), as_json=False) as output:
+        assert path.read_text() == "from yesterday"
+        output.write("p", FakeResult("new"))
+    assert path.read_text() == "new\n"
+    with console.Results(str(path), as_json=False):
+        pass
+    assert path.read_text() == "new\n"
 
 
 def test_json_results_are_exact(capsys):

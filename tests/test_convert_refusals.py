@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import checkpoints
-import convert as module
+import model_folder
 from backend import UserError, mx
 from checkpoints import TINY, arrays, siblings
 from convert import convert, main
@@ -79,11 +79,11 @@ def test_existing_output(tiny, tmp_path):
 def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
     out = convert(tiny, tmp_path / "out")
     (out / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"more than a converted model \(thesis.tex\)"):
+    with pytest.raises(UserError, match=r"more than a model \(thesis.tex\)"):
         convert(tiny, out, overwrite=True)
     (out / "thesis.tex").unlink()
     (out / "photos").mkdir()
-    with pytest.raises(UserError, match=r"more than a converted model \(photos\)"):
+    with pytest.raises(UserError, match=r"more than a model \(photos\)"):
         convert(tiny, out, overwrite=True)
     with pytest.raises(UserError, match="config.json is a file"):
         convert(tiny, tiny / "config.json", overwrite=True)
@@ -96,7 +96,7 @@ def test_the_source_is_safe(tiny, tmp_path):
     for out in (tiny, tmp_path / "source" / ".." / "source", link):
         with pytest.raises(UserError, match="source is the source; choose another"):
             convert(tiny, out, overwrite=True)
-    with pytest.raises(UserError, match=r"more than a converted model \(link, source\)"):
+    with pytest.raises(UserError, match=r"more than a model \(link, source\)"):
         convert(tiny, tmp_path, overwrite=True)
     assert (tiny / "model.safetensors").is_file()
 
@@ -117,7 +117,7 @@ def test_disk_space_is_checked_first(tiny, tmp_path, monkeypatch):
 def test_required_space_covers_the_output(tiny, tmp_path, monkeypatch):
     wanted = []
     (tiny / "added_tokens.json").write_text("{}" + " " * 3_000_000)
-    monkeypatch.setattr(module, "require_space", lambda path, size: wanted.append(size))
+    monkeypatch.setattr(model_folder, "require_space", lambda path, size: wanted.append(size))
     for options in ({}, {"quantize": True}, {"dtype": "float32"}):
         out = convert(tiny, tmp_path / "out", overwrite=True, **options)
         taken = sum(file.stat().st_size for file in out.iterdir())
@@ -172,7 +172,7 @@ def test_command_line(tiny, tmp_path, monkeypatch, capsys):
     assert main(["--model", "source/"]) == 2
     assert capsys.readouterr() == (
         "",
-        f"error: {out} exists; replace it with --overwrite or choose another --mlx-path\n",
+        f"error: {out} exists; replace it with --overwrite or choose another folder\n",
     )
     assert main(["--model", "source", "--overwrite", "--dtype", "float32"]) == 0
     assert arrays(out)["shared.weight"].dtype == mx.float32

@@ -20,7 +20,7 @@ from engine import Engine
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 from processors import History, Processing
 from results import Row, Settings
-from source_copy import STRONG_MATCH, CopyOrDraft, SourceCopy, Trail
+from source_copy import CopyOrDraft, SourceCopy, Trail
 from test_acceptance import total_variation_bound
 
 V, MAX_TOKENS, DRAWS = 5, 3, 12_000
@@ -149,8 +149,8 @@ def copying_or_good(source, seen):
     """A copy after strong matches, the draft model's law otherwise."""
     trail = Trail(source, 0)
     trail.follow(seen[1:])
-    tokens, match = trail.proposal(1)
-    strong = match >= STRONG_MATCH and tokens
+    tokens, strong = trail.proposal(1)
+    strong = strong and tokens
     return always(tokens[0], V)(source, seen) if strong else good(TABLE)(source, seen)
 
 
@@ -210,8 +210,8 @@ def test_the_law_is_kept_where_the_draft_is_not_processed():
     rules = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}
 
     class Unprocessed(DraftModel):
-        def propose(self, committed, lengths, sampling, keys):
-            return super().propose(committed, lengths, replace(sampling, processing=None), keys)
+        def propose(self, committed, chosen, sampling, keys):
+            return super().propose(committed, chosen, replace(sampling, processing=None), keys)
 
         def fresh(self):
             return Unprocessed(self.model, self.target)

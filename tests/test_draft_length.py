@@ -1,24 +1,37 @@
 """Formulas, estimates and choices on literals."""
 
+import numpy as np
 import pytest
 
 from draft_length import (
+    LONGEST,
     WORTH,
     Costs,
-    Curve,
     Estimate,
-    Outlook,
+    StepCosts,
     best_lengths,
-    break_even,
     expected_tokens,
+    foresee,
+    gains,
+    judge,
 )
 
-CURVE = Curve(((1, 2.0), (5, 4.0), (9, 4.0)))
+NONE = gains([0.0], [0])[0]
+FLAT = StepCosts(1, 0.05, tuple(1 + 0.01 * n for n in range(LONGEST + 1)))
+STAIRCASE = StepCosts(1, 0.1, tuple(1 + 0.4 * (n // 5) + 0.01 * n for n in range(LONGEST + 1)))
 
 
 def speedup(alpha, gamma, c, v):
     """S(gamma) of one row, from the paper's symbols; v stands for v(gamma + 1) / v(1)."""
     return expected_tokens(alpha, gamma) / (gamma * c + v)
+
+
+def row(alpha, room=LONGEST):
+    return gains([alpha], [room])[0]
+
+
+def best(by_draft, by_copy, costs):
+    return best_lengths(np.stack(by_draft), np.stack(by_copy), costs)
 
 
 @pytest.mark.parametrize(
@@ -38,38 +51,72 @@ def test_speedup_is_the_formula_of_the_paper():
     assert speedup(0.6, 0, 0.3, 1.0) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("positions", "seconds"), [(1, 2.0), (2, 2.5), (4, 3.5), (5, 4.0), (7, 4.0), (9, 4.0)]
-)
-def test_between_two_points_costs_rise_evenly(positions, seconds):
-    assert CURVE.at(positions) == seconds
-
-
-def test_beyond_the_last_point_costs_rise_as_before_it_and_never_fall():
-    assert CURVE.at(100) == 4.0
-    assert Curve(((1, 1.0), (3, 2.0))).at(7) == 4.0
-    assert Curve(((1, 1.0), (3, 0.5))).at(9) == 0.5
-    assert Curve(((1, 1.0),)).at(9) == 1.0
+def test_no_more_is_gained_than_there_is_room_for():
+    half, sure = gains([0.5, 1.0], [2, LONGEST])
+    np.testing.assert_allclose(half, [1, 1.5, 1.75, *[1.75] * (LONGEST - 2)])
+    np.testing.assert_allclose(sure, range(1, LONGEST + 2))
+    np.testing.assert_allclose(NONE, np.ones(LONGEST + 1))
 
 
 def test_costs_of_a_step():
-    costs = Costs(CURVE, Curve(((1, 0.5), (3, 1.5)))).of(rows=2, longest=3)
-    assert costs.verify == (2.5, 3.5, 4.0, 4.0)
-    assert costs.draft == 1.0
-    assert costs.step(0) == 2.5
-    assert costs.step(2) == 2 * 1.0 + 4.0
-    assert costs.step(1, 3) == 1.0 + 4.0
-    assert costs.catch_up(3) == 3.0
-    assert Costs(CURVE).of(1).step(4, 0) == 4.0
+    costs = StepCosts(2, 0.5, (2.0, 3.0, 4.0))
+    assert costs.regular == 2.0
+    # Rows: drafted; columns: copied. Both are verified together.
+    np.testing.assert_allclose(costs.table, [[2, 3, 4], [3.5, 3.5, 4.5], [5, 5, 5]])
+    assert costs.price == "c 0.25, v(2)/v(1) 1.50"
 
 
-def test_an_estimate_counts_up_to_the_first_refusal():
+def test_between_two_numbers_of_rows_costs_lie_on_a_line():
+    one, five = StepCosts(1, 0.1, (1.0, 2.0)), StepCosts(5, 0.3, (3.0, 6.0))
+    costs = Costs((one, five))
+    assert costs.of(1) == one
+    three = costs.of(3)
+    assert (three.rows, three.draft) == (3, pytest.approx(0.2))
+    assert three.verify == pytest.approx((2.0, 4.0))
+    assert costs.of(9).verify == pytest.approx((5.0, 10.0))
+    assert Costs((one,)).of(4) == StepCosts(4, 0.1, (1.0, 2.0))
+    # A wrong measurement does not make larger batches free.
+    falling = Costs((five, StepCosts(6, 0.1, (2.0, 4.0)))).of(20)
+    assert (falling.draft, *falling.verify) == (0.1, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("proposed", "accepted", "written", "ended", "counts"),
+    [
+        (5, 5, 6, False, (5, 5)),  # all kept
+        (5, 2, 3, False, (3, 2)),  # the third refused, the others not judged
+        (5, 0, 1, False, (1, 0)),
+        (0, 0, 1, False, (0, 0)),
+        (5, 2, 3, True, (3, 2)),  # the target ended the text
+        (8, 4, 4, True, (4, 3)),  # an accepted end token: the four behind it were of no use
+        (4, 4, 4, True, (3, 3)),  # nothing was behind it
+    ],
+)
+def test_what_a_step_tells(proposed, accepted, written, ended, counts):
+    assert judge(proposed, accepted, written, ended) == counts
+
+
+@pytest.mark.parametrize(
+    ("offered", "written", "ended", "counts"),
+    [
+        ((7, 8, 9), [7], False, (1, 1)),
+        ((7, 8, 9), [7, 8, 5], False, (3, 2)),
+        ((7, 8, 9), [6, 8, 9], False, (1, 0)),
+        ((7,), [7, 8], False, (1, 1)),
+        ((), [7, 8], False, (0, 0)),
+        ((7, 1), [7, 1], True, (1, 1)),
+        ((7, 8), [1], True, (0, 0)),
+    ],
+)
+def test_what_would_have_become_of_other_tokens(offered, written, ended, counts):
+    assert foresee(offered, written, ended) == counts
+
+
+def test_an_estimate_weighs_a_prior():
     estimate = Estimate(memory=1e9)
-    estimate.add(4, 2)  # two kept, one refused, the last not judged
+    estimate.add(3, 2)
     estimate.add(3, 3)
-    estimate.add(0, 0)
     assert (estimate.judged, estimate.kept) == (pytest.approx(6), pytest.approx(5))
-    assert estimate.alpha(0.5, 0.0) == pytest.approx(5 / 6)
     assert estimate.alpha(0.5, 2.0) == pytest.approx(6 / 8)
     assert Estimate(9).alpha(0.7, 2.0) == 0.7
 
@@ -82,66 +129,46 @@ def test_an_estimate_forgets():
     for _ in range(10):
         estimate.add(1, 0)
     assert estimate.alpha(0.0, 0.0) == pytest.approx(0.9**10, rel=1e-3)
-    estimate.doubt()
-    assert estimate.judged == pytest.approx(5, rel=1e-3)
-
-
-def row(alpha, room=99, free=False):
-    return Outlook(alpha, room, free)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.6, 0.9, 1.0])
 def test_the_choice_for_one_row_maximises_the_formula(alpha):
-    curve = Curve(tuple((n, 1 + 0.4 * ((n - 1) // 5) + 0.01 * n) for n in range(1, 17)))
-    costs = Costs(curve, Curve(((1, 0.1),))).of(1)
-    v = costs.verify
-    by_formula = [speedup(alpha, g, 0.1 / v[0], v[g] / v[0]) for g in range(16)]
-    draft, copy, s = best_lengths([row(alpha)], costs)
-    if max(by_formula) < WORTH:
-        assert (draft, s) == (0, 1.0)
-    else:
-        assert draft == by_formula.index(max(by_formula)) > 0
-        assert s == pytest.approx(max(by_formula))
-    assert copy == 0
+    v = STAIRCASE.verify
+    by_formula = [speedup(alpha, g, 0.1 / v[0], v[g] / v[0]) for g in range(LONGEST + 1)]
+    expected = by_formula.index(max(by_formula)) if max(by_formula) >= WORTH else 0
+    assert best([row(alpha)], [NONE], STAIRCASE)[0] == expected
 
 
 def test_rows_share_one_length_that_is_best_for_all_of_them():
-    costs = Costs(Curve(((1, 1.0), (100, 10.9))), Curve(((1, 0.05),))).of(2)
+    steep = StepCosts(2, 0.05, tuple(1 + 0.1 * n for n in range(LONGEST + 1)))
+    high, low = row(0.9), row(0.1)
     good, bad, both = (
-        best_lengths(rows, costs) for rows in ([row(0.9)], [row(0.1)], [row(0.9), row(0.1)])
+        best(rows, [NONE] * len(rows), steep)[0] for rows in ([high], [low], [high, low])
     )
-    assert bad[0] < both[0] < good[0]
-    lengths = [
-        (expected_tokens(0.9, g) + expected_tokens(0.1, g)) / 2 * costs.verify[0] / costs.step(g)
-        for g in range(16)
-    ]
-    assert both[0] == lengths.index(max(lengths))
+    assert bad < both < good
+    assert both == np.argmax((high + low) / np.diag(steep.table))
+
+
+def test_each_row_takes_what_promises_it_more():
+    high, low = row(0.9), row(0.3)
+    # Copies cost nothing but their place, so where both are as good nothing is drafted …
+    assert best([high], [high], FLAT) == (0, best([NONE], [high], FLAT)[1])
+    # … and two rows that need different ones get both, copies at least as many as drafts.
+    draft, copy = best([high, low], [low, high], FLAT)
+    assert 0 < draft < copy
 
 
 def test_no_more_is_chosen_than_rows_can_use():
-    costs = Costs(Curve(((1, 1.0), (16, 1.2))), Curve(((1, 0.01),))).of(1)
-    assert best_lengths([row(1.0, room=3)], costs)[0] == 3
-    assert best_lengths([row(1.0, room=0)], costs)[0] == 0
-
-
-def test_copied_proposals_may_be_more_than_drafted_ones_and_never_fewer():
-    costs = Costs(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.02),))).of(2)
-    draft, copy, _ = best_lengths([row(0.7), row(0.95, free=True)], costs)
-    assert 0 < draft < copy
-    assert best_lengths([row(0.95, free=True)], costs)[0] == 0
+    assert best([row(1.0, 3)], [NONE], FLAT)[0] == 3
+    assert best([row(1.0, 0)], [NONE], FLAT) == (0, 0)
 
 
 def test_where_every_position_costs_as_much_as_a_pass_nothing_is_worth_it():
-    costs = Costs(Curve(((1, 1.0), (16, 16.0))), Curve(((1, 0.1),))).of(1)
-    assert best_lengths([row(1.0)], costs) == (0, 0, 1.0)
-    assert break_even(costs, False) is None
-
-
-def test_break_even():
-    costs = Costs(Curve(((1, 1.0), (2, 1.1), (16, 16.0))), Curve(((1, 0.1),))).of(1)
-    needed = break_even(costs, False)
-    # One proposal: (1 + alpha) / 1.2 reaches WORTH.
-    assert needed == pytest.approx(1.2 * WORTH - 1, abs=0.002)
-    assert best_lengths([row(needed)], costs)[0] == 1
-    assert best_lengths([row(needed - 0.01)], costs)[0] == 0
-    assert break_even(costs, True) == pytest.approx(1.1 * WORTH - 1, abs=0.002)
+    linear = StepCosts(1, 0.1, tuple(1.0 + n for n in range(LONGEST + 1)))
+    assert best([row(1.0)], [NONE], linear) == (0, 0)
+    assert linear.hopeless
+    assert not STAIRCASE.hopeless
+    # Up to what is within the error of the promise.
+    barely = StepCosts(1, 0.0, (1.0, *[2 / WORTH - 1e-6] + [99.0] * (LONGEST - 1)))
+    assert not barely.hopeless
+    assert StepCosts(1, 0.0, (1.0, *[2 / WORTH + 1e-6] + [99.0] * (LONGEST - 1))).hopeless

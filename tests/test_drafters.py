@@ -6,7 +6,7 @@ import pytest
 from acceptance import Sampling, row_key
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
-from drafters import DraftModel
+from drafters import NOTHING, DraftModel, Offer
 from fake_model import FakeModel, drafter, good, greedy, random_table
 
 V = 7
@@ -23,8 +23,12 @@ def keys(rows):
 
 
 def started(draft, sources=(SOURCE,)):
-    draft.insert(sources, mx.array(sources), None)
+    draft.insert(sources)
     return draft
+
+
+def drafted(lengths):
+    return [Offer("draft", n) for n in lengths]
 
 
 def continuation(table, seen, count):
@@ -37,19 +41,35 @@ def continuation(table, seen, count):
 
 def test_proposes_its_own_greedy_continuation():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
-    proposal = draft.propose([[0]], [4], sampling(1), None)
+    proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, [0], 4)]
     assert proposal.q is None
     assert proposal.lengths == [4]
 
 
+def test_offers_as_much_as_a_row_can_use_and_cuts_it():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
+    offers = draft.offers([[0], [0]], [4, 0])
+    assert offers == [[Offer("draft", 4)], [Offer("draft", 0)]]
+    assert offers[0][0].cut(2) == Offer("draft", 2)
+    assert Offer("copy", 3, (7, 8, 9)).cut(2) == Offer("copy", 2, (7, 8))
+    assert Offer("copy", 1, (7,)).cut(5) == Offer("copy", 1, (7,))
+
+
+def test_a_row_that_takes_up_another_offer_gets_none():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
+    chosen = [Offer("copy", 2, (5, 6)), Offer("draft", 1), NOTHING]
+    assert draft.propose([[0]] * 3, chosen, sampling(3), None).lengths == [0, 1, 0]
+    assert draft.propose([[0]] * 3, [NOTHING] * 3, sampling(3), None) is None
+
+
 def test_catches_up_with_whatever_was_committed():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
     rows = [[0], [0], [0]]
-    first = draft.propose(rows, [3] * 3, sampling(3), None).tokens[0].tolist()
+    first = draft.propose(rows, drafted([3] * 3), sampling(3), None).tokens[0].tolist()
     # All accepted and one more; one accepted; none.
     rows = [[0, *first, 5], [0, first[0], 5], [0, 6]]
-    second = draft.propose(rows, [2] * 3, sampling(3), None)
+    second = draft.propose(rows, drafted([2] * 3), sampling(3), None)
     assert second.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
     # The first row lacks its last proposal and the new token, the others the new token only.
     offsets, block = draft.model.calls[3]
@@ -60,19 +80,19 @@ def test_catches_up_with_whatever_was_committed():
     for token in (2, 3, 4, 5):
         rows = [[*row, token] for row in rows]
         if token < 5:
-            assert draft.propose(rows, [0] * 3, sampling(3), None) is None
-    third = draft.propose(rows, [1, 3, 2], sampling(3), None)
+            assert draft.propose(rows, drafted([0] * 3), sampling(3), None) is None
+    third = draft.propose(rows, drafted([1, 3, 2]), sampling(3), None)
     assert third.lengths == [1, 3, 2]
     assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
 
 
 def test_rows_leave_and_join():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
-    tokens = draft.propose([[0], [0]], [3, 3], sampling(2), None).tokens.tolist()
+    tokens = draft.propose([[0], [0]], drafted([3, 3]), sampling(2), None).tokens.tolist()
     draft.keep([1])
-    draft.insert([SOURCE], mx.array([SOURCE]), None)
+    draft.insert([SOURCE])
     rows = [[0, tokens[1][0], 2], [0]]
-    proposal = draft.propose(rows, [2, 2], sampling(2), None)
+    proposal = draft.propose(rows, drafted([2, 2]), sampling(2), None)
     assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
     draft.keep([])
     assert draft.cache is None
@@ -88,7 +108,7 @@ def test_a_fresh_drafter_shares_the_model_and_nothing_else():
 def test_sampled_proposals_come_from_q():
     rows = 4000
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE,) * rows)
-    proposal = draft.propose([[0]] * rows, [1] * rows, sampling(rows, 1.0), keys(rows))
+    proposal = draft.propose([[0]] * rows, drafted([1] * rows), sampling(rows, 1.0), keys(rows))
     assert proposal.q.shape == (rows, 1, V)
     logits = TABLE(SOURCE, (0,)).astype(np.float64)
     q = np.exp(logits) / np.exp(logits).sum()
@@ -109,10 +129,10 @@ def test_a_wider_draft_proposes_common_ids_only():
     model = FakeModel(TABLE, V)
     draft = started(drafter(beyond, model, V + 3))
     common = lambda source, seen: beyond(source, seen)[:V]  # noqa: E731
-    assert draft.propose([[0]], [3], sampling(1), None).tokens.tolist() == [
+    assert draft.propose([[0]], drafted([3]), sampling(1), None).tokens.tolist() == [
         continuation(common, [0], 3)
     ]
-    q = draft.propose([[0]], [3], sampling(1, 1.0), keys(1)).q
+    q = draft.propose([[0]], drafted([3]), sampling(1, 1.0), keys(1)).q
     assert q.shape == (1, 3, V)
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-6)
 
@@ -121,7 +141,7 @@ def test_a_narrower_draft_sees_padding_for_ids_it_does_not_have():
     model = FakeModel(TABLE, V)
     draft = started(drafter(random_table(V - 2), model, V - 2), ((3, V - 1),))
     assert draft.cache.sources == [(3, 0)]
-    q = draft.propose([[0, V - 1, 2]], [2], sampling(1, 1.0), keys(1)).q
+    q = draft.propose([[0, V - 1, 2]], drafted([2]), sampling(1, 1.0), keys(1)).q
     assert draft.model.calls[0][1] == [[0, 0, 2]]
     assert q.shape == (1, 2, V)
     assert q[..., V - 2 :].max().item() == 0
@@ -144,3 +164,18 @@ def test_other_special_tokens_are_another_vocabulary():
     for name in ("eos_token_id", "decoder_start_token_id"):
         with pytest.raises(UserError, match=f"vocabularies differ: {name} is"):
             DraftModel(FakeModel(good(TABLE), V, **{name: 3}), target)
+
+
+def test_samples_of_one_source_are_encoded_once(monkeypatch):
+    shapes, encode = [], FakeModel.encode
+    monkeypatch.setattr(
+        FakeModel,
+        "encode",
+        lambda self, ids, mask=None: shapes.append(ids.shape) or encode(self, ids, mask),
+    )
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, (2,), SOURCE, SOURCE))
+    assert shapes == [(2, 2)]
+    proposal = draft.propose([[0]] * 4, drafted([3] * 4), sampling(4), None)
+    rows = proposal.tokens.tolist()
+    assert rows[0] == rows[2] == rows[3] == continuation(TABLE, [0], 3)
+    assert rows[1] != rows[0]

@@ -42,7 +42,6 @@ from command_line import ROOT, start
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--prompt", " \n"], "the prompt is empty"),
         (["--input-file", "none.txt"], "there is no file none.txt"),
-        (["--input-file", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
         (["--output-file", "none/out.txt"], "there is no folder none"),
         (["--input-file", "in.txt", "--output-file", "in.txt"], "is the input file too"),
         (["--model", "models/none"], "there is no model folder models/none"),
@@ -52,7 +51,6 @@ from command_line import ROOT, start
 )
 def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, message):
     monkeypatch.chdir(tmp_path)
-    Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n')
     Path("in.txt").write_text("a\n")
     for name in ("empty", "hollow"):
         Path(name).mkdir()
@@ -65,16 +63,28 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, me
     assert sorted(Path().rglob("*")) == before, "nothing is written"
 
 
-def test_a_bad_line_costs_no_results(run, models, tmp_path):
-    source, results = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("good\n\ngood\n")
-    results.write_text("from yesterday\n")
+def test_a_bad_line_is_reported_and_the_others_are_done(run, models, tmp_path):
+    source, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "good"}\n\n{"prompt": "too"}\n{"text": 1}\n')
     files = ["--input-file", str(source), "--output-file", str(results)]
-    status, _, err = run(*models, *files)
-    assert (status, err) == (
-        2,
-        f"error: {source} line 2 is empty; write what the model is to work on\n",
-    )
+    status, _, err = run(*models, "-m", "5", "--num-samples", "2", "--temp", "1", *files)
+    assert status == 2
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    empty = f"error: {source} line 2 is empty; write what the model is to work on"
+    assert errors[:2] == [empty] * 2
+    assert errors[2].startswith(f"error: {source} line 4 has no prompt")
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [r["prompt"] for r in records] == ["good", "good", "", "", "too", "too", "", ""]
+    assert [r["finish_reason"] == "error" for r in records] == [not r["prompt"] for r in records]
+
+
+def test_an_empty_standard_input_costs_no_results(models, tmp_path):
+    results = tmp_path / "out.txt"
+    results.write_text("from yesterday\n")
+    process = start(*models, "--input-file", "-", "--output-file", str(results))
+    _, err = process.communicate(b"", timeout=60)
+    assert process.returncode == 2
+    assert b"error: standard input is empty; write one prompt a line\n" in err
     assert results.read_text() == "from yesterday\n"
 
 

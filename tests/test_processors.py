@@ -17,6 +17,7 @@ from fake_model import (
     good,
     greedy,
     random_table,
+    without,
 )
 from processors import History, Processing, penalise_repetition, repeats, too_early
 from results import Row, Settings
@@ -224,6 +225,22 @@ def test_greedy_output_is_that_of_the_processed_target(rules, kind, num_draft):
     for source, result in zip(SOURCES, results, strict=True):
         assert (result.tokens, result.finish_reason) == greedy(alone, source, 14)
     assert [r.tokens for r in results] != [greedy(model, s, 14)[0] for s in SOURCES]
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+@pytest.mark.parametrize("delta", [0.3, 1.0])
+def test_what_the_rules_forbid_is_not_copied_whatever_the_delta(delta, temp):
+    model = FakeModel(without(random_table(V), EOS), V)
+    source = [2, 3, 2, 3, 2, 3, 2, 3, 2, 3]
+    decoder = SpeculativeDecoder(model, SourceCopy(), None, 4, delta)
+
+    def bigrams(**rules):
+        tokens = decoder.generate(source, max_tokens=20, temp=temp, **rules).tokens
+        return list(zip(tokens, tokens[1:], strict=False))
+
+    free, ruled = bigrams(), bigrams(no_repeat_ngram_size=2)
+    assert len(set(free)) < len(free)
+    assert len(set(ruled)) == len(ruled)
 
 
 @pytest.mark.parametrize("rules", RULES)

@@ -6,6 +6,7 @@ import pytest
 from backend import UserError
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
+from prompts import prefix_ends, task_prefix
 
 V = 7
 TABLE = random_table(V)
@@ -31,7 +32,6 @@ def target():
         ({"seed": -1}, "seed is -1"),
         ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
         ({"prompts": []}, None),
-        ({"prompts": [[]]}, "a prompt is empty"),
         ({"prompts": "  "}, "a prompt is empty"),
         ({"prompts": "text"}, "tokenizer"),
         ({"prompts": [V]}, f"token id {V} is outside"),
@@ -60,6 +60,46 @@ def test_bad_arguments(arguments, complaint):
 def test_bad_construction(arguments, complaint):
     with pytest.raises(UserError, match=complaint):
         SpeculativeDecoder(target(), **arguments)
+
+
+def test_a_bad_prompt_among_several_is_reported_and_the_others_finish():
+    model = target()
+    prompts = [SOURCE, [], SOURCE[:1], [V], ValueError("could not be read")]
+    results = SpeculativeDecoder(model).generate(prompts, max_tokens=5)
+    assert (results[0].tokens, results[0].finish_reason) == greedy(model, SOURCE, 5)
+    assert (results[2].tokens, results[2].finish_reason) == greedy(model, SOURCE[:1], 5)
+    errors = [results[i].error for i in (1, 3, 4)]
+    assert errors[0].startswith("a prompt is empty")
+    assert errors[1].startswith(f"token id {V} is outside")
+    assert errors[2] == "could not be read"
+    assert {results[i].finish_reason for i in (1, 3, 4)} == {"error"}
+
+
+def test_prompts_are_drawn_as_they_are_needed():
+    drawn = []
+
+    def endless():
+        while True:
+            drawn.append(len(drawn))
+            yield SOURCE
+
+    results = SpeculativeDecoder(target()).results(endless(), max_tokens=2, batch_size=2)
+    for _ in range(50):
+        next(results)
+    assert 50 <= len(drawn) < 80
+
+
+def test_a_task_prefix_is_what_stands_up_to_the_first_colon():
+    class Vocabulary:
+        def get_vocab(self):
+            return {"▁fix": 3, ":": 4, "▁French:": 5, "a": 6}
+
+    ends = prefix_ends(Vocabulary())
+    assert ends == {4, 5}
+    assert prefix_ends(None) == frozenset()
+    assert task_prefix([3, 6, 5, 6, 4, 6], ends) == (3, 6, 5)
+    assert task_prefix([3, 6, 6], ends) == ()
+    assert task_prefix([6] * 30 + [4], ends) == (), "far from the beginning it is no prefix"
 
 
 def test_prompts_may_be_numpy_integers():

@@ -6,6 +6,7 @@ import pytest
 from acceptance import Sampling, row_key
 from backend import mx
 from decoder import SpeculativeDecoder
+from drafters import NOTHING, Offer
 from engine import Engine
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
 from results import Row, Settings
@@ -63,11 +64,53 @@ def test_phrases_of_the_output_are_copied_when_they_recur():
     assert ahead(SENTENCE, [20, 21, 22, 30, 20, 21])[:1] != [22]
 
 
+def test_of_many_places_where_a_phrase_was_the_latest_counts():
+    output = [20, 21, 22, 30] * 20 + [20, 21, 22, 31] + [20, 21, 22]
+    assert ahead(SENTENCE, output, 1) == [31]
+
+
 def test_a_source_without_any_match_and_one_shorter_than_the_draft():
     assert ahead(SENTENCE, [30, 31, 32]) == [D, E, F]  # as if three words had been replaced
     assert ahead([A, EOS], [], 8) == [A, EOS]
     assert ahead([], [], 4) == []
     assert ahead(SENTENCE, [], 0) == []
+
+
+def test_copying_is_favoured_where_two_of_the_last_four_tokens_were_copies():
+    def strong(output):
+        trail = Trail(SENTENCE, 0)
+        trail.follow(output)
+        return trail.proposal(1)[1]
+
+    assert [strong(SENTENCE[:n]) for n in range(4)] == [False, False, True, True]
+    assert strong([A, B, X])  # one edit
+    assert strong([A, B, X, Y])
+    assert not strong([A, B, X, Y, Z])
+    assert not strong([A, X, Y, Z, D])
+    # A phrase of the output that recurs is as good.
+    assert strong([20, 21, 22, 23, 24, 25, 20, 21, 22])
+
+
+def test_what_is_offered():
+    copy = SourceCopy()
+    copy.insert([SENTENCE, [A, EOS], SENTENCE])
+    rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y]]
+    offers = copy.offers(rows, [2, 5, 5])
+    assert offers == [[Offer("copy", 2, (C, D))], [Offer("weak copy", 2, (A, EOS))], []]
+    chosen = [offers[0][0], offers[1][0].cut(1), NOTHING]
+    proposal = copy.propose(rows, chosen, None, None)
+    assert (proposal.lengths, proposal.q) == ([2, 1, 0], None)
+    assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0]]
+    assert copy.propose(rows, [NOTHING] * 3, None, None) is None
+
+
+def test_the_combination_offers_first_what_much_speaks_for():
+    model = FakeModel(random_table(V), V)
+    both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
+    both.insert([SENTENCE] * 3)
+    offers = both.offers([[0, A, B], [0, A], [0, *SENTENCE[:-1], X, Y]], [2] * 3)
+    kinds = [[offer.kind for offer in row] for row in offers]
+    assert kinds == [["copy", "draft"], ["draft", "weak copy"], ["draft"]]
 
 
 def test_sentinels_are_tokens_like_others():
@@ -80,7 +123,7 @@ def test_sentinels_are_tokens_like_others():
 
 def test_a_task_prefix_is_skipped():
     copy = SourceCopy(prefix_ends=[5])
-    copy.insert([[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]], mx.zeros((3, 1)), None)
+    copy.insert([[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]])
     assert [trail.place for trail in copy.trails] == [3, 0, 0]
 
 
@@ -194,9 +237,10 @@ def test_merged_proposals():
     copies = copied([[7, 8, 9], [], [5]])
     sampling = Sampling.of([1.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
-    draft.insert([[3]] * 3, mx.array([[3]] * 3), None)
+    draft.insert([[3]] * 3)
     keys = mx.stack([row_key(0, i) for i in range(3)])
-    drafts = draft.propose([[0]] * 3, [0, 2, 0], sampling, keys)
+    chosen = [NOTHING, Offer("draft", 2), NOTHING]
+    drafts = draft.propose([[0]] * 3, chosen, sampling, keys)
     both = merged(copies, drafts)
     assert both.lengths == [3, 2, 1]
     assert both.writers == ["copy", "draft", "copy"]

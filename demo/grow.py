@@ -1,0 +1,222 @@
+"""Makes a model of a real size from one of the bundled pair: the same text at the real cost.
+
+    python demo/grow.py --shape t5-base --from demo/target --path models/demo-base
+
+What is added costs time and memory and changes no logit (widening.py says how). The output is a
+Hugging Face folder, so convert.py and every other tool treats it like a download.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from backend import UserError, mx  # noqa: E402
+from checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from config import T5Config  # noqa: E402
+from console import Parser  # noqa: E402
+from demo.widening import SIZES, Widened, Widening  # noqa: E402
+from model import expected_parameters, select_tensors  # noqa: E402
+from model_folder import (  # noqa: E402
+    BLOCK_BYTES,
+    is_model_file,
+    new_model_folder,
+    split,
+    write_json,
+    write_shards,
+)
+from output_folder import check_output, clear_away_when_terminated  # noqa: E402
+from stored_tensor import READABLE  # noqa: E402
+from weights import HEAD, cast, read_config, tensor_names  # noqa: E402
+
+SHARD_BYTES = 2_000_000_000
+
+
+def _shape(d_model: int, d_ff: int, num_heads: int, d_kv: int, layers: int) -> Mapping[str, int]:
+    values = 32128, d_model, d_ff, num_heads, d_kv, layers, layers
+    return MappingProxyType(dict(zip(SIZES, values, strict=True)))
+
+
+SHAPES = MappingProxyType(
+    {
+        "t5-small": _shape(512, 2048, 8, 64, 6),
+        "t5-base": _shape(768, 3072, 12, 64, 12),
+        "t5-large": _shape(1024, 4096, 16, 64, 24),
+        "t5-3b": _shape(1024, 16384, 32, 128, 24),
+        "t5-11b": _shape(1024, 65536, 128, 128, 24),
+        "custom": MappingProxyType({}),  # the source's own sizes
+    }
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor of the grown model.
+
+    Attributes:
+        name: in the output, as Hugging Face names it.
+        source: its name in the small model's checkpoint, None if only the large one has it.
+        content: what it holds.
+        dtype: the type it is stored in.
+    """
+
+    name: str
+    source: str | None
+    content: Widened
+    dtype: str
+
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape, by name."""
+        return {self.name: (self.dtype, self.content.shape)}
+
+    def blocks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
+        """The tensor a few rows at a time; its random numbers depend on `seed` and its name."""
+        source = None
+        if self.source is not None:
+            source = np.array(checkpoint.read(self.source).astype(mx.float32))
+        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
+        for rows in self.content.blocks(source, rng, BLOCK_BYTES):
+            yield {self.name: cast(self.name, mx.array(rows), getattr(mx, self.dtype))}
+
+
+def grow(
+    source: str | Path,
+    path: str | Path,
+    sizes: Mapping[str, int],
+    dtype: str = "float32",
+    seed: int = 0,
+    overwrite: bool = False,
+) -> tuple[int, int]:
+    """Writes a larger model that computes the same function.
+
+    Args:
+        source: a Hugging Face folder of a T5, such as demo/target.
+        path: the folder to write; it appears only when it is complete.
+        sizes: what shall be larger, by the names in config.json; the rest stays as it is.
+        dtype: "float32", "bfloat16" or "float16".
+        seed: of the random numbers; the same seed gives the same bytes.
+        overwrite: replace the model that is at `path`.
+
+    Returns:
+        The numbers of parameters of the source and of the model written.
+
+    Raises:
+        UserError: a size less than the source's, an output that exists, a source that is no T5,
+            or too little disk space. Nothing is left behind.
+    """
+    source, path = Path(source), Path(path).expanduser().resolve()
+    if seed < 0:
+        raise UserError(f"the seed must be 0 or more, not {seed}")
+    try:
+        check_output(path, overwrite, is_model_file)
+        if path == source.resolve():
+            raise UserError(f"{path} is the source; choose another --path")
+        raw = read_config(source)
+        config = T5Config.from_dict(raw)
+        sizes = {name: sizes.get(name, getattr(config, name)) for name in SIZES}
+        widening = Widening(config, sizes)
+        T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
+        with open_checkpoint(source) as checkpoint:
+            steps = plan(widening, checkpoint, dtype)
+            shards = split(steps, SHARD_BYTES)
+            with new_model_folder(path, overwrite, source, shards) as partial:
+                write_shards(
+                    partial, shards, lambda step: step.blocks(checkpoint, seed), "pt", "growing"
+                )
+                write_json(partial / "config.json", grown_config(raw, widening, dtype))
+            small = sum(math.prod(checkpoint.shape(step.source)) for step in steps if step.source)
+    except OSError as error:
+        raise UserError(f"cannot write {path} from {source}: {error}") from error
+    return small, sum(math.prod(step.content.shape) for step in steps)
+
+
+def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[Step]:
+    """What each tensor of the grown model holds, in the order they are written.
+
+    Args:
+        widening: from the source's configuration to the wanted one.
+        checkpoint: the source's tensors.
+        dtype: the type to store them in.
+
+    Raises:
+        UserError: the checkpoint is no T5 of this configuration, or holds another type.
+    """
+    if checkpoint.metadata.get("format") == "mlx":
+        raise UserError("the source is an MLX folder; grow the Hugging Face original and convert")
+    sources = {ours: name for name, ours in select_tensors(widening.source, checkpoint).items()}
+    for name in sources.values():
+        checkpoint.require_readable(name)
+    shapes = expected_parameters(widening.result, separate_head=HEAD in sources)
+    return [
+        Step(name, sources.get(ours), widening.tensor(ours, shapes[ours], ours in sources), dtype)
+        for name, ours in tensor_names(widening.result).items()
+        if ours in shapes
+    ]
+
+
+def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
+    """The content of config.json, sorted as transformers writes it.
+
+    Args:
+        raw: the source's.
+        widening: from the source's configuration to the wanted one.
+        dtype: the type the weights are stored in.
+    """
+    sizes = {name: getattr(widening.result, name) for name in SIZES}
+    changed = {
+        **sizes,
+        "layer_norm_epsilon": widening.result.layer_norm_epsilon,
+        "torch_dtype" if "torch_dtype" in raw else "dtype": dtype,
+        "grown_from": {name: getattr(widening.source, name) for name in SIZES},
+    }
+    return dict(sorted((raw | changed).items()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
+    try:
+        sizes = SHAPES[args.shape] | given
+        small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    print(f"{large:,} parameters; {args.source} computes it with {small:,}", file=sys.stderr)
+    print(Path(args.path).expanduser().resolve())
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        allow_abbrev=False,
+        description="Make a model of a real size that computes what a small one does.",
+        epilog="A size given as an option goes before the shape's; custom has the source's own.",
+    )
+    add = parser.add_argument
+    add("--shape", default="custom", choices=list(SHAPES), help="default: %(default)s")
+    add("--from", dest="source", default="demo/target", help="what to grow (default: %(default)s)")
+    add("--path", required=True, help="folder to write")
+    add("--dtype", default="float32", choices=list(READABLE), help="default: %(default)s")
+    add("--seed", type=int, default=0, help="of the random numbers (default: %(default)s)")
+    add("--overwrite", action="store_true", help="replace the model that is there")
+    for name in SIZES:
+        add(f"--{name.replace('_', '-')}", type=int, metavar="N")
+    return parser
+
+
+if __name__ == "__main__":
+    clear_away_when_terminated()
+    sys.exit(main())

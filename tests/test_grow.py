@@ -1,0 +1,317 @@
+"""demo/grow.py: a larger model with the same logits, of the published sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import peak_memory
+from backend import mx
+from checkpoint import open_checkpoint
+from checkpoints import siblings
+from config import T5Config
+from convert import convert
+from decoder import SpeculativeDecoder
+from demo import corpus, grow
+from demo.widening import SIZES, Widening
+from hub import TOKENIZER_FILES
+from model import expected_parameters, load
+from weights import read_config
+
+DEMO = Path(grow.__file__).parent
+# More of everything than either of the pair has, and nothing a multiple of anything.
+ODD = {
+    "vocab_size": 3111,
+    "d_model": 301,
+    "d_ff": 1103,
+    "num_heads": 5,
+    "d_kv": 71,
+    "num_layers": 4,
+    "num_decoder_layers": 5,
+}
+PROMPTS = (corpus.TRANSLATE + corpus.DEFAULT_SENTENCE, corpus.FIX + "She have a small cats.")
+
+
+def logits(folder: Path, dtype: str = "float32") -> np.ndarray:
+    """Of two prompts of different lengths, one of them padded, and of some answer."""
+    model, _ = load(folder, dtype)
+    ids = mx.array(np.random.default_rng(0).integers(3, 96, (2, 30)))  # 96: all that families have
+    mask = mx.arange(30)[None] < mx.array([[30], [17]])
+    return np.array(model(ids, ids[:, ::3], mask))
+
+
+def difference(folder: Path, source: Path, dtype: str = "float32") -> float:
+    """Largest difference between the logits of two models, in standard deviations of theirs.
+
+    Tokens that only the larger model has must be out of reach: their probability is zero.
+    """
+    small, large = logits(source), logits(folder, dtype)
+    assert np.all(large[..., small.shape[-1] :] < -1000)
+    return np.abs(large[..., : small.shape[-1]] - small).max() / small.std()
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory) -> Path:
+    """The target, grown in every size."""
+    folder = tmp_path_factory.mktemp("grown") / "odd"
+    grow.grow(DEMO / "target", folder, ODD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """The target in the shape of t5-small."""
+    folder = tmp_path_factory.mktemp("grown") / "small"
+    assert grow.main(["--shape", "t5-small", "--path", str(folder)]) == 0
+    return folder
+
+
+# -- the same function -----------------------------------------------------------------------------
+
+
+def test_everything_at_once(odd):
+    assert difference(odd, DEMO / "target") < 2e-5
+    assert {name: getattr(load(odd)[0].config, name) for name in SIZES} == ODD
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_one_size_at_a_time(tmp_path, name):
+    sizes = {name: ODD[name]} | ({"d_model": 98} if name == "vocab_size" else {})
+    grow.grow(DEMO / "draft", tmp_path / "out", sizes)
+    assert difference(tmp_path / "out", DEMO / "draft") < 2e-5
+    config, before = (read_config(folder) for folder in (tmp_path / "out", DEMO / "draft"))
+    assert {name: config[name] for name in SIZES} == {name: before[name] for name in SIZES} | sizes
+
+
+def test_nothing_to_grow(tmp_path):
+    grow.grow(DEMO / "draft", tmp_path / "out", {})
+    assert np.array_equal(logits(tmp_path / "out"), logits(DEMO / "draft"))
+
+
+def test_every_family(reference, tmp_path):
+    """Gated, untied, unscaled and umT5's bias in every layer."""
+    raw = read_config(reference.folder)
+    sizes = {name: raw.get(name, raw["num_layers"]) + 5 for name in SIZES}
+    grow.grow(reference.folder, tmp_path / "out", sizes)
+    assert difference(tmp_path / "out", reference.folder) < 2e-5
+
+
+def test_transformers_computes_the_same(odd):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    ids = torch.arange(3, 40)[None]
+    out = []
+    for folder in (DEMO / "target", odd):
+        model, info = transformers.T5ForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+        assert not any(info.values())
+        with torch.no_grad():
+            out.append(model(input_ids=ids, decoder_input_ids=ids[:, :9]).logits)
+    small, large = out
+    assert (large[..., :3072] - small).abs().max() < 2e-5 * small.std()
+    assert (large[..., 3072:] < -1000).all()
+
+
+def test_through_the_converter(odd, tmp_path):
+    exact = convert(odd, tmp_path / "float32", dtype="float32")
+    assert np.array_equal(logits(exact), logits(odd))
+    assert difference(convert(odd, tmp_path / "bfloat16"), DEMO / "target") < 0.1
+    sizes = {"d_model": 128, "vocab_size": 3200, "d_ff": 320, "num_heads": 3, "num_layers": 3}
+    grow.grow(DEMO / "draft", tmp_path / "even", sizes)  # rows that divide into groups
+    quantized = convert(tmp_path / "even", tmp_path / "quantized", quantize=True, q_bits=8)
+    assert difference(quantized, DEMO / "draft") < 0.2
+
+
+def test_bfloat16_is_exact_at_four_times_the_width(tmp_path):
+    """The norms are halved then, which no type rounds: so it is for t5-large, 3b and 11b."""
+    grow.grow(DEMO / "target", tmp_path / "out", ODD | {"d_model": 1024}, dtype="bfloat16")
+    assert difference(tmp_path / "out", DEMO / "target") < 2e-5
+
+
+def test_epsilon_counts(tmp_path):
+    """Where it is no trifle: what stands in for a part of it is as large, in every type."""
+    shutil.copytree(DEMO / "draft", tmp_path / "in")
+    raw = read_config(tmp_path / "in") | {"layer_norm_epsilon": 0.3}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(raw))
+    sizes = {"d_model": 4 * 96, "vocab_size": 3073}
+    grow.grow(tmp_path / "in", tmp_path / "out", sizes, dtype="bfloat16")
+    assert difference(tmp_path / "out", tmp_path / "in") < 2e-5
+    assert not np.allclose(logits(tmp_path / "in"), logits(DEMO / "draft"), atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_new_tokens_stay_out_of_reach_in_half_precision(tmp_path, dtype):
+    grow.grow(DEMO / "draft", tmp_path / "out", {"vocab_size": 3200, "d_model": 128}, dtype=dtype)
+    assert difference(tmp_path / "out", DEMO / "draft", dtype) < 0.1
+
+
+def test_text_and_acceptance_are_those_of_the_pair(small):
+    draft, _ = load(DEMO / "draft")
+    answers = []
+    for folder in (DEMO / "target", small):
+        model, tokenizer = load(folder)
+        answers.append(SpeculativeDecoder(model, draft, tokenizer).generate(list(PROMPTS)))
+    for before, after in zip(*answers, strict=True):
+        assert after.text == before.text
+        for name in ("target_calls", "drafted", "accepted"):
+            assert getattr(after.stats, name) == getattr(before.stats, name)
+    assert answers[0][0].text.startswith("Allons au magasin")
+
+
+# -- the shapes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "numbers", "parameters"),
+    (
+        ("t5-small", (512, 2048, 8, 64, 6), 60_506_624),
+        ("t5-base", (768, 3072, 12, 64, 12), 222_903_552),
+        ("t5-large", (1024, 4096, 16, 64, 24), 737_668_096),
+        ("t5-3b", (1024, 16384, 32, 128, 24), 2_851_598_336),
+        ("t5-11b", (1024, 65536, 128, 128, 24), 11_307_321_344),
+    ),
+)
+def test_shapes_are_the_published_ones(shape, numbers, parameters):
+    for name in ("target", "draft"):
+        source = T5Config.from_dict(read_config(DEMO / name))
+        result = Widening(source, grow.SHAPES[shape]).result
+        names = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers")
+        assert tuple(getattr(result, name) for name in names) == numbers
+        assert (result.num_decoder_layers, result.vocab_size) == (numbers[-1], 32128)
+        shapes = expected_parameters(result, separate_head=False)
+        assert sum(math.prod(shape) for shape in shapes.values()) == parameters
+
+
+def test_folder(small):
+    assert {file.name for file in small.iterdir()} >= {"config.json", "model.safetensors"}
+    for name in TOKENIZER_FILES:
+        source, copy = DEMO / "target" / name, small / name
+        assert source.exists() == copy.exists()
+        assert not copy.exists() or copy.read_bytes() == source.read_bytes()
+    before, after = read_config(DEMO / "target"), json.loads((small / "config.json").read_text())
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {*SIZES, "layer_norm_epsilon", "dtype", "grown_from"} - {"d_kv"}
+    assert after["grown_from"] == {name: before[name] for name in SIZES}
+    assert list(after) == sorted(after) and after["dtype"] == "float32"
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def test_what_is_added_is_random_and_dense(odd):
+    """Zeros only where the function depends on them; no numbers that are slow or overflow."""
+    endings = set()
+    with open_checkpoint(odd) as checkpoint:
+        for name, tensor in checkpoint.items():
+            values = np.array(tensor)
+            endings.add(values[-3:].tobytes())
+            zeros = np.mean(values == 0)
+            if name.endswith((".o.weight", ".wo.weight")):
+                assert (zeros == 1) == (int(name.split(".")[2]) >= 3), name  # the source has 3
+            elif "layer_norm" in name:
+                last = name == "decoder.final_layer_norm.weight"
+                assert np.count_nonzero(values == 0) == (0 if last else 2), name
+                assert values[258:].std() > 0.2, name
+            elif name == "shared.weight":
+                assert zeros == pytest.approx((301 - 256 - 2) / 301, abs=1e-3)
+            elif name.endswith(".q.weight"):
+                assert zeros < 0.1, name
+            else:
+                assert zeros < 1e-4, name
+            if name != "shared.weight" and name != "decoder.final_layer_norm.weight":
+                assert np.abs(values).max() < 10, name
+            tiny = (values != 0) & (np.abs(values) < 1e-30)
+            assert np.isfinite(values).all() and not tiny.any(), name
+        # All are different, but for two lengths of zeros.
+        outputs = sum(name.endswith((".o.weight", ".wo.weight")) for name in checkpoint.names)
+        assert len(endings) == len(checkpoint.names) - outputs + 2
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path, monkeypatch):
+    paths = [tmp_path / name / "model.safetensors" for name in ("a", "b", "c")]
+    for path, seed, block in zip(paths, (1, 1, 2), (grow.BLOCK_BYTES, 99_999, 99_999), strict=True):
+        monkeypatch.setattr(grow, "BLOCK_BYTES", block)
+        grow.grow(DEMO / "draft", path.parent, ODD, seed=seed)
+    first, again, other = (path.read_bytes() for path in paths)
+    assert first == again and first != other
+
+
+def test_shards(odd, tmp_path, monkeypatch):
+    monkeypatch.setattr(grow, "SHARD_BYTES", 3_000_000)
+    grow.grow(DEMO / "target", tmp_path / "out", ODD)
+    files = sorted(file.name for file in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    with open_checkpoint(odd) as one, open_checkpoint(tmp_path / "out") as many:
+        assert set(one.names) == set(many.names) and many.metadata == {"format": "pt"}
+        assert all(mx.array_equal(one.read(name), many.read(name)) for name in one.names)
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path):
+    """300 MB of weights, a third of them one tensor."""
+    sizes = ("--d-model", "1024", "--d-ff", "8000", "--vocab-size", "24000")
+    arguments = ("--from", str(DEMO / "draft"), "--path", str(tmp_path / "out"), *sizes)
+    over = peak_memory.peak(*arguments, program="demo.grow") - peak_memory.peak(program="demo.grow")
+    size = (tmp_path / "out" / "model.safetensors").stat().st_size
+    shutil.rmtree(tmp_path / "out")
+    assert size > 280e6 and 10e6 < over < 120e6
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    (
+        (["--d-ff", "1023"], "d_ff 1023 is less than the source's 1024; models only grow"),
+        (["--shape", "t5-base", "--num-decoder-layers", "2"], "num_decoder_layers 2 is less than"),
+        (["--vocab-size", "3073"], "a larger vocab_size needs a d_model of at least 258, not 256"),
+        (["--d-model", "99999999"], "d_model must be an integer between 1 and 16777216"),
+        (["--seed", "-1"], "the seed must be 0 or more, not -1"),
+        (["--from", "nowhere"], "cannot read nowhere/config.json"),
+        (["--from", "mlx"], "the source is an MLX folder; grow the Hugging Face original"),
+        (["--from", "copy", "--path", "copy", "--overwrite"], "copy is the source; choose another"),
+        (["--path", "there"], "there exists; replace it with --overwrite or choose another folder"),
+        (["--shape", "t5"], "invalid choice: 't5'"),
+    ),
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    shutil.copytree(DEMO / "draft", tmp_path / "copy")
+    if "mlx" in arguments:
+        convert(DEMO / "draft", tmp_path / "mlx")
+    before = siblings(tmp_path / "x")
+    try:
+        status = grow.main(["--from", str(DEMO / "target"), "--path", "out", *arguments])
+    except SystemExit as exit:  # argparse
+        status = exit.code
+    out, err = capsys.readouterr()
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ") and message in err
+    assert siblings(tmp_path / "x") == before
+
+
+def test_disk_space_is_checked_first(tmp_path, monkeypatch, capsys):
+    usage = shutil._ntuple_diskusage(10**11, 10**11 - 4 * 10**10, 4 * 10**10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    assert grow.main(["--shape", "t5-11b", "--path", str(tmp_path / "out")]) == 2
+    message = "45.23 GB are needed and 40.00 GB are free; make room or choose another place\n"
+    assert capsys.readouterr().err == f"error: not enough space in {tmp_path}: {message}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrite(tmp_path, capsys):
+    arguments = ["--from", str(DEMO / "draft"), "--path", str(tmp_path / "out")]
+    assert grow.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{tmp_path / 'out'}\n"
+    assert captured.err == f"639,968 parameters; {DEMO / 'draft'} computes it with 639,968\n"
+    assert grow.main([*arguments, "--overwrite", "--d-ff", "300", "--dtype", "bfloat16"]) == 0
+    config = read_config(tmp_path / "out")
+    assert (config["d_ff"], config["dtype"]) == (300, "bfloat16")
