@@ -99,6 +99,21 @@ class Transformers:
 
         return decode
 
+    def widen(self, vocab_size: int) -> None:
+        """Adds tokens that are never chosen, up to this size; a larger vocabulary stays.
+
+        Assisted generation demands vocabularies of one size. A new token is embedded as the
+        padding, which no trained model writes, so its logit never wins either.
+        """
+        own = self.model.config.vocab_size
+        if own >= vocab_size:
+            return
+        self.model.resize_token_embeddings(vocab_size, mean_resizing=False)
+        pad = self.model.config.pad_token_id
+        with self.torch.no_grad():
+            for layer in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
+                layer.weight[own:] = layer.weight[pad].clone()
+
     def assisted(self, draft: Transformers, max_tokens: int, num_draft: int | None) -> Decode:
         """Assisted generation.
 

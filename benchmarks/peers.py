@@ -114,6 +114,7 @@ def every_system(
     small = hugging_face_folder(locate(args.draft_model), scratch / "draft")
     threads = report.threads()
     target, draft = (Transformers(each, dtype, torch, threads) for each in (folder, small))
+    draft.widen(subject.target.config.vocab_size)
     systems[GREEDY] = (target.greedy(args.max_tokens), torch)
     systems[ASSISTED] = (target.assisted(draft, args.max_tokens, None), torch)
     for n in args.num_draft:

@@ -50,6 +50,19 @@ def test_assisted_generation_takes_the_number_of_proposals(ids, torch_pair):
     assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == (3, 0.0)
 
 
+def test_a_draft_with_fewer_tokens_is_widened_and_writes_the_same(ids):
+    draft = Transformers(BUNDLED / "draft", "float32", "cpu", 1)
+    before = list(map(draft.greedy(20), ids))
+    draft.widen(9)
+    assert draft.model.config.vocab_size == 3072
+    draft.widen(4000)
+    assert draft.model.config.vocab_size == 4000
+    assert draft.model.get_output_embeddings().weight.shape[0] == 4000
+    weight = draft.model.get_input_embeddings().weight
+    assert (weight[3072:] == weight[0]).all()
+    assert list(map(draft.greedy(20), ids)) == before
+
+
 @pytest.mark.parametrize("longest", [20, 4])
 def test_ctranslate2_writes_the_same(subject, ids, tmp_path, longest):
     other = CTranslate2(BUNDLED / "target", "float32", "cpu", 1, tmp_path / "x").greedy(longest)
