@@ -72,6 +72,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="0 is always among them (default: 0 0.5 0.9 1)",
     )
     add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="what proposes (default: draft)")
+    _add_quality(parser)
+    options.add_measuring(parser, 3)
+    add(
+        "--output",
+        type=Path,
+        default=Path("sweep"),
+        metavar="NAME",
+        help="write NAME.csv and NAME.png, and NAME.json unless --json says where "
+        "(default: %(default)s)",
+    )
+
+
+def _add_quality(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--quality-count",
         type=options.at_least(1),
@@ -92,15 +106,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="POINTS",
         help="loss of exact match and of chrF that the recommended setting may have "
-        "(default: %(default)s)",
-    )
-    options.add_measuring(parser, 3)
-    add(
-        "--output",
-        type=Path,
-        default=Path("sweep"),
-        metavar="NAME",
-        help="write NAME.csv and NAME.png, and NAME.json unless --json says where "
         "(default: %(default)s)",
     )
 
