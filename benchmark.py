@@ -4,6 +4,7 @@
     python benchmark.py speed      # regular and speculative, beside what theory predicts
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
+    python benchmark.py stopping   # whether a draft should end early when it is unsure
 
 `sweep` and `peers` need requirements-benchmark.txt. All that is compared runs in one process and
 takes turns; see benchmarks/timing.py.
