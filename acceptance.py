@@ -67,14 +67,16 @@ class Sampling:
         top_k: Sequence[int],
         top_p: Sequence[float],
         delta: Sequence[float],
-        block: bool = True,
+        block: bool | Sequence[bool] = True,
         processing: Processing | None = None,
     ) -> Sampling:
         """Collects the settings of B rows, given as sequences of length B.
 
-        Block verification is used where it applies, unless `block` is False.
+        Block verification is used where it applies, unless `block` is False for all rows or for
+        this one.
         """
-        joint = [block and t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
+        wanted = [block] * len(temp) if isinstance(block, bool) else block
+        joint = [b and t > 0 and d == 0 for b, t, d in zip(wanted, temp, delta, strict=True)]
         return cls(
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),

@@ -31,6 +31,8 @@ class Settings:
         logits_processors: callables that change the target's logits, in order, after the three
             above and before the temperature; see `processors.LogitsProcessor`.
         stop: a string or several; the text ends before the first of them.
+        block_verification: where it samples without relaxation, judge the proposals of a step
+            together; False judges them one by one. The distribution is the same.
 
     Raises:
         UserError: a value is out of its range.
@@ -47,6 +49,7 @@ class Settings:
     min_tokens: int = 0
     logits_processors: Sequence[LogitsProcessor] = ()
     stop: str | Sequence[str] = ()
+    block_verification: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -282,7 +285,8 @@ def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
 
     rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
     processing = Processing.of(*each(*rules), eos)
-    return Sampling.of(*each("temp", "top_k", "top_p", "delta"), processing=processing)
+    sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
+    return Sampling.of(*sampled, processing=processing)
 
 
 @dataclass

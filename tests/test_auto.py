@@ -151,6 +151,46 @@ def test_statistics_of_a_fixed_number():
     assert (explained.c, explained.predicted_speedup, explained.switched_off) == (None,) * 3
 
 
+def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
+    model = FakeModel(without(random_table(V), EOS), V)
+    engine = Engine(model, drafters(model)["the target itself"], pacer=Pacer(CHEAP, 2))
+    fixed, free = (Row(SOURCES[0], Settings(41, num_draft=n), row_key(0, 0)) for n in (3, "auto"))
+    engine.insert([fixed, free])
+    while engine.rows:
+        engine.step()
+    assert fixed.stats.speculation.steps_by_length == [1, 0, 0, 10]
+    assert free.stats.target_calls < fixed.stats.target_calls
+
+
+def test_what_was_learned_is_kept_by_task_prefix():
+    model = FakeModel(without(random_table(V), EOS), V)
+    decoder = auto(model, drafters(model)["good"])
+    decoder.prefix_ends = {4}
+    decoder.generate([[2, 4, 3], [3, 3]], max_tokens=12)
+    assert decoder.history.of((2, 4))["draft"].judged > 0
+    assert decoder.history.of(())["draft"].judged > 0
+    assert decoder.history.of((2,)) == {}
+
+
+def test_costs_are_measured_for_one_row_and_for_a_full_batch_once(monkeypatch):
+    asked = []
+
+    def measured(target, draft, rows, settings):
+        asked.append((rows, settings.temp))
+        return CHEAP
+
+    monkeypatch.setattr("decoder.measure_costs", measured)
+    model = target()
+    decoder = SpeculativeDecoder(model, drafters(model)["good"], None, "auto")
+    for _ in range(2):
+        decoder.generate(SOURCES[:3], max_tokens=4)
+    decoder.generate(SOURCES[0], max_tokens=4)
+    list(decoder.results(iter(SOURCES), max_tokens=4, batch_size=2, temp=0.5))
+    assert asked == [([1, 3], 0.0), ([1], 0.0), ([1, 2], 0.5)]
+    SpeculativeDecoder(model, drafters(model)["good"], None, 4).generate(SOURCES[0], 4)
+    assert len(asked) == 3
+
+
 def test_auto_without_a_draft_is_regular_decoding():
     model = target()
     result = SpeculativeDecoder(model, None, None, "auto").generate(SOURCES[1], max_tokens=9)

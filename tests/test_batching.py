@@ -81,6 +81,18 @@ class SmallMemory(FakeModel):
         return super().encode(ids, mask)
 
 
+def test_a_row_that_is_bad_from_the_start_is_handed_back_in_its_place():
+    many = rows([3] * 6, max_tokens=4)
+    many[2].fail("a prompt is empty")
+    engine = Engine(ENDING, None)
+    inserted, insert = [], engine.insert
+    engine.insert = lambda joining: inserted.extend(joining) or insert(joining)
+    finished = list(batching.run(engine, many, 2))
+    assert [id(row) for row in finished] == [id(row) for row in many]
+    assert [id(row) for row in inserted] == [id(row) for row in many if row is not many[2]]
+    assert (finished[2].finish_reason, finished[2].stats.target_calls) == ("error", 0)
+
+
 def test_a_row_that_memory_does_not_suffice_for_is_reported_and_the_others_finish():
     model = SmallMemory(without(random_table(V), 1), V)
     decoder = SpeculativeDecoder(model, drafter(good(model.table), model))

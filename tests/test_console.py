@@ -108,29 +108,30 @@ def test_jsonl_prompts_may_hold_line_breaks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "bad", "message"),
+    ("name", "data", "bad", "message", "others"),
     [
-        ("p.txt", "one\n\nthree\n", 2, "is empty"),
-        ("p.txt", "\n \nthree\n\n", 1, "is empty"),
-        ("p.txt", b"one\ntwo\n\xe9t\xe9\n", 3, "is not UTF-8"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n{"prompt": "b"}', 2, "is not JSON"),
-        ("p.jsonl", '"a"\n', 1, "has no prompt"),
-        ("p.jsonl", '{"text": "a"}\n', 1, "has no prompt"),
-        ("p.jsonl", '{"prompt": 3}\n', 1, "has no prompt"),
-        ("p.jsonl", '{"prompt": " "}\n', 1, "is empty"),
-        ("p.jsonl", '{"prompt": "\\ud800"}\n', 1, "is not valid Unicode"),
+        ("p.txt", "one\n\nthree\nfour\n", 2, "is empty", ["one", "three", "four"]),
+        ("p.txt", "\nthree\n \n", 1, "is empty", ["three"]),
+        ("p.txt", b"one\ntwo\n\xe9t\xe9\n", 3, "is not UTF-8", ["one", "two"]),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n{"prompt": "b"}', 2, "is not JSON", ["a", "b"]),
+        ("p.jsonl", '"a"\n', 1, "has no prompt", []),
+        ("p.jsonl", '{"text": "a"}\n', 1, "has no prompt", []),
+        ("p.jsonl", '{"prompt": 3}\n', 1, "has no prompt", []),
+        ("p.jsonl", '{"prompt": " "}\n', 1, "is empty", []),
+        ("p.jsonl", '{"prompt": "\\ud800"}\n', 1, "is not valid Unicode", []),
     ],
 )
-def test_a_bad_line_has_its_reason_and_the_others_are_read(tmp_path, name, data, bad, message):
+def test_a_bad_line_has_its_reason_and_the_others_are_read(
+    tmp_path, name, data, bad, message, others
+):
     path = written(tmp_path, name, data)
     found = list(console.read_lines(path))
-    assert len(found) == console.count_lines(path)
-    assert isinstance(found[bad - 1], InputError)
-    assert str(found[bad - 1]).startswith(f"{path} line {bad} {message}")
-    assert "\n" not in str(found[bad - 1])
-    good = [line for line in found[bad:] if isinstance(line, str)]
-    assert good == {"p.txt": ["three"], "p.jsonl": ["b"]}[name][: len(good)]
-    assert len(good) == (bad < len(found) and found[-1] is not found[bad - 1])
+    error = found.pop(bad - 1)
+    assert isinstance(error, InputError)
+    assert str(error).startswith(f"{path} line {bad} {message}")
+    assert "\n" not in str(error)
+    assert found == others
+    assert console.count_lines(path) == len(others) + 1
 
 
 @pytest.mark.parametrize("data", ["", "\n \n"])

@@ -190,6 +190,30 @@ def test_kinds_are_learned_about_apart():
     assert asked(pacer, pace, [DRAFT]) == 0
 
 
+def test_what_was_proposed_is_judged_once_and_what_was_not_as_far_as_it_is_known():
+    pacer, pace = Pacer(COSTS["a CPU"]), Pace()
+    copy = Offer("copy", 4, (2, 2, 9, 9))
+    pacer.observe([pace], [[copy]], [copy.cut(3)], [([2, 2, 7], 2, False)])
+    assert (pace.estimates["copy"].judged, pace.estimates["copy"].kept) == (3, 2)
+    pace = Pace()
+    pacer.observe([pace], [[copy, DRAFT]], [DRAFT.cut(1)], [([2, 2], 1, False)])
+    assert (pace.estimates["copy"].judged, pace.estimates["copy"].kept) == (2, 2)
+    assert (pace.estimates["draft"].judged, pace.estimates["draft"].kept) == (1, 1)
+
+
+def test_only_a_trial_earns():
+    pacer, pace = Pacer(COSTS["a CPU"]), Pace(sampled=True)
+    learn(pacer, pace, 5, 0, times=30)
+    while not asked(pacer, pace):
+        pass
+    assert pace.purse.worth > 0
+    learn(pacer, pace, 9, 9, times=30)
+    assert asked(pacer, pace) > 1
+    before = pace.purse.savings
+    learn(pacer, pace, 9, 9)
+    assert pace.purse.savings == before
+
+
 def test_what_a_row_is_not_offered_it_does_not_get():
     pacer = Pacer(COSTS["a GPU"])
     short, none = Offer("copy", 2, (7, 8)), []

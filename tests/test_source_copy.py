@@ -64,6 +64,11 @@ def test_phrases_of_the_output_are_copied_when_they_recur():
     assert ahead(SENTENCE, [20, 21, 22, 30, 20, 21])[:1] != [22]
 
 
+def test_of_many_places_where_a_phrase_was_the_latest_counts():
+    output = [20, 21, 22, 30] * 20 + [20, 21, 22, 31] + [20, 21, 22]
+    assert ahead(SENTENCE, output, 1) == [31]
+
+
 def test_a_source_without_any_match_and_one_shorter_than_the_draft():
     assert ahead(SENTENCE, [30, 31, 32]) == [D, E, F]  # as if three words had been replaced
     assert ahead([A, EOS], [], 8) == [A, EOS]

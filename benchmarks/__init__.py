@@ -1,0 +1,1 @@
+"""What benchmark.py measures, one subcommand a file, and what the subcommands share."""

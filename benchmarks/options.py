@@ -1,0 +1,112 @@
+"""Options that several subcommands have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workload import TASKS
+from draft_length import AUTO
+from pair import BUNDLED
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from here on."""
+
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"give a whole number from {lowest}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def between(low: float, high: float) -> Callable[[str], float]:
+    """An argparse type: a number in this range."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"give a number from {low} to {high}, not {text!r}")
+        return value
+
+    return parse
+
+
+def num_draft(text: str) -> int | str:
+    """An argparse type: a number of proposals, or auto."""
+    return AUTO if text == AUTO else at_least(1)(text)
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Which models."""
+    add = parser.add_argument
+    add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
+    add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
+    add(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="compute in this type (default: the folder's; float32 without a GPU)",
+    )
+
+
+def of_pair(args: argparse.Namespace) -> dict[str, str]:
+    """What the header says about the models and the prompts, with paths as short as can be."""
+    here = os.path.join(os.getcwd(), "")
+    names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
+    facts = {"target": names[0], "draft": names[1]}
+    return facts if args.prompts else {**facts, "seed": args.seed}
+
+
+def add_prompts(parser: argparse.ArgumentParser, count: int, task: Any) -> None:
+    """Which prompts; `task` is the default, a list where several prompt sets may be named."""
+    several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
+    shown = " ".join(task) if several else task
+    add = parser.add_argument
+    add(
+        "--task",
+        choices=TASKS,
+        default=task,
+        help=f"held-out prompts of the bundled pair (default: {shown})",
+        **several,
+    )
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
+        "reference in each object",
+    )
+    add(
+        "--count",
+        type=at_least(2),
+        default=count,
+        metavar="N",
+        help="prompts of each set (default: %(default)s)",
+    )
+    add("--seed", default="benchmark", metavar="TEXT", help="of the held-out sample")
+    add(
+        "--max-tokens",
+        type=at_least(1),
+        default=200,
+        metavar="N",
+        help="longest text (default: %(default)s)",
+    )
+
+
+def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
+    """How often, and where to."""
+    add = parser.add_argument
+    add(
+        "--repeats",
+        type=at_least(1),
+        default=repeats,
+        metavar="N",
+        help="counted runs of each way on each prompt (default: %(default)s)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write all figures to this file")

@@ -1,0 +1,134 @@
+"""What a run prints and writes: where it was made, tables in Markdown, all figures as JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import console
+from backend import UserError, device_name, mx
+
+Columns = Mapping[str, Callable[[dict], str]]
+
+
+def threads(environment: Mapping[str, str] = os.environ) -> int:
+    """Threads that a BLAS takes here: what the environment says, else all that we may use."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = environment.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def blas() -> str:
+    """What multiplies matrices on the CPU, as far as it is known."""
+    if sys.platform == "darwin":
+        return "Accelerate"
+    if "reference BLAS" in device_name():
+        return "MLX's reference BLAS"
+    for name in ("libopenblas.so.0", "libopenblas.so"):
+        try:
+            describe = ctypes.CDLL(name).openblas_get_config
+        except (OSError, AttributeError):
+            continue
+        describe.restype = ctypes.c_char_p
+        return " ".join(describe().decode().split()[:2])
+    return "unknown"
+
+
+def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Where figures come from.
+
+    Args:
+        dtype: what the target computes in.
+        packages: whose versions count too; those that are not installed are left out.
+    """
+    on_cpu = mx.default_device().type == mx.cpu
+    facts = {
+        "machine": f"{platform.system()} {platform.machine()}, {device_name().split(', ')[0]}",
+        "cores": os.cpu_count(),
+        "threads": threads(),
+        "device": "cpu" if on_cpu else "gpu",
+        "blas": blas() if on_cpu else None,
+        "mlx": mx.__version__,
+        "python": platform.python_version(),
+        "dtype": dtype,
+    }
+    for package in packages:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return facts
+
+
+def dtype_of(model: Any) -> str:
+    """The type that a model computes in."""
+    return str(model.shared.weight.dtype).removeprefix("mlx.core.")
+
+
+def command(argv: Sequence[str]) -> str:
+    """The line that makes these figures again."""
+    return shlex.join(["python", "benchmark.py", *argv])
+
+
+def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
+    """The lines above the tables.
+
+    Args:
+        facts: from `environment`.
+        line: from `command`.
+        more: settings of this run that decide what the figures mean.
+    """
+    shown = {name: value for name, value in {**facts, **more}.items() if value is not None}
+    return f"{line}\n{', '.join(f'{name} {value}' for name, value in shown.items())}"
+
+
+def markdown(columns: Columns, rows: Sequence[dict]) -> str:
+    """A Markdown table.
+
+    Args:
+        columns: title → how to write a row's figure.
+        rows: their figures.
+    """
+    lines = [list(columns), ["---"] * len(columns)]
+    lines += [[write(row) for write in columns.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def check_writable(*files: Path | None) -> None:
+    """See before the work begins that its results can be written.
+
+    Raises:
+        UserError: a folder is missing or closed.
+    """
+    for file in files:
+        if file is not None:
+            try:
+                console.check_output(str(file), None)
+            except console.InputError as error:
+                raise UserError(str(error)) from None
+
+
+def write_json(file: Path | None, record: dict) -> None:
+    """Writes all figures, if a file is wanted."""
+    if file is not None:
+        text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,0 +1,130 @@
+"""The models that are measured, and the decoders that are made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend import UserError, mx
+from decoder import SpeculativeDecoder
+from drafters import Drafter, DraftModel
+from model import T5, load
+from pair import locate
+from results import Result
+from source_copy import CopyOrDraft, SourceCopy
+from text import same_vocabulary
+
+REGULAR = "regular"
+DRAFT, LOOKUP, BOTH = WAYS = ("draft", "lookup", "draft+lookup")
+
+
+class Passes:
+    """A model that counts the passes of its decoder by how many positions they had.
+
+    Attributes:
+        model: the model.
+        widths: positions a row → passes.
+    """
+
+    def __init__(self, model: T5):
+        self.model, self.widths = model, Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def decode(self, tokens: mx.array, *rest: Any) -> mx.array:
+        """As `T5.decode`."""
+        self.widths[tokens.shape[1]] += 1
+        return self.model.decode(tokens, *rest)
+
+
+@dataclass
+class Subject:
+    """A pair, loaded.
+
+    Attributes:
+        target: the model whose output is wanted.
+        draft: the model that proposes.
+        tokenizer: of both.
+    """
+
+    target: T5
+    draft: T5
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, model: str, draft_model: str, dtype: str | None) -> Subject:
+        """Loads a pair by the names that main.py knows too.
+
+        Raises:
+            UserError: a folder is missing or unusable, or the tokenizers differ.
+        """
+        target, tokenizer = load(locate(model), dtype)
+        draft, theirs = load(locate(draft_model), dtype)
+        if tokenizer is None:
+            raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
+        if theirs is not None:
+            same_vocabulary(tokenizer, theirs)
+        return cls(target, draft, tokenizer)
+
+    def regular(self) -> SpeculativeDecoder:
+        """The target alone."""
+        return SpeculativeDecoder(self.target, None, self.tokenizer)
+
+    def drafter(self, way: str, draft: T5 | Passes | None = None) -> Drafter:
+        """What proposes: one of `WAYS`, with this draft model instead of the subject's."""
+        model = DraftModel(draft or self.draft, self.target)
+        if way == DRAFT:
+            return model
+        copy = SourceCopy.of(self.tokenizer)
+        return copy if way == LOOKUP else CopyOrDraft(copy, model)
+
+    def speculative(self, way: str, num_draft: int | str, delta: float = 0.0) -> SpeculativeDecoder:
+        """The target with one of `WAYS` to propose."""
+        return SpeculativeDecoder(
+            self.target, self.drafter(way), self.tokenizer, num_draft, delta=delta
+        )
+
+    def counted(
+        self, way: str | None, num_draft: int | str = 1, delta: float = 0.0
+    ) -> tuple[SpeculativeDecoder, Passes, Passes]:
+        """A decoder (regular if `way` is None) and what counts its target's and draft's passes."""
+        target, draft = Passes(self.target), Passes(self.draft)
+        drafter = self.drafter(way, draft) if way else None
+        return (
+            SpeculativeDecoder(target, drafter, self.tokenizer, num_draft, delta=delta),
+            target,
+            draft,
+        )
+
+
+def decoding(
+    decoder: SpeculativeDecoder, turns: Sequence[Sequence[str]], batch_size: int, **options: Any
+) -> Callable[[int], list[Result]]:
+    """What decodes the prompts of a turn, in batches of this size, by `generate`'s options."""
+
+    def run(turn: int) -> list[Result]:
+        prompts = list(turns[turn])
+        # Every prompt its own seed, the same in every repeat.
+        seeds = [turn * len(turns[0]) + place for place in range(len(prompts))]
+        results = decoder.generate(prompts, batch_size=batch_size, seed=seeds, **options)
+        failed = next((result.error for result in results if result.error), None)
+        if failed:
+            raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")
+        return results
+
+    return run
+
+
+def decided(results: list[Result]) -> int:
+    """Tokens of results, EOS included."""
+    return sum(round(r.stats.tokens_per_call * r.stats.target_calls) for r in results)
+
+
+def counts(results: list[Result]) -> dict[str, int]:
+    """The counts of results, added up."""
+    stats = [result.stats for result in results]
+    names = ("target_calls", "drafted", "accepted")
+    return {"decided": decided(results)} | {n: sum(getattr(s, n) for s in stats) for n in names}

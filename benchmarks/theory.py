@@ -1,0 +1,75 @@
+"""What speculative decoding should gain, from how often proposals are kept and what passes cost.
+
+If each proposal is kept with probability alpha, independently, a step with gamma of them yields
+E(gamma) = (1 - alpha^(gamma+1)) / (1 - alpha) tokens and costs gamma c + v(gamma+1) passes of one
+position, so decoding gets faster by S(gamma) = E(gamma) / (gamma c + v(gamma+1)): theorem 3.8 of
+https://arxiv.org/abs/2211.17192, with a measured v in place of 1.
+
+The formulas stand here once more, apart from those that `--num-draft auto` works with, so that the
+measurement does not share their mistakes.
+
+Symbols: alpha acceptance probability, gamma proposals, c cost of a draft pass, v(M) cost of a
+target pass over M positions, both in units of a target pass over one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """E(gamma): 1 + alpha + … + alpha^gamma."""
+    return sum(alpha**i for i in range(gamma + 1))
+
+
+def speed_up(alpha: float, gamma: int, c: float, v: Mapping[int, float]) -> float:
+    """S(gamma).
+
+    Args:
+        alpha: acceptance probability.
+        gamma: proposals a step.
+        c: cost of a draft pass.
+        v: M → cost of verifying M positions; v[1] is 1.
+    """
+    return expected_tokens(alpha, gamma) / (gamma * c + v[gamma + 1])
+
+
+def cost(widths: Mapping[int, int], draft_passes: int, c: float, v: Mapping[int, float]) -> float:
+    """What passes cost together, in target passes over one position.
+
+    Args:
+        widths: M → target passes that verified M positions.
+        draft_passes: passes of the draft.
+        c: cost of one of them.
+        v: M → cost of verifying M positions.
+    """
+    return sum(count * v[width] for width, count in widths.items()) + draft_passes * c
+
+
+def promised_tokens(alpha: float, widths: Mapping[int, int]) -> float:
+    """Tokens that target passes over so many positions are expected to yield: sum of E(M - 1)."""
+    return sum(count * expected_tokens(alpha, width - 1) for width, count in widths.items())
+
+
+def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
+    """alpha, estimated as the share of judged proposals that were kept.
+
+    A step judges its proposals up to the first that is refused. So the one at place i was judged
+    in as many steps as kept the one before it and had one at i.
+
+    Args:
+        drafted: how many steps had a first, second, … proposal.
+        accepted: how many of those were kept.
+
+    Returns:
+        None if nothing was judged.
+    """
+    before = [*drafted[:1], *accepted]
+    judged = sum(map(min, before, drafted))
+    return sum(accepted) / judged if judged else None
+
+
+def added(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Lists of counts by place, added up; shorter ones count 0 at the places they lack."""
+    longest = max(map(len, counts), default=0)
+    return [sum(each[i] for each in counts if i < len(each)) for i in range(longest)]

@@ -1,0 +1,135 @@
+"""Times several ways of doing the same work, taking turns, and compares the times.
+
+On a shared machine the speed of everything changes from second to second, so two ways are only
+compared by times that were taken next to each other. The work is cut into turns, usually one
+prompt each: every way does the first turn, then every way the second, and so on, all of it as
+often as there are repeats, in an order that changes every time. Of a way's times for one turn the
+median counts, and the sum of these medians is the way's time. The spread is that of the ratios of
+the single repeats.
+
+Texts may differ between ways if they are sampled, so what is compared is the time a token.
+
+Symbols: R repeats, N turns.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+WARM_UP = -1  # the repeat that is not counted
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A speed-up: of the medians, and of the slowest and the fastest repeat."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass
+class Timed:
+    """What one way took and made.
+
+    Attributes:
+        seconds: [R][N] wall clock of every turn.
+        tokens: [R][N] tokens that were decided in it, EOS included.
+        outcomes: [R][N] what the way returned.
+    """
+
+    seconds: list[list[float]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    outcomes: list[list[Any]] = field(default_factory=list)
+
+    def only(self, turns: Sequence[int]) -> Timed:
+        """The same of these turns alone."""
+        columns = (self.seconds, self.tokens, self.outcomes)
+        return Timed(*([[row[turn] for turn in turns] for row in rows] for rows in columns))
+
+    def total_seconds(self) -> float:
+        """Seconds of all turns, each by the median of its repeats."""
+        return median_total(self.seconds)
+
+    def seconds_a_token(self) -> float:
+        """Seconds of all turns, each by the median of its repeats, divided by their tokens."""
+        return self.total_seconds() / median_total(self.tokens)
+
+    def repeats_a_token(self) -> list[float]:
+        """[R] seconds a token of each repeat."""
+        return [sum(s) / sum(t) for s, t in zip(self.seconds, self.tokens, strict=True)]
+
+
+def median_total(rows: Sequence[Sequence[float]]) -> float:
+    """The sum over turns of the median over repeats, of [R][N] figures."""
+    return sum(statistics.median(turn) for turn in zip(*rows, strict=True))
+
+
+def speed_up(base: Timed, other: Timed) -> Ratio:
+    """How many times as many tokens a second `other` makes as `base`."""
+    pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
+    ratios = [ours / theirs for ours, theirs in pairs]
+    return Ratio(base.seconds_a_token() / other.seconds_a_token(), min(ratios), max(ratios))
+
+
+def spread(seconds: Sequence[float]) -> Ratio:
+    """Median, least and most of single times."""
+    return Ratio(statistics.median(seconds), min(seconds), max(seconds))
+
+
+def order(names: Sequence[str], repeat: int, turn: int) -> list[str]:
+    """Who goes when: shuffled anew for every turn of every repeat, the same in every run.
+
+    In a fixed order, rotated or not, neighbours would stay neighbours: the same ways would share
+    the machine's slow moments, and each would find the caches as the same other one left them.
+    """
+    return random.Random(f"{repeat} {turn}").sample(list(names), len(names))
+
+
+def take_turns(
+    ways: Mapping[str, Callable[[int], Any]],
+    turns: int,
+    repeats: int,
+    tokens: Callable[[Any], int],
+    clock: Callable[[], float] = time.perf_counter,
+    before: Callable[[], None] = lambda: None,
+) -> dict[str, Timed]:
+    """Runs every way on every turn, `repeats` times after a warm-up that is not counted.
+
+    Args:
+        ways: by name, what does a turn, given its number. It returns when its result can be read
+            on the host.
+        turns: N.
+        repeats: R, at least 1.
+        tokens: how many tokens an outcome has.
+        clock: seconds.
+        before: called before each turn of each way, outside its time.
+    """
+    timed = {name: Timed() for name in ways}
+    names = list(ways)
+    for repeat in range(WARM_UP, repeats):
+        rows = {name: ([], [], []) for name in names}
+        for turn in range(turns):
+            for name in order(names, repeat, turn):
+                before()
+                began = clock()
+                outcome = ways[name](turn)
+                seconds = clock() - began
+                figures = (seconds, tokens(outcome), outcome)
+                for row, figure in zip(rows[name], figures, strict=True):
+                    row.append(figure)
+        if repeat != WARM_UP:
+            for name in names:
+                seconds, counts, outcomes = rows[name]
+                timed[name].seconds.append(seconds)
+                timed[name].tokens.append(counts)
+                timed[name].outcomes.append(outcomes)
+    return timed

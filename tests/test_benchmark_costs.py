@@ -1,0 +1,73 @@
+"""What passes cost: which are timed, what they read; the times themselves are not judged."""
+
+import pytest
+
+from backend import mx, nn
+from benchmarks.costs import CostMeter, Costs, Round, copy_bandwidth, weights_read
+from config import T5Config
+from model import T5
+
+SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+CONFIG = T5Config(vocab_size=32, num_decoder_layers=3, **SIZES)
+
+
+def test_costs_are_medians_in_units_of_a_pass_over_one_position():
+    rounds = [
+        Round({1: 2.0, 2: 3.0}, {5: 1.0}),
+        Round({1: 1.0, 2: 9.0}, {5: 0.5}),
+        Round({1: 4.0, 2: 5.0}, {5: 0.25}),
+    ]
+    assert Costs.of(rounds) == Costs({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, {5: 0.25})
+
+
+def test_a_round_times_every_width_and_each_chain_of_draft_passes():
+    models = T5(CONFIG), T5(CONFIG)
+    calls = {id(model): [] for model in models}
+
+    class Watched:
+        def __init__(self, model):
+            self.model = model
+
+        def __getattr__(self, name):
+            return getattr(self.model, name)
+
+        def decode(self, tokens, cache, offsets):
+            calls[id(self.model)].append((tokens.shape[1], offsets[0]))
+            return self.model.decode(tokens, cache, offsets)
+
+    ticks = iter(range(1000))
+    meter = CostMeter(
+        *map(Watched, models), source=5, longest=70, chains=[1, 3], clock=lambda: next(ticks)
+    )
+    measured = meter.measure()
+    assert measured == Round(dict.fromkeys(range(1, 71), 1), {1: 1.0, 3: 1 / 3})
+    target, draft = (calls[id(model)] for model in models)
+    assert target == [(width, 16) for width in range(1, 71)]
+    assert draft == [(1, 16), (1, 16), (1, 17), (1, 18)]
+
+
+def test_the_weights_that_a_pass_reads():
+    inner = 2 * 4
+    attention = 4 * 8 * inner
+    # Self-attention whole, of cross-attention q and o, feed-forward, three norms; final norm; bias.
+    layer = attention + attention // 2 + 2 * 8 * 16 + 3 * 8
+    expected = 3 * layer + 8 + 32 * 2 + 32 * 8
+    assert weights_read(T5(CONFIG)) == 4 * expected
+    # A head of its own is read instead of the embedding, which is only looked up.
+    assert weights_read(T5(CONFIG, separate_head=True)) == 4 * expected
+    model = T5(CONFIG)
+    model.set_dtype(mx.bfloat16)
+    assert weights_read(model) == 2 * expected
+
+
+def test_the_weights_of_a_quantised_model():
+    model = T5(T5Config(vocab_size=32, **{**SIZES, "d_model": 64, "d_ff": 64, "num_heads": 16}))
+    before = weights_read(model)
+    nn.quantize(model, bits=4, class_predicate=lambda path, module: isinstance(module, nn.Linear))
+    assert 0.1 * before < weights_read(model) < 0.25 * before
+
+
+def test_bandwidth_counts_what_is_read_and_what_is_written():
+    ticks = iter([0.0, 9.0, 10.0, 12.0, 20.0, 24.0])
+    measured = copy_bandwidth(repeats=2, size=4000, clock=lambda: next(ticks))
+    assert measured == [pytest.approx(8 * 8000 / 2), pytest.approx(8 * 8000 / 4)]
