@@ -119,16 +119,11 @@ async function run() {
   reset(compare);
   busy(true);
   try {
-    const drafted = {
-      prompt,
-      num_draft: $("auto").checked ? "auto" : Number($("num-draft").value),
-      delta: Number($("delta").value),
-    };
-    await into(panels.speculative, drafted, mine);
+    await into(panels.speculative, { prompt, ...drafting() }, mine);
     count();
     if (compare) {
       await into(panels.regular, { prompt, draft: false }, mine);
-      judge(drafted.delta);
+      judge(Number($("delta").value));
     } else {
       tell(`Done: ${panels.speculative.last.tokens_per_call.toFixed(2)} tokens per target call.`);
     }
@@ -138,6 +133,13 @@ async function run() {
   } finally {
     if (controller === mine) busy(false);
   }
+}
+
+/** The settings of the sliders; none where the server has no draft. */
+function drafting() {
+  if ($("delta").disabled) return {};
+  const fixed = Number($("num-draft").value);
+  return { num_draft: $("auto").checked ? "auto" : fixed, delta: Number($("delta").value) };
 }
 
 async function into(panel, body, { signal }) {
@@ -287,13 +289,12 @@ async function start() {
     const served = await model();
     $("model").textContent = served.id;
     offer(served.id);
-    if (!served.draft) {
-      $("num-draft").disabled = $("auto").disabled = $("delta").disabled = true;
-    } else if (served.num_draft === "auto") $("auto").checked = true;
-    else $("num-draft").value = served.num_draft;
     $("num-draft").max = served.max_num_draft;
+    if (served.num_draft === "auto") $("auto").checked = true;
+    else $("num-draft").value = served.num_draft;
     $("delta").value = served.delta;
     settle();
+    for (const id of ["num-draft", "auto", "delta"]) $(id).disabled ||= !served.draft;
   } catch (error) {
     offer("other");
     await complain(error);

@@ -40,7 +40,8 @@ def visit(browser):
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("requestfailed", lambda r: problems.append(r.url))
+        # What is left behind when a page is left is no failure.
+        page.on("requestfailed", lambda r: "ABORTED" in r.failure or problems.append(r.url))
         page.on("request", lambda r: r.url.startswith(server.url) or problems.append(r.url))
         page.goto(server.url)
         page.locator("#presets button").first.wait_for()
@@ -220,8 +221,9 @@ def test_a_replay_shows_the_same_again(visit, server):
     assert page.locator("#regular .pass").count() < 20, "and regular decoding is behind"
 
 
-def test_errors_and_keys(visit):
-    guarded = Server("--max-prompt-tokens", "20", "--api-key", "the key", key="the key")
+def test_errors_keys_and_a_server_without_a_draft(visit):
+    limits = ["--max-prompt-tokens", "20", "--draft-model", "none"]
+    guarded = Server(*limits, "--api-key", "the key", key="the key")
     try:
         page = visit(guarded)
         page.fill("#key", "the key")
@@ -234,6 +236,7 @@ def test_errors_and_keys(visit):
         page.click("#run")
         finished(page)
         assert page.inner_text("#speculative .text") == "She has two cats."
+        assert page.locator("#num-draft").is_disabled() and page.locator("#delta").is_disabled()
         assert not page.locator("#error").is_visible()
     finally:
         guarded.close()

@@ -168,6 +168,19 @@ def test_without_a_key_the_page_and_health_are_there(guarded):
         assert guarded.http.send(request).status_code == 200
 
 
+def test_proposals_need_a_draft(models):
+    server = Server(*models[:2], "--draft-model", "none")
+    try:
+        for wish in ({"draft": True}, {"num_draft": 3}):
+            answer = server.http.post("/predict", json={"prompt": "x", **wish})
+            assert "no draft" in refused(answer, 400, "draft")
+        for wish in ({"draft": False}, {"num_draft": 0}, {}):
+            body = {"prompt": "x", "max_tokens": 3, **wish}
+            assert server.http.post("/predict", json=body).status_code == 200
+    finally:
+        server.close()
+
+
 def test_the_official_client_sees_its_own_exceptions(guarded):
     client = OpenAI(base_url=guarded.url + "/v1", api_key=KEY, max_retries=0)
     with pytest.raises(openai.BadRequestError, match="at most 50"):
