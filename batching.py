@@ -70,7 +70,8 @@ def insert(engine: Engine, rows: list[Row]) -> None:
     except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
         if len(rows) == 1:
             count = len(rows[0].ids)
-            rows[0].fail(f"no memory for a prompt of {count} tokens ({error}); shorten it")
+            cure = "shorten it or lower max_tokens"
+            rows[0].fail(f"no memory for a prompt of {count} tokens ({error}); {cure}")
             return
         for row in rows:
             insert(engine, [row])

@@ -26,6 +26,7 @@ from acceptance import Sampling, fold, verify
 from backend import mx
 from draft_length import AUTO, LONGEST
 from drafters import NOTHING, Drafter, Offer, Proposal
+from memory import require
 from model import T5
 from pacer import Pacer
 from processors import History
@@ -69,6 +70,7 @@ class Engine:
         """
         started = self.clock()
         sources = [row.ids for row in rows]
+        self._require_memory([*self.rows, *rows])
         cache = encoded(self.target, sources)
         if self.drafter:
             self.drafter.insert(sources)
@@ -81,6 +83,13 @@ class Engine:
             row.stats.prompt_tokens = len(row.ids)
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
+
+    def _require_memory(self, rows: Sequence[Row]) -> None:
+        """Raises RuntimeError if there is not enough memory for these rows up to their ends."""
+        source = max(len(row.ids) for row in rows)
+        target = max(row.settings.max_tokens for row in rows)
+        models = [self.target] + ([self.drafter.model] if self.drafter else [])
+        require(sum(model.memory(len(rows), source, target) for model in models if model))
 
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.

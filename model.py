@@ -21,6 +21,7 @@ from bias import RelativeBias
 from cache import Cache, Slots
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
+from memory import cache_bytes, encoder_bytes
 from text import load_tokenizer
 from weights import (
     EMBEDDINGS,
@@ -216,6 +217,12 @@ class T5(nn.Module):
         cross = [tuple(map(mx.contiguous, layer.keys_values(encoded))) for layer in layers]
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
+
+    def memory(self, rows: int, source: int, target: int) -> int:
+        """Bytes that it takes to decode rows of so many source and target positions."""
+        width = self.shared.weight.dtype.size
+        caches = cache_bytes(self.config, width, rows, source, target)
+        return caches + encoder_bytes(self.config, width, rows, source)
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.

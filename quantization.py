@@ -55,6 +55,10 @@ class Quantization:
         """Whether rows of this length divide into groups; if not, mlx-lm leaves the layer alone."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
+    def overhead(self, width: int) -> int:
+        """Bytes that each group takes besides its values, in a model of `width` bytes a number."""
+        return 2 * width if self.mode == "affine" else 1
+
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
         """Quantises rows of a weight.
 

@@ -66,6 +66,9 @@ class FakeModel:
             for row, keep in zip(rows, real, strict=True)
         ]
 
+    def memory(self, rows, source, target):
+        return 0
+
     def cache(self, encoded, mask=None, capacity=4):
         return FakeCache(encoded, capacity)
 

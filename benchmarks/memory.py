@@ -1,0 +1,138 @@
+"""`memory`: what the public models take, by the function with which the program checks.
+
+Nothing is measured or downloaded. Weights follow from the shapes that the models' config.json
+files have on the Hugging Face Hub; caches are those of one prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from benchmarks import options, report
+from config import T5Config
+from memory import cache_bytes, encoder_bytes, weight_bytes
+from model import expected_parameters
+from quantization import Quantization
+
+SUMMARY = "what the public models take, in bfloat16, 8 and 4 bits"
+BITS = (None, 8, 4)
+
+
+def _config(sizes: tuple[int, ...], **others: object) -> T5Config:
+    names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
+    return T5Config(**dict(zip(names, sizes, strict=True)), **others)
+
+
+def _t5(*sizes: int) -> T5Config:
+    return _config((32128, *sizes))
+
+
+def _gated(vocab_size: int, *sizes: int, **others: object) -> T5Config:
+    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    return _config((vocab_size, *sizes), **(gated | others))
+
+
+V1_1 = MappingProxyType(
+    {
+        "small": (512, 1024, 6, 64, 8),
+        "base": (768, 2048, 12, 64, 12),
+        "large": (1024, 2816, 16, 64, 24),
+        "xl": (2048, 5120, 32, 64, 24),
+        "xxl": (4096, 10240, 64, 64, 24),
+    }
+)
+MODELS = MappingProxyType(
+    {
+        "t5-small": _t5(512, 2048, 8, 64, 6),
+        "t5-base": _t5(768, 3072, 12, 64, 12),
+        "t5-large": _t5(1024, 4096, 16, 64, 24),
+        "t5-3b": _t5(1024, 16384, 32, 128, 24),
+        "t5-11b": _t5(1024, 65536, 128, 128, 24),
+        **{f"flan-t5-{size}": _gated(32128, *shape) for size, shape in V1_1.items()},
+        **{f"mt5-{size}": _gated(250112, *V1_1[size]) for size in ("small", "xl", "xxl")},
+        "byt5-small": _gated(384, 1472, 3584, 6, 64, 12, num_decoder_layers=4),
+    }
+)
+DRAFTS = MappingProxyType({"t5": "t5-small", "flan-t5": "flan-t5-small", "mt5": "mt5-small"})
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model takes, in bytes.
+
+    Attributes:
+        parameters: how many it has.
+        weights: by number of bits a weight, None being bfloat16.
+        prompt: caches and the encoder's work of one prompt, in bfloat16.
+    """
+
+    parameters: int
+    weights: dict[int | None, int]
+    prompt: int
+
+
+def need(config: T5Config, source: int, target: int) -> Need:
+    """What a model takes.
+
+    Args:
+        config: its shape.
+        source: tokens of the prompt.
+        target: tokens of the text.
+    """
+    shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
+    ways = {bits: Quantization.choose(bits) if bits else None for bits in BITS}
+    weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
+    prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
+    return Need(weight_bytes(shapes, 1), weights, prompt)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add = parser.add_argument
+    add("--source", type=options.at_least(1), default=512, metavar="N", help="prompt's tokens")
+    add("--target", type=options.at_least(1), default=512, metavar="N", help="text's tokens")
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    """Prints the table."""
+    needs = {name: need(config, args.source, args.target) for name, config in MODELS.items()}
+    rows = [
+        {"name": name, "need": own, "draft": draft_of(name), "all": together(name, needs)}
+        for name, own in needs.items()
+    ]
+    columns = {
+        "model": lambda row: row["name"],
+        "parameters": lambda row: f"{row['need'].parameters / 1e6:,.0f} M",
+        "bfloat16": lambda row: gigabytes(row["need"].weights[None]),
+        "8 bits": lambda row: gigabytes(row["need"].weights[8]),
+        "4 bits": lambda row: gigabytes(row["need"].weights[4]),
+        "a prompt": lambda row: gigabytes(row["need"].prompt),
+        "draft": lambda row: row["draft"] or "",
+        "all, bfloat16": lambda row: gigabytes(row["all"][None]),
+        "all, 8 bits": lambda row: gigabytes(row["all"][8]),
+        "all, 4 bits": lambda row: gigabytes(row["all"][4]),
+    }
+    print(f"{command}\nGB; a prompt of {args.source} tokens and a text of {args.target}\n")
+    print(report.markdown(columns, rows))
+    return 0
+
+
+def draft_of(name: str) -> str | None:
+    """The usual draft: the smallest of the family, in bfloat16; none for itself."""
+    family = name.rsplit("-", 1)[0]
+    draft = DRAFTS.get(family)
+    return None if draft == name else draft
+
+
+def together(name: str, needs: dict[str, Need]) -> dict[int | None, int]:
+    """Bytes of a target, its draft and one prompt in both, by the target's bits."""
+    draft = needs.get(draft_of(name) or "")
+    others = needs[name].prompt + (draft.weights[None] + draft.prompt if draft else 0)
+    return {bits: weights + others for bits, weights in needs[name].weights.items()}
+
+
+def gigabytes(size: int) -> str:
+    """In GB, to two figures behind the point."""
+    return f"{size / 1e9:.2f}"

@@ -1,0 +1,127 @@
+"""How much memory models and prompts take, and how much there is.
+
+A decoder holds of a prompt its caches: keys and values of the source, for cross-attention, and of
+what is written. Besides, the encoder's work counts while it reads.
+
+Symbols: B rows, S source positions, T target positions.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from backend import cpu_only, mx
+from cache import round_up
+from checkpoint import Checkpoint, open_checkpoint
+from config import T5Config
+from quantization import Quantization
+from weights import Shape, quantizable
+
+SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
+WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
+
+
+def limit() -> int:
+    """Bytes that can be used: what the GPU recommends or has, or nearly all of the machine's."""
+    facts = mx.device_info()
+    for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if facts.get(name):
+            return int(facts[name])
+    return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def require(needed: int) -> None:
+    """See that so many bytes are left, before something is begun that would fill the machine.
+
+    Raises:
+        RuntimeError: they are not, as when MLX cannot allocate.
+    """
+    left = limit() - mx.get_active_memory()
+    if needed > left:
+        raise RuntimeError(f"needs {shown(needed)}, and {shown(max(left, 0))} are left")
+
+
+def cache_bytes(config: T5Config, width: int, rows: int, source: int, target: int) -> int:
+    """Bytes of a decoder's caches.
+
+    Args:
+        config: of the model.
+        width: bytes of a number.
+        rows: B.
+        source: S.
+        target: T.
+    """
+    slots = source + round_up(target)
+    return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * rows * width
+
+
+def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
+    """Bytes that the encoder takes at work, at most.
+
+    That was measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
+    A GPU does not keep the scores.
+    """
+    scores = config.num_heads * source
+    others = (1 + config.is_gated) * config.d_ff + config.d_model + config.num_heads * config.d_kv
+    return 4 * width * rows * source * (scores + others)
+
+
+def weight_bytes(
+    shapes: Mapping[str, Shape], width: int, quantization: Quantization | None = None
+) -> int:
+    """Bytes of a model's weights.
+
+    Args:
+        shapes: of the parameters, by our names.
+        width: bytes of a number that is not quantised.
+        quantization: of the layers that convert.py quantises; None for none.
+    """
+    total = 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        if quantization and quantizable(name) and quantization.fits(shape):
+            total += count * quantization.bits // 8
+            total += count // quantization.group_size * quantization.overhead(width)
+        else:
+            total += count * width
+    return total
+
+
+def stored_bytes(folder: Path, dtype: str | None) -> int:
+    """Bytes that the weights of a model folder take once they are loaded.
+
+    Args:
+        folder: MLX or Hugging Face.
+        dtype: what to compute in; None is the folder's, and float32 without a GPU.
+
+    Raises:
+        UserError: the folder holds no readable checkpoint.
+    """
+    with open_checkpoint(folder) as stored:
+        once = {stored.storage(name): name for name in stored.names}.values()
+        return sum(_loaded(stored, name, dtype) for name in once)
+
+
+def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
+    if stored.dtype(name) not in WIDTHS:  # quantised
+        return stored.nbytes(name)
+    width = WIDTHS[dtype or ("float32" if cpu_only() else stored.dtype(name))]
+    return math.prod(stored.shape(name)) * width
+
+
+def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
+    """One line about models that do not fit into memory together, None if they do."""
+    needed, there = sum(stored_bytes(folder, dtype) for folder in folders), limit()
+    if needed <= there:
+        return None
+    cure = "convert the model with --quantize, or take a smaller one"
+    return f"the weights take {shown(needed)}, and there are {shown(there)} of memory; {cure}"
+
+
+def shown(size: float) -> str:
+    """Bytes as people read them."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

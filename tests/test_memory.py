@@ -1,0 +1,100 @@
+"""Bytes by the formula against bytes that MLX holds, and published numbers of parameters."""
+
+import pytest
+
+import memory
+from backend import mx, tree_flatten
+from config import T5Config
+from convert import convert
+from engine import Engine
+from memory import cache_bytes, encoder_bytes, stored_bytes, warning, weight_bytes
+from model import T5, expected_parameters, load
+from pair import BUNDLED
+from quantization import Quantization
+from results import Row, Settings
+
+TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}
+
+
+def held(arrays):
+    return sum(array.nbytes for array in arrays)
+
+
+def model(dtype=mx.float32, **shape):
+    made = T5(T5Config(**{**TINY, **shape}))
+    made.set_dtype(dtype)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(("rows", "source", "target"), [(1, 5, 1), (3, 40, 100)])
+def test_caches_take_what_the_formula_says(dtype, rows, source, target):
+    one = model(dtype, num_decoder_layers=3)
+    cache = one.cache(one.encode(mx.zeros((rows, source), mx.int32)), capacity=target)
+    assert held(cache.state) == cache_bytes(one.config, dtype.size, rows, source, target)
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+def test_an_encoder_at_work_takes_about_what_is_said(feed_forward):
+    sizes = {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 1024}
+    one = model(**sizes, feed_forward_proj=feed_forward)
+    mx.eval(one.parameters())
+    for rows, source in ((1, 600), (4, 300), (8, 64)):
+        ids = mx.zeros((rows, source), mx.int32)
+        mx.eval(ids)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(one.encode(ids))
+        taken = mx.get_peak_memory() - before
+        said = encoder_bytes(one.config, 4, rows, source)
+        assert 0.8 * taken <= said <= 2 * taken
+
+
+def test_weights_as_they_are_and_quantised(tmp_path):
+    source = BUNDLED / "target"
+    loaded, _ = load(source, "float32")
+    shapes = expected_parameters(loaded.config, separate_head=False)
+    assert weight_bytes(shapes, 4) == held(a for _, a in tree_flatten(loaded.parameters()))
+    assert stored_bytes(source, "float32") == weight_bytes(shapes, 4)
+    assert stored_bytes(source, "bfloat16") == weight_bytes(shapes, 2)
+    for bits, mode in ((4, "affine"), (8, "affine"), (4, "mxfp4")):
+        path = tmp_path / f"{mode}{bits}"
+        convert(source, path, quantize=True, q_bits=bits, q_mode=mode)
+        quantised, _ = load(path, "bfloat16")
+        said = weight_bytes(shapes, 2, Quantization.choose(bits, None, mode))
+        assert said == held(a for _, a in tree_flatten(quantised.parameters()))
+        assert stored_bytes(path, "bfloat16") == said
+
+
+def test_models_that_do_not_fit_are_warned_of(monkeypatch):
+    folders = [BUNDLED / "target", BUNDLED / "draft"]
+    assert warning(folders, "float32") is None
+    monkeypatch.setattr(memory, "limit", lambda: 20_000_000)
+    assert warning(folders[1:], "float32") is None
+    assert warning(folders, "float32") == (
+        "the weights take 27.7 MB, and there are 20.0 MB of memory; convert the model with "
+        "--quantize, or take a smaller one"
+    )
+
+
+def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
+    one = model()
+    engine = Engine(one, None)
+    fits = Row([3] * 10, Settings(20), mx.zeros(2))
+    engine.insert([fits])
+    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + one.memory(3, 10, 20))
+    with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
+        engine.insert([Row([3] * 100, Settings(20), mx.zeros(2))])
+    with pytest.raises(RuntimeError, match="are left"):
+        engine.insert([Row([3] * 10, Settings(2000), mx.zeros(2))])
+    assert engine.rows == [fits]
+    engine.insert([Row([3] * 10, Settings(20), mx.zeros(2))])
+    assert len(engine.rows) == 2
+
+
+def test_the_limit_is_what_the_device_says(monkeypatch):
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5})
+    assert memory.limit() == 5
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "a CPU"})
+    assert 1e8 < memory.limit() < 1e14
