@@ -66,6 +66,7 @@ class Worker:
         # Of the thread alone:
         self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
         self._waiting: list[Row] = []
+        self._crowded = max_batch  # with so many rows there was no memory for more
         self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
         self._recorder = LogprobRecorder()
 
@@ -205,17 +206,27 @@ class Worker:
             jobs, self._new = self._new, []
         for job in jobs:
             self._take(job)
-        room = self.max_batch - len(self._engine.rows)
-        if room <= 0 or not self._waiting:
+        running = len(self._engine.rows)
+        if running >= min(self.max_batch, self._crowded) or not self._waiting:
             return
-        joining, self._waiting = batching.choose(self._waiting, room)
-        now = self._clock()
-        for row in joining:
-            self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
+        joining, self._waiting = batching.choose(self._waiting, self.max_batch - running)
         batching.insert(self._engine, joining)
-        for row in joining:
-            if row.error:
-                self._fail(self._flights[id(row)], Failure("memory", row.error))
+        self._crowded = self.max_batch
+        self._put_off([row for row in joining if row.error])
+        now = self._clock()
+        for row in self._engine.rows[running:]:
+            self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
+
+    def _put_off(self, rows: list[Row]) -> None:
+        """Rows without memory wait for others to leave; if there are none, they fail."""
+        if self._engine.rows and rows:
+            for row in rows:
+                row.finish_reason = row.error = None
+            self._waiting = rows + self._waiting
+            self._crowded = len(self._engine.rows)
+            return
+        for row in rows:
+            self._fail(self._flights[id(row)], Failure("memory", row.error))
 
     def _take(self, job: Job) -> None:
         """Turns a new job into waiting rows, unless its client has gone already."""

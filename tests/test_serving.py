@@ -234,6 +234,23 @@ def test_a_prompt_without_memory_fails_alone(serve):
     assert len(small.results()[0].tokens) == 5
 
 
+def test_a_prompt_waits_where_others_have_the_memory(serve):
+    class Small(Gated):
+        def memory(self, rows, source, target):
+            return (source > 9 or rows > 1) * 10**18
+
+    model = Small(ENDLESS, V)
+    worker, client = serve(model)
+    hold(model)
+    clients = [client().submit([[2 + i]], max_tokens=5 + i) for i in range(3)]
+    large = client().submit([[2] * 10])
+    model.gate.set()
+    assert [len(c.results()[0].tokens) for c in clients] == [5, 6, 7]
+    assert large.next().kind == "memory"
+    assert max(len(tokens) for _, tokens in model.calls) == 1
+    until(lambda: worker.rows == (0, 0))
+
+
 def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
