@@ -185,6 +185,13 @@ class Service:
             )
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
+        self._hand_in(job)
+        task = asyncio.create_task(exchange.watch(receive))
+        self._watching.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._watching.discard)
+        return exchange
+
+    def _hand_in(self, job: Job) -> None:
         try:
             self.worker.submit(job)
         except QueueFull as error:
@@ -192,10 +199,6 @@ class Service:
             raise ApiError(429, str(error), code="queue_full", headers=headers) from None
         except Stopped as error:
             raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
-        task = asyncio.create_task(exchange.watch(receive))
-        self._watching.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._watching.discard)
-        return exchange
 
     def _settings(self, body: api.Decoding) -> Settings:
         given = {

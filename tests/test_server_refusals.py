@@ -168,15 +168,18 @@ def test_without_a_key_the_page_and_health_are_there(guarded):
         assert guarded.http.send(request).status_code == 200
 
 
-def test_proposals_need_a_draft(models):
-    server = Server(*models[:2], "--draft-model", "none")
+def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
+    server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
     try:
         for wish in ({"draft": True}, {"num_draft": 3}):
             answer = server.http.post("/predict", json={"prompt": "x", **wish})
             assert "no draft" in refused(answer, 400, "draft")
         for wish in ({"draft": False}, {"num_draft": 0}, {}):
             body = {"prompt": "x", "max_tokens": 3, **wish}
-            assert server.http.post("/predict", json=body).status_code == 200
+            answer = server.http.post("/predict", json=body)
+            assert answer.status_code == 200
+        text = answer.json()["text"]
+        server.until(lambda: "prompts: ['x']" in server.log and f"texts: ['{text}']" in server.log)
     finally:
         server.close()
 
