@@ -94,9 +94,9 @@ class Metrics:
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
 
-    def cancelled(self) -> None:
-        """A row was withdrawn."""
-        self._cancelled.inc()
+    def cancelled(self, rows: int) -> None:
+        """So many rows were withdrawn."""
+        self._cancelled.inc(rows)
 
     def tokens_per_second(self) -> float:
         """Over the last `WINDOW` seconds."""

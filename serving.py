@@ -195,7 +195,7 @@ class Worker:
         gone = [flight for flight in self._flights.values() if flight.job.cancelled]
         for flight in gone:
             self._end(flight)
-            self._metrics.cancelled()
+        self._metrics.cancelled(len(gone))
         left = [i for i, row in enumerate(self._engine.rows) if id(row) in self._flights]
         self._engine.keep(left)
         self._waiting = [row for row in self._waiting if id(row) in self._flights]
@@ -240,6 +240,7 @@ class Worker:
             rows = []
         if not rows:
             self._release(job.size)
+            self._metrics.cancelled(job.size * job.cancelled)
         for index, row in enumerate(rows):
             self._flights[id(row)] = Flight(row, job, index)
             if job.logprobs is not None:
