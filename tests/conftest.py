@@ -61,7 +61,7 @@ def server():
     running.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: other tests measure this process's memory
 def decoder():
     """The same models in this process: what the server is to write."""
     import options
