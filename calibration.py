@@ -4,9 +4,8 @@ Whole steps of the engine are timed, over made-up tokens: with nothing proposed,
 that no model had to be asked for, and with a few that the draft proposed. So the costs hold all
 that a step does, for one row and for a full batch. Costs of verifying are a staircase on most
 devices, as kernels work on several positions at a time; the points that matter most come first. A
-model so large that there is no time for all of them gets by with the first ones; a small one has
-each measured several times, and the least counts, as whatever else the machine does only adds to
-it.
+model so large that there is no time for all of them gets by with the first ones; for a small one
+all is measured several times.
 
 The file is in $XDG_CACHE_HOME or ~/.cache. Its name is a hash of everything that the costs depend
 on: config, types and shapes of both models, rows, the way of sampling, the device and the version
@@ -40,14 +39,13 @@ from results import Row, Settings
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 2  # of the file; also to be raised when steps are measured differently
-# What is measured, by importance: (drafted, copied) proposals.
+FORMAT = 3  # of the file; also to be raised when steps are measured differently
 AHEAD = 4
+# What is measured, by importance: (drafted, copied) proposals.
 PLANS = [(0, 0), (0, LONGEST), (AHEAD, 0), (0, AHEAD), (0, 1), (0, 7), (0, 2), (0, 10)]
-PLANS += [(0, n) for n in (3, 5, 6, 8, 9, 12)]
 BUDGET = 0.4  # seconds for each number of rows
-ROUNDS = 5  # more add nothing
-BUSY = 1.25  # a stored cost this many times a new one was taken while the machine was busy
+ROUNDS = 15  # more add nothing
+BUSY = 1.5  # a stored cost this many times a new one was taken while the machine was busy
 SOURCE = 32  # tokens of the prompt that steps attend to
 PAST = 8  # tokens that a row has written
 
@@ -104,25 +102,35 @@ def sample(
         `StepCosts.draft` and `StepCosts.verify`.
     """
     plans = [plan for plan in PLANS if drafts or not plan[0]]
-    began, least, needed = clock(), {}, 2 + drafts
-    for _ in range(ROUNDS):
+    began, rounds, taken = clock(), [], {}
+    while len(rounds) < ROUNDS:
         for plan in plans:
-            expected = least.get(plan, max(least.values(), default=0))
-            if len(least) >= needed and clock() - began + expected > budget:
-                return _costs(least)
-            least[plan] = min(seconds(*plan), least.get(plan, math.inf))
-    return _costs(least)
+            expected = rounds[-1][plan] if rounds else max(taken.values(), default=0)
+            if (rounds or len(taken) >= 2 + drafts) and clock() - began + expected > budget:
+                return _costs(rounds or [taken])
+            taken[plan] = seconds(*plan)
+        rounds.append(taken)
+        taken = {}
+    return _costs(rounds)
 
 
-def _costs(least: dict[tuple[int, int], float]) -> tuple[float, tuple[float, ...]]:
-    """Costs of every number of positions; fewer never cost more than more of them."""
-    points = sorted((copied, s) for (drafted, copied), s in least.items() if not drafted)
-    lengths, times = zip(*points, strict=True)
-    rising = np.minimum.accumulate(times[::-1])[::-1]
-    verify = np.interp(range(LONGEST + 1), lengths, rising)
-    drafted = least.get((AHEAD, 0))
-    draft = max(drafted - verify[AHEAD], 0.0) / AHEAD if drafted else 0.0
-    return float(draft), tuple(verify.tolist())
+def _costs(rounds: Sequence[dict[tuple[int, int], float]]) -> tuple[float, tuple[float, ...]]:
+    """Costs from rounds in which the same was measured.
+
+    The speed of a machine changes, so within a round everything is taken relative to its regular
+    step, and medians are taken of that. Fewer positions never cost more than more of them.
+    """
+    drafts, verifies = [], []
+    for taken in rounds:
+        points = sorted((copied, s) for (drafted, copied), s in taken.items() if not drafted)
+        lengths, times = zip(*points, strict=True)
+        verify = np.interp(range(LONGEST + 1), lengths, times)
+        drafted = taken.get((AHEAD, 0), verify[AHEAD])
+        drafts.append((drafted - verify[AHEAD]) / AHEAD / verify[0])
+        verifies.append(verify / verify[0])
+    regular = float(np.median([taken[0, 0] for taken in rounds]))
+    rising = np.minimum.accumulate(np.median(verifies, axis=0)[::-1])[::-1]
+    return max(float(np.median(drafts)), 0.0) * regular, tuple((rising * regular).tolist())
 
 
 def read(file: Path, key: dict[str, Any]) -> StepCosts | None:

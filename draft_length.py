@@ -16,7 +16,7 @@ step, v(n) cost of a step that verifies n positions, B rows, S speed-up over reg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 import numpy as np
@@ -34,11 +34,15 @@ def expected_tokens(alpha: float, gamma: int | np.ndarray) -> np.ndarray:
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def gains(alphas: Sequence[float], rooms: Sequence[int]) -> np.ndarray:
-    """(B, LONGEST + 1): expected tokens of a step with 0, 1, … proposals, of which rooms count.
+def gains(outlooks: Sequence[tuple[float, int]]) -> np.ndarray:
+    """(B, LONGEST + 1): expected tokens of a step with 0, 1, … proposals.
 
     Looked up for alpha in steps of 1 / `GRID`, as this is done in every step.
+
+    Args:
+        outlooks: alpha of each row, and how many proposals can count.
     """
+    alphas, rooms = zip(*outlooks, strict=True)
     return _expected_tokens()[[round(alpha * GRID) for alpha in alphas], list(rooms)]
 
 
@@ -81,6 +85,17 @@ class StepCosts:
         """(L + 1, L + 1): speed-up of such a step for each token that it yields a row."""
         return self.regular / self.table
 
+    @cached_property
+    def alone(self) -> tuple[list, list]:
+        """For one row, by alpha and room: the best speed-up and its length, drafted and copied."""
+        tables = []
+        for rates in (self.rate.diagonal(), self.rate[0]):  # what is drafted is verified as well
+            speedups = _expected_tokens() * rates
+            best = speedups.argmax(axis=-1)
+            pairs = zip(speedups.max(axis=-1).tolist(), best.tolist(), strict=True)
+            tables.append([list(zip(*pair, strict=True)) for pair in pairs])
+        return tables[0], tables[1]
+
     @property
     def price(self) -> str:
         """What proposals cost, in words."""
@@ -90,8 +105,7 @@ class StepCosts:
     @cached_property
     def hopeless(self) -> bool:
         """Whether drafting costs more than it could ever save."""
-        sure, none = gains([1.0, 0.0], [LONGEST, 0])[:, None]
-        return best_lengths(sure, none, self) == (0, 0)
+        return best_for_one((1.0, LONGEST), (0.0, 0), self) == (0, 0)
 
 
 @dataclass(frozen=True)
@@ -99,9 +113,15 @@ class Costs:
     """Costs of steps for one or more numbers of rows, ascending; others lie on lines between."""
 
     measured: tuple[StepCosts, ...]
+    _known: dict[int, StepCosts] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, rows: int) -> StepCosts:
-        """Costs of steps over so many rows."""
+        """Costs of steps over so many rows; always the same object, as it has tables to keep."""
+        if rows not in self._known:
+            self._known[rows] = self._between(rows)
+        return self._known[rows]
+
+    def _between(self, rows: int) -> StepCosts:
         if len(self.measured) == 1:
             return StepCosts(rows, self.measured[0].draft, self.measured[0].verify)
         widths = [costs.rows for costs in self.measured]
@@ -168,6 +188,25 @@ def foresee(offered: Sequence[int], written: Sequence[int], ended: bool) -> tupl
     known = min(len(offered), len(written) - ended)
     kept = next((i for i in range(known) if offered[i] != written[i]), known)
     return kept + (kept < known), kept
+
+
+def best_for_one(
+    draft: tuple[float, int], copy: tuple[float, int], costs: StepCosts
+) -> tuple[int, int]:
+    """What `best_lengths` says of a single row, looked up.
+
+    Args:
+        draft: alpha of drafted proposals, and how many of them count.
+        copy: the same of copied ones.
+        costs: of the step.
+    """
+    (drafting, d), (copying, k) = (
+        table[round(alpha * GRID)][room]
+        for table, (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
+    )
+    if max(drafting, copying) < WORTH:
+        return 0, 0
+    return (d, 0) if drafting > copying else (0, k)
 
 
 def best_lengths(by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts) -> tuple[int, int]:

@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from draft_length import (
     LONGEST,
     Costs,
     Estimate,
     StepCosts,
+    best_for_one,
     best_lengths,
     expected_tokens,
     foresee,
@@ -132,7 +131,6 @@ class Pacer:
         self.costs, self.width = costs, width
         self.history = History() if history is None else history
         self.purse = Purse()
-        self._tables: dict[int, StepCosts] = {}
 
     def choose(self, paces: Sequence[Pace], offers: Sequence[Sequence[Offer]]) -> list[Offer]:
         """Which offer each row should take up in the next step, and how much of it.
@@ -145,8 +143,8 @@ class Pacer:
             return [row[0].cut(UNKNOWN_COSTS) if row else NOTHING for row in offers]
         chosen = [NOTHING] * len(paces)
         together = [i for i, pace in enumerate(paces) if not pace.sampled]
-        groups = [(together, self._table(len(paces)), self.purse)] if together else []
-        full = self._table(self.width)
+        groups = [(together, self.costs.of(len(paces)), self.purse)] if together else []
+        full = self.costs.of(self.width)
         groups += [([i], full, pace.purse) for i, pace in enumerate(paces) if pace.sampled]
         for group, costs, purse in groups:
             picks = self._pick([paces[i] for i in group], [offers[i] for i in group], costs, purse)
@@ -192,29 +190,40 @@ class Pacer:
         """The offers that the rows of a group take up, chosen together."""
         models = [_first(row, model=True) for row in offers]
         copies = [_first(row, model=False) for row in offers]
-        by_draft, by_copy = (self._gains(paces, kind) for kind in (models, copies))
-        draft, copy = best_lengths(by_draft, by_copy, costs)
+        by_draft, by_copy = (self._outlooks(paces, kind) for kind in (models, copies))
+        if len(paces) == 1:
+            draft, copy = best_for_one(by_draft[0], by_copy[0], costs)
+        else:
+            draft, copy = best_lengths(gains(by_draft), gains(by_copy), costs)
         purse.worth = 0.0
         if not draft and not costs.hopeless and any(offer.length for offer in models):
             # A trial may yield no more than a regular step; besides, the draft has to catch up.
             step = costs.table[0, copy]
-            worth = step * len(paces) / by_copy[:, copy].sum()
+            worth = step * len(paces) / sum(expected_tokens(a, min(copy, r)) for a, r in by_copy)
             if purse.pays(costs.table[1, 0] + costs.draft - worth, worth / len(paces), step):
                 return [model.cut(1) for model in models]
         for pace, row in zip(paces, offers, strict=True):
             if draft or copy:
                 pace.off = None
-            elif any(offer.length for offer in row) and not pace.off:
+            elif not pace.off and any(offer.length for offer in row):
                 pace.off = self._reason(self._alpha(pace, row[0].kind), costs)
+        drafting = [
+            expected_tokens(a, min(draft, m)) > expected_tokens(b, min(copy, n))
+            for (a, m), (b, n) in zip(by_draft, by_copy, strict=True)
+        ]
         return [
-            models[i].cut(draft) if by_draft[i, draft] > by_copy[i, copy] else copies[i].cut(copy)
-            for i in range(len(paces))
+            model.cut(draft) if wins else other.cut(copy)
+            for wins, model, other in zip(drafting, models, copies, strict=True)
         ]
 
-    def _gains(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> np.ndarray:
-        """(B, L + 1): expected tokens of each row, if it takes up 0, 1, … of its offer."""
-        alphas = [self._alpha(p, o.kind) for p, o in zip(paces, offers, strict=True)]
-        return gains(alphas, [min(offer.length, LONGEST) for offer in offers])
+    def _outlooks(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> list[tuple[float, int]]:
+        """Each row's alpha of what it is offered, and how much of it can count."""
+        return [
+            (self._alpha(pace, offer.kind), min(offer.length, LONGEST))
+            if offer.length
+            else (0.0, 0)
+            for pace, offer in zip(paces, offers, strict=True)
+        ]
 
     def _alpha(self, pace: Pace, kind: str) -> float:
         prior, weight = PRIORS.get(kind, PRIORS["draft"])
@@ -233,7 +242,7 @@ class Pacer:
 
     def _book(self, paces: Sequence[Pace], chosen: Sequence[Offer]) -> None:
         """Adds what a step costs and what it promised to the rows' sums."""
-        costs = self._table(len(paces))
+        costs = self.costs.of(len(paces))
         drafted = max(offer.length if offer.tokens is None else 0 for offer in chosen)
         longest = min(max(offer.length for offer in chosen), LONGEST)
         for pace, offer in zip(paces, chosen, strict=True):
@@ -251,11 +260,6 @@ class Pacer:
         if costs.hopeless:
             return f"proposals cost more than they can save: {costs.price}"
         return f"too few proposals are kept: alpha {alpha:.2f}; {costs.price}"
-
-    def _table(self, rows: int) -> StepCosts:
-        if rows not in self._tables:
-            self._tables[rows] = self.costs.of(rows)
-        return self._tables[rows]
 
 
 def _first(offers: Iterable[Offer], model: bool) -> Offer:

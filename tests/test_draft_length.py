@@ -9,6 +9,7 @@ from draft_length import (
     Costs,
     Estimate,
     StepCosts,
+    best_for_one,
     best_lengths,
     expected_tokens,
     foresee,
@@ -16,7 +17,7 @@ from draft_length import (
     judge,
 )
 
-NONE = gains([0.0], [0])[0]
+NONE = gains([(0.0, 0)])[0]
 FLAT = StepCosts(1, 0.05, tuple(1 + 0.01 * n for n in range(LONGEST + 1)))
 STAIRCASE = StepCosts(1, 0.1, tuple(1 + 0.4 * (n // 5) + 0.01 * n for n in range(LONGEST + 1)))
 
@@ -27,7 +28,7 @@ def speedup(alpha, gamma, c, v):
 
 
 def row(alpha, room=LONGEST):
-    return gains([alpha], [room])[0]
+    return gains([(alpha, room)])[0]
 
 
 def best(by_draft, by_copy, costs):
@@ -52,7 +53,7 @@ def test_speedup_is_the_formula_of_the_paper():
 
 
 def test_no_more_is_gained_than_there_is_room_for():
-    half, sure = gains([0.5, 1.0], [2, LONGEST])
+    half, sure = gains([(0.5, 2), (1.0, LONGEST)])
     np.testing.assert_allclose(half, [1, 1.5, 1.75, *[1.75] * (LONGEST - 2)])
     np.testing.assert_allclose(sure, range(1, LONGEST + 2))
     np.testing.assert_allclose(NONE, np.ones(LONGEST + 1))
@@ -70,6 +71,7 @@ def test_between_two_numbers_of_rows_costs_lie_on_a_line():
     one, five = StepCosts(1, 0.1, (1.0, 2.0)), StepCosts(5, 0.3, (3.0, 6.0))
     costs = Costs((one, five))
     assert costs.of(1) == one
+    assert costs.of(3) is costs.of(3)
     three = costs.of(3)
     assert (three.rows, three.draft) == (3, pytest.approx(0.2))
     assert three.verify == pytest.approx((2.0, 4.0))
@@ -137,6 +139,14 @@ def test_the_choice_for_one_row_maximises_the_formula(alpha):
     by_formula = [speedup(alpha, g, 0.1 / v[0], v[g] / v[0]) for g in range(LONGEST + 1)]
     expected = by_formula.index(max(by_formula)) if max(by_formula) >= WORTH else 0
     assert best([row(alpha)], [NONE], STAIRCASE)[0] == expected
+
+
+@pytest.mark.parametrize("costs", [FLAT, STAIRCASE])
+@pytest.mark.parametrize("draft", [(0.0, 0), (0.3, 9), (0.7, 3), (0.7, LONGEST), (0.95, LONGEST)])
+@pytest.mark.parametrize("copy", [(0.0, 0), (0.1, 5), (0.7, LONGEST), (0.97, 4), (0.9, LONGEST)])
+def test_the_look_up_for_one_row_says_the_same(draft, copy, costs):
+    found = best_for_one(draft, copy, costs)
+    assert found == best_lengths(gains([draft]), gains([copy]), costs)
 
 
 def test_rows_share_one_length_that_is_best_for_all_of_them():
