@@ -39,10 +39,10 @@ from results import Row, Settings
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 3  # of the file; also to be raised when steps are measured differently
-AHEAD = 4
+FORMAT = 4  # of the file; also to be raised when steps are measured differently
+AHEAD = 8  # drafts of one step: what it costs to start drafting is shared between them
 # What is measured, by importance: (drafted, copied) proposals.
-PLANS = [(0, 0), (0, LONGEST), (AHEAD, 0), (0, AHEAD), (0, 1), (0, 7), (0, 2), (0, 10)]
+PLANS = [(0, 0), (0, LONGEST), (AHEAD, 0), (0, AHEAD), (0, 1), (0, 4), (0, 2), (0, 11)]
 BUDGET = 0.4  # seconds for each number of rows
 ROUNDS = 15  # more add nothing
 BUSY = 1.5  # a stored cost this many times a new one was taken while the machine was busy
