@@ -86,15 +86,11 @@ class StepCosts:
         return self.regular / self.table
 
     @cached_property
-    def alone(self) -> tuple[list, list]:
+    def alone(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         """For one row, by alpha and room: the best speed-up and its length, drafted and copied."""
-        tables = []
-        for rates in (self.rate.diagonal(), self.rate[0]):  # what is drafted is verified as well
-            speedups = _expected_tokens() * rates
-            best = speedups.argmax(axis=-1)
-            pairs = zip(speedups.max(axis=-1).tolist(), best.tolist(), strict=True)
-            tables.append([list(zip(*pair, strict=True)) for pair in pairs])
-        return tables[0], tables[1]
+        rates = self.rate.diagonal(), self.rate[0]  # what is drafted is verified as well
+        speedups = [_expected_tokens() * each for each in rates]
+        return tuple((each.max(axis=-1), each.argmax(axis=-1)) for each in speedups)
 
     @property
     def price(self) -> str:
@@ -201,12 +197,12 @@ def best_for_one(
         costs: of the step.
     """
     (drafting, d), (copying, k) = (
-        table[round(alpha * GRID)][room]
-        for table, (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
+        (speedups[round(alpha * GRID), room], lengths[round(alpha * GRID), room])
+        for (speedups, lengths), (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
     )
     if max(drafting, copying) < WORTH:
         return 0, 0
-    return (d, 0) if drafting > copying else (0, k)
+    return (int(d), 0) if drafting > copying else (0, int(k))
 
 
 def best_lengths(by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts) -> tuple[int, int]:

@@ -37,8 +37,8 @@ from drafters import NOTHING, Offer
 UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
-ROW_WEIGHT = 20.0  # the same for what earlier rows of a task say about a new one
-MEMORY, ROW_MEMORY = 120.0, 50.0  # judgements
+ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
+MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
 TASKS = 64  # whose past is remembered
 TRIAL_SHARE = 0.03  # of the time, spent on trials at most
 
