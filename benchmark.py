@@ -4,10 +4,12 @@
     python benchmark.py speed      # regular and speculative, beside what theory predicts
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
+    python benchmark.py memory     # what the public models take
+    python benchmark.py server     # throughput and latency of server.py
     python benchmark.py stopping   # whether a draft should end early when it is unsure
 
-`sweep` and `peers` need requirements-benchmark.txt. All that is compared runs in one process and
-takes turns; see benchmarks/timing.py.
+`sweep` and `peers` need requirements-benchmark.txt, `server` requirements-server.txt. All that is
+compared takes turns; see benchmarks/timing.py.
 """
 
 import sys

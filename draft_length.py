@@ -24,6 +24,7 @@ import numpy as np
 AUTO = "auto"  # in place of a number of proposals
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 GRID = 200  # steps of alpha that are told apart
+STAY = 0.97  # of the best speed-up is enough to stay with the lengths that were chosen last
 WORTH = 1.03  # a promised speed-up below this is within the error of what promises it
 
 
@@ -86,11 +87,10 @@ class StepCosts:
         return self.regular / self.table
 
     @cached_property
-    def alone(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """For one row, by alpha and room: the best speed-up and its length, drafted and copied."""
-        rates = self.rate.diagonal(), self.rate[0]  # what is drafted is verified as well
-        speedups = [_expected_tokens() * each for each in rates]
-        return tuple((each.max(axis=-1), each.argmax(axis=-1)) for each in speedups)
+    def alone(self) -> tuple[np.ndarray, np.ndarray]:
+        """Speed-ups of one row by alpha, room and length, drafted and copied."""
+        # What is drafted is verified as well, so nothing can be copied beside it for less.
+        return tuple(_expected_tokens() * each for each in (self.rate.diagonal(), self.rate[0]))
 
     @property
     def price(self) -> str:
@@ -187,7 +187,10 @@ def foresee(offered: Sequence[int], written: Sequence[int], ended: bool) -> tupl
 
 
 def best_for_one(
-    draft: tuple[float, int], copy: tuple[float, int], costs: StepCosts
+    draft: tuple[float, int],
+    copy: tuple[float, int],
+    costs: StepCosts,
+    last: tuple[int, int] = (0, 0),
 ) -> tuple[int, int]:
     """What `best_lengths` says of a single row, looked up.
 
@@ -195,30 +198,45 @@ def best_for_one(
         draft: alpha of drafted proposals, and how many of them count.
         copy: the same of copied ones.
         costs: of the step.
+        last: what was chosen last.
     """
-    (drafting, d), (copying, k) = (
-        (speedups[round(alpha * GRID), room], lengths[round(alpha * GRID), room])
-        for (speedups, lengths), (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
+    drafting, copying = (
+        table[round(alpha * GRID), room]
+        for table, (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
     )
-    if max(drafting, copying) < WORTH:
+    best = max(drafting.max(), copying.max())
+    if best < WORTH:
         return 0, 0
-    return (int(d), 0) if drafting > copying else (0, int(k))
+    before = drafting[last[0]] if last[0] else copying[last[1]]
+    if before >= max(STAY * best, WORTH):
+        return (last[0], 0) if last[0] else (0, last[1])
+    if drafting.max() > copying.max():
+        return int(drafting.argmax()), 0
+    return 0, int(copying.argmax())
 
 
-def best_lengths(by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts) -> tuple[int, int]:
+def best_lengths(
+    by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts, last: tuple[int, int] = (0, 0)
+) -> tuple[int, int]:
     """The numbers of proposals that make a step over these rows worth most.
 
     Rows share the step, so they share its length: a row's padding would cost as much as its
-    proposals. Each takes from the draft or copies, whichever promises it more.
+    proposals. Each takes from the draft or copies, whichever promises it more. What was chosen last
+    is chosen again if that promises nearly as much: the estimates are no more exact, and passes of
+    the same shape as the last ones are a little faster.
 
     Args:
         by_draft: (B, L + 1) expected tokens of each row with 0, 1, … drafted proposals.
         by_copy: (B, L + 1) the same with copied ones.
         costs: of the step.
+        last: what was chosen last.
 
     Returns:
         How many to draft and how many to copy; (0, 0) if the speed-up would not reach `WORTH`.
     """
     speedup = np.maximum(by_draft[:, :, None], by_copy[:, None, :]).sum(0) * costs.rate
     draft, copy = divmod(int(speedup.argmax()), by_copy.shape[1])
-    return (draft, copy) if speedup[draft, copy] >= WORTH * len(by_draft) else (0, 0)
+    best, least = speedup[draft, copy], WORTH * len(by_draft)
+    if best < least:
+        return 0, 0
+    return last if speedup[last] >= max(STAY * best, least) else (draft, copy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ def add_speculation(group: argparse._ArgumentGroup, without: str) -> None:
 def load_decoder(
     chosen: Pair, dtype: str | None, num_draft: int | str, delta: float = 0.0
 ) -> SpeculativeDecoder:
-    """Loads the models of a pair.
+    """Loads the models of a pair; warns before, on standard error, if they will not fit.
 
     Args:
         chosen: which models, from `pair.choose`.
@@ -101,9 +102,13 @@ def load_decoder(
     """
     from decoder import SpeculativeDecoder
     from drafters import DraftModel
+    from memory import warning
     from model import load
     from source_copy import CopyOrDraft, SourceCopy
 
+    large = warning([folder for folder in (chosen.target, chosen.draft) if folder], dtype)
+    if large:
+        print(f"warning: {large}", file=sys.stderr, flush=True)
     model, tokenizer = load(chosen.target, dtype)
     draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
     if chosen.lookup:

@@ -48,6 +48,7 @@ class History:
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[int, ...], dict[str, Estimate]] = {}
+        self.purse = Purse()
 
     def of(self, task: tuple[int, ...]) -> dict[str, Estimate]:
         """The estimates of a task, by kind; what is added to them stays."""
@@ -59,14 +60,16 @@ class History:
 
 @dataclass
 class Purse:
-    """Time put aside for trials of the draft model.
+    """What rows that choose together remember: their last choice, and time put aside for trials.
 
     Attributes:
+        last: how many to draft and to copy was chosen last.
         savings: seconds.
         price: of the last trial that was thought of.
         worth: seconds that each token kept in the trial now running saves; 0 if none is running.
     """
 
+    last: tuple[int, int] = (0, 0)
     savings: float = 0.0
     price: float = 0.0
     worth: float = 0.0
@@ -93,7 +96,7 @@ class Pace:
         task: its task prefix.
         sampled: whether its output depends on how many proposals it gets.
         estimates: of alpha, by kind of proposal.
-        purse: for its own trials, if it is sampled.
+        purse: its own, if it is sampled.
         off: why it gets no proposals, None if it does.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
@@ -130,7 +133,6 @@ class Pacer:
         """
         self.costs, self.width = costs, width
         self.history = History() if history is None else history
-        self.purse = Purse()
 
     def choose(self, paces: Sequence[Pace], offers: Sequence[Sequence[Offer]]) -> list[Offer]:
         """Which offer each row should take up in the next step, and how much of it.
@@ -143,7 +145,7 @@ class Pacer:
             return [row[0].cut(UNKNOWN_COSTS) if row else NOTHING for row in offers]
         chosen = [NOTHING] * len(paces)
         together = [i for i, pace in enumerate(paces) if not pace.sampled]
-        groups = [(together, self.costs.of(len(paces)), self.purse)] if together else []
+        groups = [(together, self.costs.of(len(paces)), self.history.purse)] if together else []
         full = self.costs.of(self.width)
         groups += [([i], full, pace.purse) for i, pace in enumerate(paces) if pace.sampled]
         for group, costs, purse in groups:
@@ -173,7 +175,7 @@ class Pacer:
         for pace, row, offer, (tokens, accepted, ended) in zip(
             paces, offers, chosen, written, strict=True
         ):
-            (pace.purse if pace.sampled else self.purse).earn(accepted)
+            (pace.purse if pace.sampled else self.history.purse).earn(accepted)
             if offer.length:
                 self._learn(pace, offer.kind, judge(offer.length, accepted, len(tokens), ended))
             for other in row:
@@ -192,10 +194,10 @@ class Pacer:
         copies = [_first(row, model=False) for row in offers]
         by_draft, by_copy = (self._outlooks(paces, kind) for kind in (models, copies))
         if len(paces) == 1:
-            draft, copy = best_for_one(by_draft[0], by_copy[0], costs)
+            draft, copy = best_for_one(by_draft[0], by_copy[0], costs, purse.last)
         else:
-            draft, copy = best_lengths(gains(by_draft), gains(by_copy), costs)
-        purse.worth = 0.0
+            draft, copy = best_lengths(gains(by_draft), gains(by_copy), costs, purse.last)
+        purse.last, purse.worth = (draft, copy), 0.0
         if not draft and not costs.hopeless and any(offer.length for offer in models):
             # A trial may yield no more than a regular step; besides, the draft has to catch up.
             step = costs.table[0, copy]

@@ -24,10 +24,10 @@ import console
 import options
 
 if TYPE_CHECKING:
-    from guard import Guard
-    from metrics import Metrics
     from pair import Pair
-    from service import Limits, Service
+    from serving.guard import Guard
+    from serving.metrics import Metrics
+    from serving.service import Limits, Service
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 KEY_VARIABLE = "T5_API_KEY"
@@ -173,10 +173,10 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
-    import api
-    from app import create_app
-    from metrics import Metrics
-    from service import Limits
+    from serving import api
+    from serving.app import create_app
+    from serving.metrics import Metrics
+    from serving.service import Limits
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
@@ -186,8 +186,8 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
 
 
 def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
-    from service import Service
-    from serving import Worker
+    from serving.service import Service
+    from serving.worker import Worker
 
     worker = Worker(
         lambda: options.load_decoder(chosen, args.dtype, args.num_draft),

@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
-
-import benchmark_server
-from benchmark_server import Measurement
+from benchmarks import command_line, server
+from benchmarks.server import Measurement
 
 
 def test_figures_of_literals():
@@ -17,7 +15,7 @@ def test_figures_of_literals():
 def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
     single = Measurement("one at a time", 4, 10, 50, [4.0, 2.0, 2.0], [0.5] * 20)
     batched = Measurement("batched", 4, 10, 50, [2.0, 2.0, 0.5], [0.25] * 20)
-    row = benchmark_server.table([single, batched]).splitlines()[2]
+    row = server.table([single, batched]).splitlines()[2]
     assert row == (
         "| 4 | 5.0 | 25 | 0.500 s | 0.500 s | 5.0 | 25 | 0.250 s | 0.250 s | 2.00× (1.00 to 4.00) |"
     )
@@ -27,15 +25,16 @@ def test_both_ways_serve_every_client_the_same(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"
     argv = ["--clients", "1", "3", "--requests", "5", "--repeats", "1", "--json", str(file)]
-    assert benchmark_server.main([*argv, "--dtype", "float32"]) == 0
-    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert command_line.main(["server", *argv, "--dtype", "float32"]) == 0
+    command, head, *rows, last = capsys.readouterr().out.splitlines()
+    assert command.startswith("python benchmark.py server")
     assert "demo, 5 held-out prompts" in head and "mlx" in head and "float32" in head
     assert [row.split(" | ")[0] for row in rows[2:]] == ["| 1", "| 3"]
     assert last == "all texts equal: yes"
     record = json.loads(file.read_text())
-    assert record["machine"] == head
+    assert record["machine"] == f"{command}\n{head}"
     assert [(m["clients"], m["way"]) for m in record["measurements"]] == [
-        (n, way) for n in (1, 3) for way in benchmark_server.WAYS
+        (n, way) for n in (1, 3) for way in server.WAYS
     ]
     assert all(len(m["latencies"]) == 5 and m["tokens"] > 20 for m in record["measurements"])
 
@@ -44,13 +43,13 @@ def test_different_texts_are_an_exit_status(monkeypatch, capsys):
     def measure(*args):
         return [Measurement(w, 1, 1, 1, [1.0], [1.0], same=w != "batched") for w in WAYS]
 
-    WAYS = benchmark_server.WAYS
-    monkeypatch.setattr(benchmark_server, "measure", measure)
-    monkeypatch.setattr(benchmark_server, "serving", lambda argv: NoServer())
-    monkeypatch.setattr(benchmark_server, "describe", lambda address, args: "machine")
-    assert benchmark_server.main([]) == 1
+    WAYS = server.WAYS
+    monkeypatch.setattr(server, "measure", measure)
+    monkeypatch.setattr(server, "serving", lambda argv: NoServer())
+    monkeypatch.setattr(server, "describe", lambda address, args: "machine")
+    assert command_line.main(["server"]) == 1
     assert "equal: NO" in capsys.readouterr().out
-    assert benchmark_server.main(["--temp", "1", "--num-draft", "auto"]) == 0
+    assert command_line.main(["server", "--temp", "1", "--num-draft", "auto"]) == 0
 
 
 class NoServer:
@@ -64,7 +63,5 @@ class NoServer:
 
 
 def test_a_server_that_does_not_start_is_one_line(capsys):
-    with pytest.raises(SystemExit) as end:
-        benchmark_server.main(["--model", "no/such/folder"])
-    assert end.value.code == 2
+    assert command_line.main(["server", "--model", "no/such/folder"]) == 2
     assert capsys.readouterr().err.startswith("error: there is no model folder no/such/folder")

@@ -149,6 +149,23 @@ def test_the_look_up_for_one_row_says_the_same(draft, copy, costs):
     assert found == best_lengths(gains([draft]), gains([copy]), costs)
 
 
+@pytest.mark.parametrize("choose", ["looked up", "by arrays"])
+def test_the_last_choice_stands_until_another_promises_clearly_more(choose):
+    def chosen(alpha, last, copied=0.0):
+        one = (alpha, LONGEST), (copied, LONGEST)
+        if choose == "looked up":
+            return best_for_one(*one, FLAT, last)
+        return best_lengths(*(gains([outlook]) for outlook in one), FLAT, last)
+
+    best = chosen(0.8, (0, 0))[0]
+    assert chosen(0.8, (best + 1, 0)) == (best + 1, 0)
+    assert chosen(0.8, (1, 0)) == (best, 0)
+    assert chosen(0.0, (best, 0)) == (0, 0), "nothing is worth it any more"
+    copies = chosen(0.1, (0, 0), copied=0.8)[1]
+    assert chosen(0.1, (0, copies - 1), copied=0.8) == (0, copies - 1)
+    assert chosen(0.8, (0, copies), copied=0.1) == (best, 0)
+
+
 def test_rows_share_one_length_that_is_best_for_all_of_them():
     steep = StepCosts(2, 0.05, tuple(1 + 0.1 * n for n in range(LONGEST + 1)))
     high, low = row(0.9), row(0.1)

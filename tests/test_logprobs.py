@@ -9,8 +9,8 @@ from acceptance import row_key
 from backend import mx
 from engine import Engine
 from fake_model import FakeModel, drafter, good, random_table
-from logprobs import LogprobRecorder, logprobs
 from results import Row, Settings
+from serving.logprobs import LogprobRecorder, logprobs
 
 V = 9
 TABLE = random_table(V, eos_bias=-0.5)

@@ -218,6 +218,14 @@ def test_one_prompt_too_long_for_memory_does_not_cost_the_others(run, models, mo
     assert "error: no memory" in err
 
 
+def test_models_that_will_not_fit_are_warned_of_before_they_are_loaded(run, models, monkeypatch):
+    monkeypatch.setattr("memory.limit", lambda: 1000)
+    status, out, err = run(*models, "--prompt", "x")
+    warned = [line for line in err.splitlines() if line.startswith("warning: the weights take")]
+    assert len(warned) == 1
+    assert status == 2 and "error: no memory for a prompt" in err
+
+
 # ---- rules for the text --------------------------------------------------------------------------
 
 

@@ -11,10 +11,10 @@ from backend import UserError
 from decoder import SpeculativeDecoder
 from draft_length import LONGEST, Costs, StepCosts
 from fake_model import FakeModel, drafter, good, random_table, without
-from jobs import Failure, Job, Progress, QueueFull, Stopped
-from metrics import Metrics
 from results import Settings
-from serving import Worker
+from serving.jobs import Failure, Job, Progress, QueueFull, Stopped
+from serving.metrics import Metrics
+from serving.worker import Worker
 
 V = 7
 ENDLESS = without(random_table(V), 1)

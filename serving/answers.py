@@ -16,9 +16,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from jobs import Progress
-from logprobs import TokenLogprob
 from results import Stats
+from serving.jobs import Progress
+from serving.logprobs import TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 

@@ -1,6 +1,4 @@
-"""Measures the server under load: a running batch against one request at a time.
-
-    python benchmark_server.py --clients 1 4 16 64 --requests 128 --repeats 3
+"""`server`: the server under load, a running batch against one request at a time.
 
 Two servers of the same models are started on free loopback ports, one with `--max-batch N` and one
 with `--max-batch 1`, which serves its queue one by one. Every client sends its next prompt as soon
@@ -31,13 +29,14 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from backend import device_name
-from console import Parser
+from backend import UserError, device_name
+from benchmarks import options, report
 from demo import corpus
 from draft_length import AUTO
-from options import add_models, number
+from options import add_models
 
-SERVER = Path(__file__).parent / "server.py"
+SUMMARY = "the server under load: a running batch against one request at a time"
+SERVER = Path(__file__).parent.parent / "server.py"
 TASKS = {"translate": 1.0, "fix": 0.0, "both": 0.5}  # share of translations among the prompts
 WAYS = ("one at a time", "batched")
 
@@ -182,12 +181,12 @@ def table(measured: list[Measurement]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line; exit status 1 if texts differ that are not to."""
-    args = parser().parse_args(argv)
+def run(args: argparse.Namespace, command: str) -> int:
+    """Measures and prints; exit status 1 if texts differ that are not to."""
+    report.check_writable(args.json)
     stream = corpus.examples(args.seed, held_out=True, translated=TASKS[args.task])
     prompts = [example.source for example in itertools.islice(stream, args.requests)]
-    options = {"max_tokens": 200, "temperature": args.temp}
+    settings = {"max_tokens": 200, "temperature": args.temp}
     common = ["--num-draft", args.num_draft, "--max-queue", str(max(args.clients))]
     for name in ("model", "draft_model", "dtype"):
         if (value := getattr(args, name)) is not None:
@@ -199,10 +198,10 @@ def main(argv: list[str] | None = None) -> int:
                 for way, size in zip(WAYS, (1, args.max_batch), strict=True)
             }
         except RuntimeError as error:
-            parser().error(str(error).removeprefix("error: "))
-        machine = describe(addresses[WAYS[0]], args)
+            raise UserError(str(error).removeprefix("error: ")) from None
+        machine = f"{command}\n{describe(addresses[WAYS[0]], args)}"
         print(machine, flush=True)
-        measured = measure(addresses, prompts, args.clients, options, args.repeats)
+        measured = measure(addresses, prompts, args.clients, settings, args.repeats)
     print(table(measured))
     same = all(m.same for m in measured) or (args.temp > 0 and args.num_draft == AUTO)
     print(f"all texts equal: {'yes' if all(m.same for m in measured) else 'NO'}")
@@ -225,23 +224,27 @@ def describe(address: str, args: argparse.Namespace) -> str:
     )
 
 
-def parser() -> Parser:
-    """All options."""
-    result = Parser(prog="benchmark_server.py", description=__doc__.split("\n\n")[0])
-    add_models(result.add_argument_group("models"))
-    add = result.add_argument
-    count = number(int, lambda n: n >= 1, "a whole number of at least 1")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add_models(parser.add_argument_group("models"))
+    add = parser.add_argument
     add("--task", choices=list(TASKS), default="both", help="default: %(default)s")
-    add("--clients", type=count, nargs="+", default=[1, 4, 16, 64], metavar="N", help="numbers")
-    add("--requests", type=count, default=128, help="in each run (default: %(default)s)")
-    add("--repeats", type=count, default=3, help="of each run (default: %(default)s)")
-    add("--max-batch", type=count, default=8, help="of the batched way (default: %(default)s)")
+    add(
+        "--clients",
+        type=options.at_least(1),
+        nargs="+",
+        default=[1, 4, 16, 64],
+        metavar="N",
+        help="numbers",
+    )
+    add(
+        "--requests",
+        type=options.at_least(1),
+        default=128,
+        help="in each run (default: %(default)s)",
+    )
+    add("--max-batch", type=options.at_least(1), default=8, help="default: %(default)s")
     add("--num-draft", default="5", help="a number or auto (default: %(default)s)")
-    add("--temp", type=float, default=0.0, help="default: %(default)s")
+    add("--temp", type=options.between(0, 100), default=0.0, help="default: %(default)s")
     add("--seed", default="load", help="of the held-out sample")
-    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    return result
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    options.add_measuring(parser, 3)

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import api
 from backend import UserError
-from errors import ApiError
-from jobs import Failure, Job, Progress, QueueFull, Stopped
 from prompts import token_ids
 from results import Settings
-from serving import Worker
+from serving import api
+from serving.errors import ApiError
+from serving.jobs import Failure, Job, Progress, QueueFull, Stopped
+from serving.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from errors import ApiError, place
-from metrics import Metrics
+from serving.errors import ApiError, place
+from serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from logprobs import TokenLogprob
 from results import Chunk, Row, Settings, Stats
+from serving.logprobs import TokenLogprob
 
 
 class QueueFull(Exception):

@@ -22,12 +22,12 @@ import batching
 from backend import mx
 from decoder import SpeculativeDecoder
 from draft_length import AUTO
-from errors import place
-from jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
-from logprobs import LogprobRecorder
-from metrics import Metrics
 from prompts import random_keys
 from results import Row
+from serving.errors import place
+from serving.jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
+from serving.logprobs import LogprobRecorder
+from serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,11 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
-import answers
-import api
-from errors import ApiError, ErrorBody, of_status, of_validation, place
-from guard import OPEN, Guard
-from metrics import Metrics
-from service import ClientGone, Exchange, Service
+from serving import answers, api
+from serving.errors import ApiError, ErrorBody, of_status, of_validation, place
+from serving.guard import OPEN, Guard
+from serving.metrics import Metrics
+from serving.service import ClientGone, Exchange, Service
 
 log = logging.getLogger(__name__)
 
