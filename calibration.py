@@ -39,11 +39,11 @@ from results import Row, Settings
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 4  # of the file; also to be raised when steps are measured differently
-AHEAD = 8  # drafts of one step: what it costs to start drafting is shared between them
+FORMAT = 5  # of the file; also to be raised when steps are measured differently
 # What is measured, by importance: (drafted, copied) proposals.
-PLANS = [(0, 0), (0, LONGEST), (AHEAD, 0), (0, AHEAD), (0, 1), (0, 4), (0, 2), (0, 11)]
-BUDGET = 0.4  # seconds for each number of rows
+PLANS = [(0, 0), (0, LONGEST), (8, 0), (1, 0), (LONGEST, 0), (4, 0)]
+PLANS += [(0, n) for n in (1, 4, 8, 2)]
+BUDGET = 0.45  # seconds for each number of rows
 ROUNDS = 15  # more add nothing
 BUSY = 1.5  # a stored cost this many times a new one was taken while the machine was busy
 SOURCE = 32  # tokens of the prompt that steps attend to
@@ -87,7 +87,7 @@ def sample(
     drafts: bool,
     budget: float = BUDGET,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[float, tuple[float, ...]]:
+) -> tuple[float, tuple[float, ...], float]:
     """Measures costs until the budget is used up.
 
     Args:
@@ -99,7 +99,7 @@ def sample(
         clock: seconds.
 
     Returns:
-        `StepCosts.draft` and `StepCosts.verify`.
+        The last three fields of `StepCosts`.
     """
     plans = [plan for plan in PLANS if drafts or not plan[0]]
     began, rounds, taken = clock(), [], {}
@@ -114,36 +114,48 @@ def sample(
     return _costs(rounds)
 
 
-def _costs(rounds: Sequence[dict[tuple[int, int], float]]) -> tuple[float, tuple[float, ...]]:
+def _costs(
+    rounds: Sequence[dict[tuple[int, int], float]],
+) -> tuple[float, tuple[float, ...], float]:
     """Costs from rounds in which the same was measured.
 
     The speed of a machine changes, so within a round everything is taken relative to its regular
     step, and medians are taken of that. Fewer positions never cost more than more of them.
     """
-    drafts, verifies = [], []
+    verifies, drafting = [], []
     for taken in rounds:
         points = sorted((copied, s) for (drafted, copied), s in taken.items() if not drafted)
-        lengths, times = zip(*points, strict=True)
-        verify = np.interp(range(LONGEST + 1), lengths, times)
-        drafted = taken.get((AHEAD, 0), verify[AHEAD])
-        drafts.append((drafted - verify[AHEAD]) / AHEAD / verify[0])
+        verify = np.interp(range(LONGEST + 1), *zip(*points, strict=True))
         verifies.append(verify / verify[0])
+        drafting.append({d: (s - verify[d]) / verify[0] for (d, _), s in taken.items() if d})
     regular = float(np.median([taken[0, 0] for taken in rounds]))
     rising = np.minimum.accumulate(np.median(verifies, axis=0)[::-1])[::-1]
-    return max(float(np.median(drafts)), 0.0) * regular, tuple((rising * regular).tolist())
+    lengths = sorted(drafting[0])
+    draft, start = _line(lengths, [np.median([each[d] for each in drafting]) for d in lengths])
+    return draft * regular, tuple((rising * regular).tolist()), start * regular
+
+
+def _line(x: Sequence[int], y: Sequence[float]) -> tuple[float, float]:
+    """Slope and offset, neither negative, of the line through these points; 0 if there are none."""
+    if not x:
+        return 0.0, 0.0
+    slope, offset = np.polyfit(x, y, 1) if len(x) > 1 else (0.0, -1.0)
+    if offset < 0:
+        slope, offset = np.dot(x, y) / np.dot(x, x), 0.0
+    return max(float(slope), 0.0), float(offset)
 
 
 def read(file: Path, key: dict[str, Any]) -> StepCosts | None:
     """The costs in a file, None if there are none that could be used."""
     try:
         stored = json.loads(file.read_bytes())
-        rows, draft, verify = stored["costs"]
+        rows, draft, verify, start = stored["costs"]
         usable = stored["key"] == key and len(verify) == LONGEST + 1 and type(rows) is int
-        usable &= all(type(s) is float and math.isfinite(s) for s in (draft, *verify))
-        usable &= draft >= 0 < verify[0] and verify == sorted(verify)
+        usable &= all(type(s) is float and math.isfinite(s) for s in (draft, start, *verify))
+        usable &= min(draft, start) >= 0 < verify[0] and verify == sorted(verify)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return StepCosts(rows, draft, tuple(verify)) if usable else None
+    return StepCosts(rows, draft, tuple(verify), start) if usable else None
 
 
 def write(file: Path, key: dict[str, Any], costs: StepCosts) -> None:

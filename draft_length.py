@@ -16,7 +16,7 @@ step, v(n) cost of a step that verifies n positions, B rows, S speed-up over reg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -63,11 +63,13 @@ class StepCosts:
         rows: B.
         draft: one pass of the draft over one position a row; 0 without a draft model.
         verify: the rest of a step, by how many positions a row it verifies: 1, 2, ….
+        start: what a step that drafts costs besides its passes.
     """
 
     rows: int
     draft: float
     verify: tuple[float, ...]
+    start: float = 0.0
 
     @property
     def regular(self) -> float:
@@ -79,7 +81,8 @@ class StepCosts:
         """(L + 1, L + 1): a step with up to d proposals of a model and up to k copied ones."""
         lengths = np.arange(len(self.verify))
         verify = np.array(self.verify)[np.maximum(lengths[:, None], lengths)]
-        return lengths[:, None] * self.draft + verify
+        drafting = lengths * self.draft + (lengths > 0) * self.start
+        return drafting[:, None] + verify
 
     @cached_property
     def rate(self) -> np.ndarray:
@@ -119,14 +122,14 @@ class Costs:
 
     def _between(self, rows: int) -> StepCosts:
         if len(self.measured) == 1:
-            return StepCosts(rows, self.measured[0].draft, self.measured[0].verify)
+            return replace(self.measured[0], rows=rows)
         widths = [costs.rows for costs in self.measured]
         place = int(np.clip(np.searchsorted(widths, rows), 1, len(widths) - 1))
         a, b = self.measured[place - 1 : place + 1]
         share = (rows - a.rows) / (b.rows - a.rows)
-        each = zip((a.draft, *a.verify), (b.draft, *b.verify), strict=True)
-        draft, *verify = [max(x + share * (y - x), min(x, y)) for x, y in each]
-        return StepCosts(rows, draft, tuple(verify))
+        pairs = zip((a.draft, a.start, *a.verify), (b.draft, b.start, *b.verify), strict=True)
+        draft, start, *verify = [max(x + share * (y - x), min(x, y)) for x, y in pairs]
+        return StepCosts(rows, draft, tuple(verify), start)
 
 
 @dataclass

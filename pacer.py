@@ -253,7 +253,7 @@ class Pacer:
             pace.promised += costs.regular * expected_tokens(
                 self._alpha(pace, offer.kind), offer.length
             )
-            pace.spent += drafted * costs.draft + costs.verify[longest]
+            pace.spent += costs.table[min(drafted, LONGEST), longest]
             pace.c += costs.draft / costs.regular
             pace.verify += costs.verify[longest] / costs.regular
 

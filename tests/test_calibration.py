@@ -6,7 +6,7 @@ import os
 import pytest
 
 import calibration
-from calibration import AHEAD, PLANS, cache_folder, identity, measure_costs, sample, timer
+from calibration import PLANS, cache_folder, identity, measure_costs, sample, timer
 from config import T5Config
 from draft_length import LONGEST, StepCosts
 from model import T5, mx
@@ -14,7 +14,7 @@ from results import Settings
 
 SHAPE = {"vocab_size": 16, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
 KEY = {"device": "a test"}
-COSTS = StepCosts(2, 0.25, tuple(1.0 + n for n in range(LONGEST + 1)))
+COSTS = StepCosts(2, 0.25, tuple(1.0 + n for n in range(LONGEST + 1)), 0.5)
 
 
 class Clock:
@@ -49,11 +49,12 @@ def test_a_small_model_has_every_point_measured():
 
     def cost(drafted, copied):
         seen.add((drafted, copied))
-        return 1e-3 + 1e-4 * max(drafted, copied) + 2e-5 * drafted
+        start = 3e-4 if drafted else 0.0
+        return 1e-3 + 1e-4 * max(drafted, copied) + 2e-5 * drafted + start
 
-    draft, verify = taken(clock, cost)
+    draft, verify, start = taken(clock, cost)
     assert seen == set(PLANS)
-    assert draft == pytest.approx(2e-5)
+    assert (draft, start) == (pytest.approx(2e-5), pytest.approx(3e-4))
     assert verify == pytest.approx([1e-3 + 1e-4 * n for n in range(LONGEST + 1)])
     assert clock.now <= 0.4
     seen.clear()
@@ -79,10 +80,10 @@ def test_a_large_model_gets_by_with_the_first_points(cost, drafts):
 
 def test_between_points_costs_lie_on_a_line():
     clock = Clock()
-    draft, verify = taken(clock, lambda d, n: 0.2 + 0.01 * n + 0.3 * d, budget=0.1)
+    draft, verify, start = taken(clock, lambda d, n: 0.2 + 0.01 * n + 0.3 * d, budget=0.1)
     assert verify == pytest.approx([0.2 + 0.01 * n for n in range(LONGEST + 1)])
     # The step with drafts has to verify them too.
-    assert draft == pytest.approx(0.3 - 0.01)
+    assert (draft, start) == (pytest.approx(0.3 - 0.01), 0.0)
 
 
 def test_the_least_of_several_counts():
@@ -96,9 +97,9 @@ def test_the_least_of_several_counts():
 
 
 def test_fewer_positions_never_cost_more_and_a_draft_never_less_than_nothing():
-    draft, verify = taken(Clock(), lambda d, n: 1.0 if d else {0: 5.0}.get(n, 2.0))
+    draft, verify, start = taken(Clock(), lambda d, n: 1.0 if d else {0: 5.0}.get(n, 2.0))
     assert set(verify) == {2.0}
-    assert draft == 0.0
+    assert (draft, start) == (0.0, 0.0)
 
 
 def test_measured_once_and_then_read(tmp_path, monkeypatch):
@@ -142,12 +143,12 @@ def test_a_step_is_timed_as_the_engine_makes_it(monkeypatch):
     seconds(0, 5)
     assert passes == [(8, (3, 6))]
     passes.clear()
-    seconds(AHEAD, 0)
-    assert [d_ff for d_ff, _ in passes] == [4] * AHEAD + [8]
-    assert passes[-1][1] == (3, AHEAD + 1)
+    seconds(4, 0)
+    assert [d_ff for d_ff, _ in passes] == [4] * 4 + [8]
+    assert passes[-1][1] == (3, 5)
     again = list(passes)
     passes.clear()
-    seconds(AHEAD, 0)
+    seconds(4, 0)
     # Nothing was committed, so the same step can be made as often as needed.
     assert [shape for d_ff, shape in passes if d_ff == 8] == [again[-1][1]]
 
@@ -189,7 +190,7 @@ def test_what_is_written_can_be_read(tmp_path):
 
 
 def damaged(**changes):
-    return {"rows": 1, "draft": 0.5, "verify": [1.0] * (LONGEST + 1)} | changes
+    return {"rows": 1, "draft": 0.5, "verify": [1.0] * (LONGEST + 1), "start": 0.0} | changes
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,7 @@ def damaged(**changes):
         damaged(rows=1.0).values(),
         damaged(draft=-0.5).values(),
         damaged(draft=None).values(),
+        damaged(start=-0.5).values(),
         damaged(verify=[1.0] * LONGEST).values(),
         damaged(verify=[0.0] * (LONGEST + 1)).values(),
         damaged(verify=[1.0] * LONGEST + [0.5]).values(),

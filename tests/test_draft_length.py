@@ -64,19 +64,21 @@ def test_costs_of_a_step():
     assert costs.regular == 2.0
     # Rows: drafted; columns: copied. Both are verified together.
     np.testing.assert_allclose(costs.table, [[2, 3, 4], [3.5, 3.5, 4.5], [5, 5, 5]])
+    started = StepCosts(2, 0.5, (2.0, 3.0, 4.0), 0.25)
+    np.testing.assert_allclose(started.table, [[2, 3, 4], [3.75, 3.75, 4.75], [5.25, 5.25, 5.25]])
     assert costs.price == "c 0.25, v(2)/v(1) 1.50"
 
 
 def test_between_two_numbers_of_rows_costs_lie_on_a_line():
-    one, five = StepCosts(1, 0.1, (1.0, 2.0)), StepCosts(5, 0.3, (3.0, 6.0))
+    one, five = StepCosts(1, 0.1, (1.0, 2.0), 0.5), StepCosts(5, 0.3, (3.0, 6.0), 0.7)
     costs = Costs((one, five))
     assert costs.of(1) == one
     assert costs.of(3) is costs.of(3)
     three = costs.of(3)
-    assert (three.rows, three.draft) == (3, pytest.approx(0.2))
+    assert (three.rows, three.draft, three.start) == (3, *map(pytest.approx, (0.2, 0.6)))
     assert three.verify == pytest.approx((2.0, 4.0))
     assert costs.of(9).verify == pytest.approx((5.0, 10.0))
-    assert Costs((one,)).of(4) == StepCosts(4, 0.1, (1.0, 2.0))
+    assert Costs((one,)).of(4) == StepCosts(4, 0.1, (1.0, 2.0), 0.5)
     # A wrong measurement does not make larger batches free.
     falling = Costs((five, StepCosts(6, 0.1, (2.0, 4.0)))).of(20)
     assert (falling.draft, *falling.verify) == (0.1, 2.0, 4.0)
