@@ -95,6 +95,18 @@ class StepCosts:
         # What is drafted is verified as well, so nothing can be copied beside it for less.
         return tuple(_expected_tokens() * each for each in (self.rate.diagonal(), self.rate[0]))
 
+    @cached_property
+    def promise(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best speed-up of one row by alpha and room, drafted and copied."""
+        return tuple(table.max(axis=-1) for table in self.alone)
+
+    def pays(self, draft: tuple[float, int], copy: tuple[float, int]) -> bool:
+        """Whether one row alone would make proposals worth it; arguments as of `best_for_one`."""
+        return any(
+            table[round(alpha * GRID), room] >= WORTH
+            for table, (alpha, room) in zip(self.promise, (draft, copy), strict=True)
+        )
+
     @property
     def price(self) -> str:
         """What proposals cost, in words."""
@@ -203,13 +215,13 @@ def best_for_one(
         costs: of the step.
         last: what was chosen last.
     """
+    if not costs.pays(draft, copy):
+        return 0, 0
     drafting, copying = (
         table[round(alpha * GRID), room]
         for table, (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
     )
     best = max(drafting.max(), copying.max())
-    if best < WORTH:
-        return 0, 0
     before = drafting[last[0]] if last[0] else copying[last[1]]
     if before >= max(STAY * best, WORTH):
         return (last[0], 0) if last[0] else (0, last[1])

@@ -195,6 +195,8 @@ class Pacer:
         by_draft, by_copy = (self._outlooks(paces, kind) for kind in (models, copies))
         if len(paces) == 1:
             draft, copy = best_for_one(by_draft[0], by_copy[0], costs, purse.last)
+        elif not any(map(costs.pays, by_draft, by_copy)):
+            draft = copy = 0  # where it pays for none of the rows it cannot pay for all
         else:
             draft, copy = best_lengths(gains(by_draft), gains(by_copy), costs, purse.last)
         purse.last, purse.worth = (draft, copy), 0.0
