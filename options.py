@@ -6,6 +6,7 @@ Nothing here imports MLX before a decoder is loaded, so `--help` and mistakes ne
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from collections.abc import Callable
@@ -100,15 +101,17 @@ def load_decoder(
     Raises:
         UserError: a model cannot be read, or the two do not fit each other.
     """
+    from backend import UserError
     from decoder import SpeculativeDecoder
     from drafters import DraftModel
     from memory import warning
     from model import load
     from source_copy import CopyOrDraft, SourceCopy
 
-    large = warning([folder for folder in (chosen.target, chosen.draft) if folder], dtype)
-    if large:
-        print(f"warning: {large}", file=sys.stderr, flush=True)
+    with contextlib.suppress(UserError):  # whatever is wrong with a folder, `load` says it best
+        large = warning([folder for folder in (chosen.target, chosen.draft) if folder], dtype)
+        if large:
+            print(f"warning: {large}", file=sys.stderr, flush=True)
     model, tokenizer = load(chosen.target, dtype)
     draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
     if chosen.lookup:

@@ -129,7 +129,7 @@ def is_loopback(host: str) -> bool:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        import app  # noqa: F401  (FastAPI is an extra requirement)
+        import serving.app  # noqa: F401  (FastAPI is an extra requirement)
     except ImportError as error:
         hint = "pip install -r requirements-server.txt"
         raise console.InputError(f"{error.name} is not installed; {hint}") from None
