@@ -208,6 +208,7 @@ class DraftModel:
             else:
                 q.append(probabilities(logits, sampling))
                 token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
+            mx.async_eval(token)  # the device begins while the host puts together what follows
             tokens.append(token)
         self.fed = [len(row) + gamma - 1 for row in committed]
         writers = ["draft"] * len(lengths)

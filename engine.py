@@ -99,6 +99,7 @@ class Engine:
         started = self.clock()
         offers, chosen = self._choose()
         proposal, outcome = self.draft_and_verify(chosen)
+        mx.async_eval(outcome)
         outcome = outcome.tolist()  # the step's only synchronisation
         seconds = self.clock() - started
         written = []
