@@ -96,16 +96,28 @@ class StepCosts:
         return tuple(_expected_tokens() * each for each in (self.rate.diagonal(), self.rate[0]))
 
     @cached_property
-    def promise(self) -> tuple[np.ndarray, np.ndarray]:
-        """The best speed-up of one row by alpha and room, drafted and copied."""
-        return tuple(table.max(axis=-1) for table in self.alone)
+    def promise(self) -> tuple[list[list[tuple[float, int]]], ...]:
+        """The best of those speed-ups by alpha and room, and at what length it is reached."""
+        return tuple(
+            [
+                list(zip(*pair, strict=True))
+                for pair in zip(best.tolist(), length.tolist(), strict=True)
+            ]
+            for best, length in ((table.max(-1), table.argmax(-1)) for table in self.alone)
+        )
+
+    def promised(
+        self, draft: tuple[float, int], copy: tuple[float, int]
+    ) -> tuple[tuple[float, int], tuple[float, int]]:
+        """What `promise` says of drafted and copied ones; arguments as of `best_for_one`."""
+        return tuple(
+            table[round(alpha * GRID)][room]
+            for table, (alpha, room) in zip(self.promise, (draft, copy), strict=True)
+        )
 
     def pays(self, draft: tuple[float, int], copy: tuple[float, int]) -> bool:
         """Whether one row alone would make proposals worth it; arguments as of `best_for_one`."""
-        return any(
-            table[round(alpha * GRID), room] >= WORTH
-            for table, (alpha, room) in zip(self.promise, (draft, copy), strict=True)
-        )
+        return max(self.promised(draft, copy))[0] >= WORTH
 
     @property
     def price(self) -> str:
@@ -215,19 +227,16 @@ def best_for_one(
         costs: of the step.
         last: what was chosen last.
     """
-    if not costs.pays(draft, copy):
+    (drafting, drafted), (copying, copied) = costs.promised(draft, copy)
+    best = max(drafting, copying)
+    if best < WORTH:
         return 0, 0
-    drafting, copying = (
-        table[round(alpha * GRID), room]
-        for table, (alpha, room) in zip(costs.alone, (draft, copy), strict=True)
-    )
-    best = max(drafting.max(), copying.max())
-    before = drafting[last[0]] if last[0] else copying[last[1]]
-    if before >= max(STAY * best, WORTH):
-        return (last[0], 0) if last[0] else (0, last[1])
-    if drafting.max() > copying.max():
-        return int(drafting.argmax()), 0
-    return 0, int(copying.argmax())
+    if any(last):
+        alpha, room = draft if last[0] else copy
+        before = costs.alone[not last[0]][round(alpha * GRID), room, last[0] or last[1]]
+        if before >= max(STAY * best, WORTH):
+            return (last[0], 0) if last[0] else last
+    return (drafted, 0) if drafting > copying else (0, copied)
 
 
 def best_lengths(

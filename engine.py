@@ -100,6 +100,7 @@ class Engine:
         offers, chosen = self._choose()
         proposal, outcome = self.draft_and_verify(chosen)
         mx.async_eval(outcome)
+        self.pacer.learn(row.pace for row in self.rows)  # while the device is busy
         outcome = outcome.tolist()  # the step's only synchronisation
         seconds = self.clock() - started
         written = []
@@ -110,6 +111,7 @@ class Engine:
             written.append(row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos))
             row.stats.decode_seconds += seconds
         self.pacer.observe([row.pace for row in self.rows], offers, chosen, written)
+        self.pacer.learn(row.pace for row in self.rows if row.finish_reason)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -83,9 +83,36 @@ class Purse:
         self.price, self.worth = price, worth if paid else 0.0
         return paid
 
-    def earn(self, kept: int) -> None:
-        """Takes back what tokens of a trial have saved, enough for the next one at most."""
-        self.savings = min(self.savings + kept * self.worth, max(self.savings, self.price))
+    def earn(self, saved: float) -> None:
+        """Takes back seconds that a trial has saved, enough for the next one at most."""
+        self.savings = min(self.savings + saved, max(self.savings, self.price))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What became of a step for one row, before anything is made of it.
+
+    Attributes:
+        rows: how many took part in the step.
+        drafted: proposals of a model that the step had room for.
+        longest: proposals of any kind that it had room for.
+        offers: to the row.
+        chosen: what it took up.
+        worth: seconds that each of it that was kept has saved, if it was a trial; else 0.
+        tokens: what it got.
+        accepted: how many of them were proposals.
+        ended: whether its text ended.
+    """
+
+    rows: int
+    drafted: int
+    longest: int
+    offers: Sequence[Offer]
+    chosen: Offer
+    worth: float
+    tokens: Sequence[int]
+    accepted: int
+    ended: bool
 
 
 @dataclass
@@ -97,6 +124,7 @@ class Pace:
         sampled: whether its output depends on how many proposals it gets.
         estimates: of alpha, by kind of proposal.
         purse: its own, if it is sampled.
+        lesson: of its last step, not learned yet.
         off: why it gets no proposals, None if it does.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
@@ -109,6 +137,7 @@ class Pace:
     sampled: bool = False
     estimates: dict[str, Estimate] = field(default_factory=dict)
     purse: Purse = field(default_factory=Purse)
+    lesson: Lesson | None = None
     off: str | None = None
     steps: int = 0
     regular: float = 0.0
@@ -161,7 +190,7 @@ class Pacer:
         chosen: Sequence[Offer],
         written: Sequence[tuple[Sequence[int], int, bool]],
     ) -> None:
-        """Learns from a step.
+        """Takes note of a step, for `learn`.
 
         Args:
             paces: of all rows that took part.
@@ -170,16 +199,30 @@ class Pacer:
             written: the tokens each got, how many of them were proposals, and whether its text
                 ended.
         """
-        if self.costs is not None:
-            self._book(paces, chosen)
-        for pace, row, offer, (tokens, accepted, ended) in zip(
-            paces, offers, chosen, written, strict=True
-        ):
-            (pace.purse if pace.sampled else self.history.purse).earn(accepted)
-            if offer.length:
-                self._learn(pace, offer.kind, judge(offer.length, accepted, len(tokens), ended))
-            for other in row:
-                if other.tokens is not None and not (offer.length and other.kind == offer.kind):
+        drafted = max(offer.length if offer.tokens is None else 0 for offer in chosen)
+        longest = max(offer.length for offer in chosen)
+        step = len(paces), min(drafted, LONGEST), min(longest, LONGEST)
+        for pace, row, offer, outcome in zip(paces, offers, chosen, written, strict=True):
+            pace.lesson = Lesson(*step, row, offer, self._purse(pace).worth, *outcome)
+
+    def learn(self, paces: Iterable[Pace]) -> None:
+        """Has rows learn from the last step that was observed, if they have not yet.
+
+        Not part of `observe`, as there is time for it while the device does the next step.
+        """
+        for pace in paces:
+            lesson, pace.lesson = pace.lesson, None
+            if lesson is None:
+                continue
+            if self.costs is not None:
+                self._book(pace, lesson)
+            self._purse(pace).earn(lesson.accepted * lesson.worth)
+            chosen, tokens, ended = lesson.chosen, lesson.tokens, lesson.ended
+            if chosen.length:
+                counts = judge(chosen.length, lesson.accepted, len(tokens), ended)
+                self._learn(pace, chosen.kind, counts)
+            for other in lesson.offers:
+                if other.tokens is not None and not (chosen.length and other.kind == chosen.kind):
                     self._learn(pace, other.kind, foresee(other.tokens, tokens, ended))
 
     def _pick(
@@ -229,6 +272,9 @@ class Pacer:
             for pace, offer in zip(paces, offers, strict=True)
         ]
 
+    def _purse(self, pace: Pace) -> Purse:
+        return pace.purse if pace.sampled else self.history.purse
+
     def _alpha(self, pace: Pace, kind: str) -> float:
         prior, weight = PRIORS.get(kind, PRIORS["draft"])
         if not pace.sampled:
@@ -244,20 +290,16 @@ class Pacer:
             if not pace.sampled:
                 self.history.of(pace.task).setdefault(kind, Estimate(MEMORY)).add(judged, kept)
 
-    def _book(self, paces: Sequence[Pace], chosen: Sequence[Offer]) -> None:
-        """Adds what a step costs and what it promised to the rows' sums."""
-        costs = self.costs.of(len(paces))
-        drafted = max(offer.length if offer.tokens is None else 0 for offer in chosen)
-        longest = min(max(offer.length for offer in chosen), LONGEST)
-        for pace, offer in zip(paces, chosen, strict=True):
-            pace.steps += 1
-            pace.regular += costs.regular
-            pace.promised += costs.regular * expected_tokens(
-                self._alpha(pace, offer.kind), offer.length
-            )
-            pace.spent += costs.table[min(drafted, LONGEST), longest]
-            pace.c += costs.draft / costs.regular
-            pace.verify += costs.verify[longest] / costs.regular
+    def _book(self, pace: Pace, lesson: Lesson) -> None:
+        """Adds what a step costs and what it promised to a row's sums."""
+        costs, chosen = self.costs.of(lesson.rows), lesson.chosen
+        alpha = self._alpha(pace, chosen.kind) if chosen.length else 0.0
+        pace.steps += 1
+        pace.regular += costs.regular
+        pace.promised += costs.regular * expected_tokens(alpha, chosen.length)
+        pace.spent += costs.table[lesson.drafted, lesson.longest]
+        pace.c += costs.draft / costs.regular
+        pace.verify += costs.verify[lesson.longest] / costs.regular
 
     def _reason(self, alpha: float, costs: StepCosts) -> str:
         """One line on why nothing is proposed."""

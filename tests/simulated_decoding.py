@@ -90,6 +90,7 @@ class Simulation:
         while place < self.tokens:
             offers = self.offers(place)
             (offer,) = self.pacer.choose([pace], [offers])
+            self.pacer.learn([pace])  # from the step before, as the engine does
             kept, cost = self.step(place, offer)
             ahead = self.copy if self.copy is not None else np.ones(self.tokens, bool)
             written = [RIGHT if right else 2 for right in ahead[place : place + kept + 1]]

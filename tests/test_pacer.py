@@ -23,6 +23,7 @@ def outcome(kept):
 def learn(pacer, pace, length, kept, times=1):
     for _ in range(times):
         pacer.observe([pace], [[DRAFT]], [DRAFT.cut(length)], [outcome(kept)])
+        pacer.learn([pace])
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -120,6 +121,7 @@ def test_trials_in_the_place_of_copies_take_no_more_than_their_share_of_time():
         by_draft = offer.kind == "draft"
         kept = 0 if by_draft else offer.length
         pacer.observe([pace], [[copy, DRAFT]], [offer], [outcome(kept)])
+        pacer.learn([pace])
         seconds += table[1, 1] if by_draft else table[0, offer.length]
         tokens, tried = tokens + kept + 1, tried + by_draft
     assert tried > 5
@@ -165,6 +167,7 @@ def test_sampled_rows_neither_teach_nor_heed_their_neighbours():
         learn(alone, one, n, min(n, kept))
         results = [outcome(min(n, kept)), *[outcome(0)] * count]
         beside.observe(rows, offers, chosen, results)
+        beside.learn(rows)
     assert beside.history.of(()) == {}
 
 
@@ -184,6 +187,7 @@ def test_kinds_are_learned_about_apart():
     copy = Offer("copy", 15, (2,) * 15)
     for offer, kept in [(copy.cut(4), 4), (DRAFT.cut(4), 0)] * 10:
         pacer.observe([pace], [[offer]], [offer], [outcome(kept)])
+        pacer.learn([pace])
     assert pace.estimates["copy"].alpha(0, 0) == 1
     assert pace.estimates["draft"].alpha(0, 0) == 0
     assert asked(pacer, pace, [copy]) > 4
@@ -194,9 +198,11 @@ def test_what_was_proposed_is_judged_once_and_what_was_not_as_far_as_it_is_known
     pacer, pace = Pacer(COSTS["a CPU"]), Pace()
     copy = Offer("copy", 4, (2, 2, 9, 9))
     pacer.observe([pace], [[copy]], [copy.cut(3)], [([2, 2, 7], 2, False)])
+    pacer.learn([pace])
     assert (pace.estimates["copy"].judged, pace.estimates["copy"].kept) == (3, 2)
     pace = Pace()
     pacer.observe([pace], [[copy, DRAFT]], [DRAFT.cut(1)], [([2, 2], 1, False)])
+    pacer.learn([pace])
     assert (pace.estimates["copy"].judged, pace.estimates["copy"].kept) == (2, 2)
     assert (pace.estimates["draft"].judged, pace.estimates["draft"].kept) == (1, 1)
 
