@@ -236,7 +236,7 @@ def test_a_prompt_without_memory_fails_alone(serve):
 
 def test_a_prompt_waits_where_others_have_the_memory(serve):
     class Small(Gated):
-        def memory(self, rows, source, target):
+        def cache_memory(self, rows, source, target):
             return (source > 9 or rows > 1) * 10**18
 
     model = Small(ENDLESS, V)
