@@ -14,10 +14,12 @@ import argparse
 import ipaddress
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import console
@@ -107,8 +109,10 @@ def main(argv: list[str] | None = None) -> int:
         )
     if args.api_key == "":
         parser.error("--api-key is empty; give a key, or leave it out if none is needed")
-    if args.api_key and not args.api_key.isascii():
-        parser.error("--api-key: use ASCII characters, since it travels in a header")
+    if args.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", args.api_key):
+        parser.error(
+            "--api-key: use ASCII characters, no space at its ends: it travels in a header"
+        )
     sys.stderr.reconfigure(encoding="utf-8")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
@@ -212,6 +216,12 @@ def model_name(chosen: Pair) -> str:
 def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
     import uvicorn
 
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:
+                os._exit(INTERRUPTED)  # the second Ctrl-C
+            super().handle_exit(sig, frame)
+
     config = uvicorn.Config(
         application,
         log_config=None,
@@ -223,8 +233,9 @@ def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -
     )
     # uvicorn finishes what runs and then raises the signal again, which is to be no death.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not sys.exit: a thread that still loads models would end in an abort of MLX, or never.
+    os._exit(main())
