@@ -68,7 +68,9 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
         f"{KEY_VARIABLE}, which other users of this machine cannot read, or no key)",
     )
     group.add_argument(
-        "--no-auth", action="store_true", help="let others in without a key; they can all use it"
+        "--no-auth",
+        action="store_true",
+        help="let others in without a key, and under any name of this machine; they can all use it",
     )
     group.add_argument(
         "--log-prompts", action="store_true", help="log prompts and texts; otherwise never"
@@ -186,7 +188,9 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = Limits(args.max_prompt_tokens, args.max_tokens, rows)
     service = _service(args, chosen, limits, metrics)
-    return create_app(service, metrics, args.api_key, args.max_body)
+    # Without a key, a browser must not be led here by a name that a page has made up.
+    names = None if args.api_key or args.no_auth else is_loopback
+    return create_app(service, metrics, args.api_key, args.max_body, names)
 
 
 def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
