@@ -47,7 +47,7 @@ class Queue:
         if not self.waiting or running >= min(self.size, self._room):
             return []
         everyone, joining = self.waiting, choose(self.waiting, self.size - running)
-        self.remove(joining)
+        self.remove(joining)  # at once: one on which the engine breaks must not be tried again
         all_fit = self._insert(joining)
         failed = [row for row in joining if row.error]
         if not all_fit:

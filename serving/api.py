@@ -47,8 +47,8 @@ class Decoding(Request):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     num_draft: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT)] | Literal["auto"] | None = Field(
         None,
-        description="proposals a step; 0 decodes regularly, auto takes as many as pay by the "
-        "measured costs of greedy decoding, where it samples as well",
+        description="proposals a step; 0 decodes regularly, auto takes as many as pay by the costs "
+        "of greedy decoding",
     )
     delta: Annotated[Number, Field(ge=0, le=1)] | None = Field(
         None, description="leniency of the check: 0 gives the target's own output"

@@ -235,6 +235,19 @@ def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     until(lambda: worker.rows == (0, 0))
 
 
+def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
+    class Broken(Gated):
+        def encode(self, ids, mask=None):
+            if ids.shape[1] > 9:
+                raise TypeError("of a secret prompt")
+            return super().encode(ids, mask)
+
+    worker, client = serve(Broken(ENDLESS, V))
+    assert client().submit([[2] * 10]).next().kind == "internal"
+    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
+
+
 def test_a_prompt_without_memory_fails_alone(serve):
     class Small(Gated):
         def encode(self, ids, mask=None):
