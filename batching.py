@@ -8,7 +8,7 @@ hand at a time, so memory does not grow with their number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,67 @@ if TYPE_CHECKING:
     from engine import Engine
 
 WINDOW = 8  # prompts in hand for each row in flight
+
+
+class Queue:
+    """Rows that wait for a place in an engine's batch, and for memory.
+
+    A row that memory does not suffice for beside others waits until one of them has left, and so
+    do all that came after it: otherwise short prompts could keep a long one waiting for good. It
+    fails only if it does not fit alone.
+
+    Attributes:
+        waiting: the rows, the oldest first.
+    """
+
+    def __init__(self, engine: Engine, size: int, waiting: Sequence[Row] = ()) -> None:
+        """Lets at most `size` rows into the engine's batch."""
+        self.engine, self.size = engine, size
+        self.waiting = list(waiting)
+        self._room = size  # rows beside which one was refused; tried again when there are fewer
+
+    def admit(self) -> list[Row]:
+        """Lets rows join, as many as there are places and memory for.
+
+        Returns:
+            Those that cannot be decoded at all, finished by `error`.
+        """
+        running = len(self.engine.rows)
+        if not self.waiting or running >= min(self.size, self._room):
+            return []
+        everyone, joining = self.waiting, choose(self.waiting, self.size - running)
+        self.remove(joining)  # at once: one on which the engine breaks must not be tried again
+        all_fit = self._insert(joining)
+        failed = [row for row in joining if row.error]
+        if not all_fit:
+            done = set(map(id, [*self.engine.rows[running:], *failed]))
+            self.waiting = [row for row in everyone if id(row) not in done]
+            self._room = len(self.engine.rows)
+        return failed
+
+    def remove(self, rows: Iterable[Row]) -> None:
+        """Takes rows out that are in; nobody has to wait on their account any longer."""
+        gone = set(map(id, rows))
+        left = [row for row in self.waiting if id(row) not in gone]
+        if len(left) < len(self.waiting):
+            self.waiting, self._room = left, self.size
+
+    def _insert(self, rows: Sequence[Row]) -> bool:
+        """Inserts rows, or half of them and then the others; False once one has to wait."""
+        try:
+            self.engine.insert(rows)
+            return True
+        except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
+            reason = str(error)
+        # Out here, what the failed attempt held has been let go.
+        if len(rows) > 1:
+            half = (len(rows) + 1) // 2
+            return self._insert(rows[:half]) and self._insert(rows[half:])
+        if self.engine.rows:
+            return False
+        tokens, cure = len(rows[0].ids), "shorten it or lower max_tokens"
+        rows[0].fail(f"no memory for a prompt of {tokens} tokens ({reason}); {cure}")
+        return True
 
 
 def run(engine: Engine, rows: Iterable[Row], batch_size: int) -> Iterator[Row]:
@@ -30,48 +91,26 @@ def run(engine: Engine, rows: Iterable[Row], batch_size: int) -> Iterator[Row]:
 
     Yields:
         Every row, finished, in the order of `rows`, as soon as all before it are finished. A row
-        that the device has no memory for is finished by `error`.
+        that the device has no memory for, even alone, is finished by `error`.
     """
     rows = iter(rows)
     in_hand: deque[Row] = deque()
-    waiting: list[Row] = []
+    queue = Queue(engine, batch_size)
     while True:
         drawn = list(islice(rows, WINDOW * batch_size - len(in_hand)))
         in_hand += drawn
-        waiting += [row for row in drawn if row.finish_reason is None]  # bad ones are finished
+        queue.waiting += [row for row in drawn if row.finish_reason is None]  # bad ones are done
         if not in_hand:
             return
-        free = batch_size - len(engine.rows)
-        if free and waiting:
-            joining, waiting = choose(waiting, free)
-            insert(engine, joining)
+        queue.admit()
         if engine.rows:
             engine.step()
         while in_hand and in_hand[0].finish_reason is not None:
             yield in_hand.popleft()
 
 
-def choose(waiting: list[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Splits waiting rows into those that join and those that go on waiting.
-
-    Up to `count` rows join: the one that has waited longest, and those nearest to it in length.
-    """
-    first = waiting[0]
-    near = sorted(range(1, len(waiting)), key=lambda i: abs(len(waiting[i].ids) - len(first.ids)))
-    joining = [0, *near[: count - 1]]
-    rest = sorted(near[count - 1 :])
-    return [waiting[i] for i in joining], [waiting[i] for i in rest]
-
-
-def insert(engine: Engine, rows: list[Row]) -> None:
-    """Adds rows to the batch; where memory does not suffice for all, for as many as it does."""
-    try:
-        engine.insert(rows)
-    except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
-        if len(rows) == 1:
-            count = len(rows[0].ids)
-            cure = "shorten it or lower max_tokens"
-            rows[0].fail(f"no memory for a prompt of {count} tokens ({error}); {cure}")
-            return
-        for row in rows:
-            insert(engine, [row])
+def choose(waiting: Sequence[Row], count: int) -> list[Row]:
+    """Up to `count` rows to join: the oldest, and those nearest to it in length."""
+    first = len(waiting[0].ids)
+    near = sorted(range(1, len(waiting)), key=lambda i: abs(len(waiting[i].ids) - first))
+    return [waiting[i] for i in (0, *near[: count - 1])]

@@ -73,7 +73,7 @@ class SpeculativeDecoder:
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
         self.costs = costs
-        self._measured: dict[tuple, Costs] = {}
+        self._measured: dict[tuple, Costs | None] = {}
         self.history = History()  # of what greedy rows got so far
         self.prefix_ends = prefix_ends(tokenizer)
 
@@ -185,7 +185,7 @@ class SpeculativeDecoder:
     def _follow(self, row: Row) -> Iterator[Chunk]:
         """Decodes a row and yields what each step adds."""
         engine = self.engine(row.settings)
-        batching.insert(engine, [row])
+        batching.Queue(engine, 1, [row]).admit()
         if row.error:
             raise UserError(row.error)
         while row.finish_reason is None:

@@ -70,7 +70,7 @@ class Engine:
         """
         started = self.clock()
         sources = [row.ids for row in rows]
-        self._require_memory([*self.rows, *rows])
+        self._require_memory(rows)
         cache = encoded(self.target, sources)
         if self.drafter:
             self.drafter.insert(sources)
@@ -84,12 +84,19 @@ class Engine:
             row.stats.encode_seconds = self.clock() - started
         self._set_rows(self.rows + list(rows))
 
-    def _require_memory(self, rows: Sequence[Row]) -> None:
-        """Raises RuntimeError if there is not enough memory for these rows up to their ends."""
+    def _require_memory(self, new: Sequence[Row]) -> None:
+        """Raises RuntimeError if there is not enough memory to read these rows and decode all.
+
+        That is besides what is held now, as the cache that they join is copied.
+        """
+        rows = [*self.rows, *new]
         source = max(len(row.ids) for row in rows)
         target = max(row.settings.max_tokens for row in rows)
-        models = [self.target] + ([self.drafter.model] if self.drafter else [])
-        require(sum(model.memory(len(rows), source, target) for model in models if model))
+        sources = {tuple(row.ids) for row in new}  # equal ones are encoded once
+        longest, models = max(map(len, sources)), [self.target]
+        models += [self.drafter.model] if self.drafter and self.drafter.model else []
+        caches = [model.cache_memory(len(rows), source, target) for model in models]
+        require(sum(caches) + sum(m.encoder_memory(len(sources), longest) for m in models))
 
     def step(self) -> None:
         """Drafts, verifies and commits once; rows that finish leave the batch.

@@ -218,11 +218,13 @@ class T5(nn.Module):
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
-    def memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that it takes to decode rows of so many source and target positions."""
-        width = self.shared.weight.dtype.size
-        caches = cache_bytes(self.config, width, rows, source, target)
-        return caches + encoder_bytes(self.config, width, rows, source)
+    def cache_memory(self, rows: int, source: int, target: int) -> int:
+        """Bytes that the cache of rows of so many source and target positions takes."""
+        return cache_bytes(self.config, self.shared.weight.dtype.size, rows, source, target)
+
+    def encoder_memory(self, rows: int, source: int) -> int:
+        """Bytes that it takes, at most, to encode rows of so many source positions."""
+        return encoder_bytes(self.config, self.shared.weight.dtype.size, rows, source)
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.

@@ -14,10 +14,12 @@ import argparse
 import ipaddress
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import console
@@ -66,7 +68,9 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
         f"{KEY_VARIABLE}, which other users of this machine cannot read, or no key)",
     )
     group.add_argument(
-        "--no-auth", action="store_true", help="let others in without a key; they can all use it"
+        "--no-auth",
+        action="store_true",
+        help="let others in without a key, and under any name of this machine; they can all use it",
     )
     group.add_argument(
         "--log-prompts", action="store_true", help="log prompts and texts; otherwise never"
@@ -107,8 +111,10 @@ def main(argv: list[str] | None = None) -> int:
         )
     if args.api_key == "":
         parser.error("--api-key is empty; give a key, or leave it out if none is needed")
-    if args.api_key and not args.api_key.isascii():
-        parser.error("--api-key: use ASCII characters, since it travels in a header")
+    if args.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", args.api_key):
+        parser.error(
+            "--api-key: use ASCII characters, no space at its ends: it travels in a header"
+        )
     sys.stderr.reconfigure(encoding="utf-8")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
@@ -182,7 +188,9 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = Limits(args.max_prompt_tokens, args.max_tokens, rows)
     service = _service(args, chosen, limits, metrics)
-    return create_app(service, metrics, args.api_key, args.max_body)
+    # Without a key, a browser must not be led here by a name that a page has made up.
+    names = None if args.api_key or args.no_auth else is_loopback
+    return create_app(service, metrics, args.api_key, args.max_body, names)
 
 
 def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
@@ -212,6 +220,12 @@ def model_name(chosen: Pair) -> str:
 def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
     import uvicorn
 
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:
+                os._exit(INTERRUPTED)  # the second Ctrl-C
+            super().handle_exit(sig, frame)
+
     config = uvicorn.Config(
         application,
         log_config=None,
@@ -223,8 +237,9 @@ def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -
     )
     # uvicorn finishes what runs and then raises the signal again, which is to be no death.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not sys.exit: a thread that still loads models would end in an abort of MLX, or never.
+    os._exit(main())

@@ -16,6 +16,7 @@ MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
 MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
 MAX_ALTERNATIVES = 20  # log-probabilities a token
+MAX_PARTS = 64  # of a chat message
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -45,7 +46,9 @@ class Decoding(Request):
     )
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     num_draft: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT)] | Literal["auto"] | None = Field(
-        None, description="proposals a step; 0 decodes regularly, auto takes as many as pay"
+        None,
+        description="proposals a step; 0 decodes regularly, auto takes as many as pay by the costs "
+        "of greedy decoding",
     )
     delta: Annotated[Number, Field(ge=0, le=1)] | None = Field(
         None, description="leniency of the check: 0 gives the target's own output"
@@ -150,7 +153,7 @@ class Message(Request):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
     name: str | None = Field(None, description="accepted and not used")
 
     @property

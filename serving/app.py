@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ POLICY = (
 REFUSALS = {
     400: "not a valid request",
     401: "wrong or missing key",
+    403: "asked for under a name that is not this machine's",
     404: "no such model",
     408: "the body came too slowly",
     413: "the body is too large",
@@ -51,7 +52,13 @@ EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
 
-def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body: int) -> Guard:
+def create_app(
+    service: Service,
+    metrics: Metrics,
+    api_key: str | None,
+    max_body: int,
+    is_own_name: Callable[[str], bool] | None = None,
+) -> Guard:
     """The whole application.
 
     Args:
@@ -59,6 +66,7 @@ def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body
         metrics: shown at /metrics.
         api_key: that clients have to send, or None.
         max_body: bytes that a request may have.
+        is_own_name: which hosts may be asked for, see `Guard`.
     """
 
     @asynccontextmanager
@@ -83,7 +91,7 @@ def create_app(service: Service, metrics: Metrics, api_key: str | None, max_body
     _add_page(app)
     app.openapi = lambda make=app.openapi: _described(make(), service.model, api_key is not None)
     paths = {route.path for route in app.routes}
-    return Guard(app, api_key, max_body, metrics, paths)
+    return Guard(app, api_key, max_body, metrics, paths, is_own_name)
 
 
 def _add_handlers(app: FastAPI) -> None:

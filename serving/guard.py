@@ -1,17 +1,19 @@
-"""Stands in front of the application: keys, sizes, time limits, counting, and the last resort.
+"""Stands in front of the application: names, keys, sizes, time limits, counting, the last resort.
 
 Plain ASGI, so that nothing comes between a streaming response and its client.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
 
 from serving.errors import ApiError, place
 from serving.metrics import Metrics
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 OPEN_FOLDERS = ("/page/", "/docs-assets/")
 BODY_SECONDS = 30  # in which a body has to arrive
+SEND_SECONDS = 60  # that a client may leave what it was sent unread
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
@@ -35,6 +38,7 @@ class Guard:
         max_body: int,
         metrics: Metrics,
         paths: set[str],
+        is_own_name: Callable[[str], bool] | None = None,
     ):
         """Wraps an application.
 
@@ -44,51 +48,69 @@ class Guard:
             max_body: bytes that a body may have.
             metrics: told of every request.
             paths: addresses that are counted by name; all others count as "other".
+            is_own_name: whether a host that a client believes to talk to may be this one; None
+                lets all pass.
         """
         self._app, self._key, self._max_body = app, api_key, max_body
-        self._metrics, self._paths = metrics, paths
+        self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(send)
+        exchange, headers = _Exchange(send), dict(scope["headers"])
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server sends no body then, but its length
         began = time.monotonic()
         try:
-            self._check_key(scope)
-            body = await self._body(scope, receive)
+            self._check_name(headers)
+            self._check_key(scope["path"], headers)
+            body = await self._body(headers, receive)
             await self._app(scope, _replay(body, receive), exchange.send)
         except ApiError as error:
             await exchange.refuse(error)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # no traceback: it may show what a client sent
-            log.error("%s %s failed: %s", scope["method"], scope["path"], place(error))
+            log.error("%s %s failed: %s", scope["method"], path, place(error))
             await exchange.refuse(ApiError(500, "internal error; the server's log says where"))
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.requests.labels(path, str(exchange.status)).inc()
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
-    def _check_key(self, scope: dict) -> None:
-        if self._key is None or scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDERS):
+    def _check_name(self, headers: dict[bytes, bytes]) -> None:
+        """Refuses browsers that some page has led here under a name of its own.
+
+        Such a page (DNS rebinding) could otherwise read the answers as if they were its own.
+        """
+        if self._is_own_name is None or b"host" not in headers:
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
+        try:
+            name = urlsplit("//" + headers[b"host"].decode("latin-1")).hostname
+        except ValueError:
+            name = None
+        if not self._is_own_name(name or ""):
+            message = "only localhost may be asked without a key; see the server's --no-auth"
+            raise ApiError(403, message, code="unknown_host")
+
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if self._key is None or path in OPEN or path.startswith(OPEN_FOLDERS):
+            return
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._key.encode()):
             message = "wrong or missing API key; send it as Authorization: Bearer KEY"
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, message, code="invalid_api_key", headers=headers)
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, message, code="invalid_api_key", headers=challenge)
 
-    async def _body(self, scope: dict, receive: Callable) -> bytes:
+    async def _body(self, headers: dict[bytes, bytes], receive: Callable) -> bytes:
         """Reads the whole body, which is small, before anything is done with it."""
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body:
             raise self._too_large()
         try:
-            return await asyncio.wait_for(self._read(receive), BODY_SECONDS)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(BODY_SECONDS):
+                return await self._read(receive)
+        except TimeoutError:
             message = f"the body did not arrive within {BODY_SECONDS} s"
             raise ApiError(408, message, headers={"Connection": "close"}) from None
 
@@ -120,7 +142,9 @@ class _Exchange:
             self.status = message["status"]
             more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
             message = {**message, "headers": [*message["headers"], *more]}
-        await self._send(message)
+        # What a client does not read would be kept for it as long as it stays connected.
+        with anyio.fail_after(SEND_SECONDS):
+            await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
         if self.status:  # too late for another status

@@ -150,8 +150,9 @@ class Service:
             log.info("texts: %r", list(texts))
 
     def spell(self, token: int) -> str:
-        """A token's text on its own, its leading space included."""
-        return self._tokenizer.convert_ids_to_tokens(token).replace("▁", " ")
+        """A token's text on its own, its leading space included; "" of an id that has none."""
+        # Models have more ids than tokenizers, and any of them may be among the likeliest.
+        return (self._tokenizer.convert_ids_to_tokens(token) or "").replace("▁", " ")
 
     async def submit(
         self,
@@ -171,18 +172,18 @@ class Service:
         Raises:
             ApiError: it cannot be done, or not now.
         """
-        settings = self._settings(body)
+        settings, size = self._settings(body), len(prompts) * wishes.get("samples", 1)
+        if size > self.limits.rows:
+            raise ApiError(
+                400,
+                f"{size} texts are more than one request may ask for here "
+                f"({self.limits.rows}); send several",
+                "n",
+            )
         ids = [await self._token_ids(prompt) for prompt in prompts]
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
-        if job.size > self.limits.rows:
-            raise ApiError(
-                400,
-                f"{job.size} texts are more than one request may ask for here "
-                f"({self.limits.rows}); send several",
-                "n",
-            )
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
         self._hand_in(job)

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -65,8 +65,6 @@ class Worker:
         self._withdrawn = self._closing = False
         # Of the thread alone:
         self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
-        self._waiting: list[Row] = []
-        self._crowded = max_batch  # with so many rows there was no memory for more
         self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
         self._recorder = LogprobRecorder()
 
@@ -82,7 +80,11 @@ class Worker:
             UserError: they cannot be loaded.
         """
         self._thread.start()
-        return self._loaded.result()
+        try:
+            return self._loaded.result()
+        except Exception:
+            self._thread.join()
+            raise
 
     def submit(self, job: Job) -> None:
         """Hands in a job.
@@ -123,7 +125,7 @@ class Worker:
     @property
     def rows(self) -> tuple[int, int]:
         """How many rows are in the batch and how many wait for a place."""
-        running = min(len(self._flights) - len(self._waiting), self.max_batch)
+        running = len(self._engine.rows)
         return running, max(self._admitted - running, 0)
 
     def _retry_after(self) -> int:
@@ -134,14 +136,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self._decoder = self._load()
-            self._warm_up()
-            self._new_engine()
-        except BaseException as error:
-            self._loaded.set_exception(error)
-            return
-        self._loaded.set_result(self._decoder)
-        try:
+            self._prepare()
             while self._wait():
                 self._round()
         finally:
@@ -150,15 +145,27 @@ class Worker:
             mx.synchronize()
             mx.clear_streams()
 
+    def _prepare(self) -> None:
+        try:
+            self._decoder = self._load()
+            self._warm_up()
+            self._new_engine()
+        except BaseException as error:
+            self._closing = True
+            self._loaded.set_exception(error)
+        else:
+            self._loaded.set_result(self._decoder)
+
     def _warm_up(self) -> None:
         """Reads the weights from disk and compiles kernels, so that no client waits for it."""
         self._decoder.generate([self._decoder.model.config.eos_token_id], max_tokens=8)
 
-    def _new_engine(self) -> None:
+    def _new_engine(self, waiting: Sequence[Row] = ()) -> None:
         # With "auto" the costs of steps are measured, so that any request may ask for it.
         usual = replace(self._decoder.defaults, num_draft=AUTO)
         self._engine = self._decoder.engine(usual, self.max_batch)
         self._engine.on_verified = self._recorder
+        self._queue = batching.Queue(self._engine, self.max_batch, waiting)
 
     def _wait(self) -> bool:
         """Waits for something to do; False if there is nothing and never will be."""
@@ -183,7 +190,7 @@ class Worker:
             self._metrics.wrote(*(b - a for a, b in zip(before, after, strict=True)))
             for row in rows:
                 self._tell(self._flights[id(row)])
-        except (Exception, MemoryError) as error:
+        except Exception as error:
             self._recover(error)
 
     def _leave(self) -> None:
@@ -198,7 +205,7 @@ class Worker:
         self._metrics.cancelled(len(gone))
         left = [i for i, row in enumerate(self._engine.rows) if id(row) in self._flights]
         self._engine.keep(left)
-        self._waiting = [row for row in self._waiting if id(row) in self._flights]
+        self._queue.remove(flight.row for flight in gone)
 
     def _join(self) -> None:
         """Makes rows of new jobs, and lets as many as there is room for into the batch."""
@@ -207,45 +214,34 @@ class Worker:
         for job in jobs:
             self._take(job)
         running = len(self._engine.rows)
-        if running >= min(self.max_batch, self._crowded) or not self._waiting:
-            return
-        joining, self._waiting = batching.choose(self._waiting, self.max_batch - running)
-        batching.insert(self._engine, joining)
-        self._crowded = self.max_batch
-        self._put_off([row for row in joining if row.error])
+        for row in self._queue.admit():  # alone it would fare no better the next time
+            self._fail(self._flights[id(row)], Failure("input", row.error))
         now = self._clock()
         for row in self._engine.rows[running:]:
             self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
 
-    def _put_off(self, rows: list[Row]) -> None:
-        """Rows without memory wait for others to leave; if there are none, they fail."""
-        if self._engine.rows and rows:
-            for row in rows:
-                row.finish_reason = row.error = None
-            self._waiting = rows + self._waiting
-            self._crowded = len(self._engine.rows)
-            return
-        for row in rows:
-            self._fail(self._flights[id(row)], Failure("memory", row.error))
-
     def _take(self, job: Job) -> None:
         """Turns a new job into waiting rows, unless its client has gone already."""
         rows: list[Row] = []
-        if not job.cancelled:
+        failure = None
+        try:
             for prompt, keys in zip(job.prompts, random_keys(job.seed, job.samples), strict=False):
                 rows += self._decoder.rows(prompt, job.settings, keys, job.watched)
-        bad = next((row.error for row in rows if row.error), None)
-        if bad:
-            self._put(job, Failure("input", bad))
-            rows = []
-        if not rows:
+            failure = next((Failure("input", row.error) for row in rows if row.error), None)
+        except Exception as error:
+            failure = _failure(error)
+        if failure or job.cancelled:
             self._release(job.size)
-            self._metrics.cancelled(job.size * job.cancelled)
+            if failure:
+                self._put(job, failure)
+            else:
+                self._metrics.cancelled(job.size)
+            return
         for index, row in enumerate(rows):
             self._flights[id(row)] = Flight(row, job, index)
             if job.logprobs is not None:
                 self._recorder.watch(row, job.logprobs)
-        self._waiting += rows
+        self._queue.waiting += rows
 
     def _counts(self, rows: list[Row] | None = None) -> tuple[int, int, int, int]:
         """Tokens, target calls, proposals and accepted ones of these rows so far."""
@@ -310,17 +306,10 @@ class Worker:
         with self._changed:
             self._admitted -= rows
 
-    def _recover(self, error: BaseException) -> None:
+    def _recover(self, error: Exception) -> None:
         """After an error in the engine: its rows are lost, those that wait go on waiting."""
-        log.error("a step failed: %s", place(error))
-        memory = isinstance(error, MemoryError) or "alloc" in str(error).lower()
-        failure = Failure(
-            "memory" if memory else "internal",
-            "no memory left for this batch; try again later, or with a shorter prompt"
-            if memory
-            else "internal error; the server's log says where",
-        )
-        waiting = {id(row) for row in self._waiting}
+        failure = _failure(error)
+        waiting = set(map(id, self._queue.waiting))
         for flight in list(self._flights.values()):
             if id(flight.row) not in waiting:
                 self._fail(flight, failure)
@@ -328,5 +317,14 @@ class Worker:
         for flight in self._flights.values():
             if flight.job.logprobs is not None:
                 self._recorder.watch(flight.row, flight.job.logprobs)
-        self._new_engine()
+        self._new_engine(self._queue.waiting)
         mx.clear_cache()
+
+
+def _failure(error: Exception) -> Failure:
+    """Logs where an error came from; returns what clients are told."""
+    log.error("decoding failed: %s", place(error))
+    if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+        message = "no memory left for this batch; try again later, or with a shorter prompt"
+        return Failure("memory", message)
+    return Failure("internal", "internal error; the server's log says where")

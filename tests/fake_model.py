@@ -66,7 +66,10 @@ class FakeModel:
             for row, keep in zip(rows, real, strict=True)
         ]
 
-    def memory(self, rows, source, target):
+    def cache_memory(self, rows, source, target):
+        return 0
+
+    def encoder_memory(self, rows, source):
         return 0
 
     def cache(self, encoded, mask=None, capacity=4):

@@ -3,8 +3,9 @@
 import pytest
 
 import batching
+import memory
 from acceptance import row_key
-from backend import UserError
+from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from engine import Engine
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
@@ -23,12 +24,12 @@ def rows(lengths, **settings):
 def test_the_oldest_joins_first_with_those_of_like_length():
     waiting = rows([5, 90, 6, 88, 4, 30])
 
-    def split(waiting, count):
-        return [[len(row.ids) for row in part] for part in batching.choose(waiting, count)]
+    def chosen(waiting, count):
+        return [len(row.ids) for row in batching.choose(waiting, count)]
 
-    assert split(waiting, 3) == [[5, 6, 4], [90, 88, 30]]
-    assert split(waiting[1:], 2) == [[90, 88], [6, 4, 30]]
-    assert split(waiting[:1], 4) == [[5], []]
+    assert chosen(waiting, 3) == [5, 6, 4]
+    assert chosen(waiting[1:], 2) == [90, 88]
+    assert chosen(waiting[:1], 4) == [5]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -105,6 +106,89 @@ def test_a_row_that_memory_does_not_suffice_for_is_reported_and_the_others_finis
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is None:
             assert result.tokens == greedy(model, prompt, 6)[0]
+
+
+class Scarce(FakeModel):
+    """Needs a unit of memory for each source token of its batch, padding included."""
+
+    def cache_memory(self, rows, source, target):
+        return rows * source
+
+
+class Tried(Engine):
+    """Notes which rows were to join at which step."""
+
+    steps = 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.attempts = []
+
+    def insert(self, rows):
+        self.attempts.append((self.steps, [len(row.ids) for row in rows]))
+        super().insert(rows)
+
+    def step(self):
+        self.steps += 1
+        super().step()
+
+
+def scarce(monkeypatch, units):
+    """An engine in whose memory so many source tokens have room; its rows never end early."""
+    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + units)
+    return Tried(Scarce(without(random_table(V), 1), V), None)
+
+
+def test_rows_wait_for_memory_while_others_run_and_fail_only_where_they_would_alone(monkeypatch):
+    engine = scarce(monkeypatch, 20)
+    many = rows([9, 10, 11, 21, 9, 20, 1, 2], max_tokens=6)
+    finished = list(batching.run(engine, many, 4))
+    assert [id(row) for row in finished] == [id(row) for row in many]
+    assert [len(row.ids) for row in finished if row.error] == [21]
+    assert "no memory for a prompt of 21 tokens" in finished[3].error
+    for row in finished:
+        assert row.error or row.output()[0] == greedy(engine.target, row.ids, 6)[0]
+    assert max(len(offsets) for offsets, _ in engine.target.calls) == 2
+
+
+def test_a_row_without_memory_is_tried_again_only_when_another_has_left(monkeypatch):
+    engine = scarce(monkeypatch, 20)
+    list(batching.run(engine, rows([15, 16], max_tokens=9), 2))
+    assert engine.attempts == [(0, [15, 16]), (0, [15]), (0, [16]), (9, [16])]
+
+
+def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
+    engine = scarce(monkeypatch, 20)
+    queue = batching.Queue(engine, 4)
+    first, second, long = rows([4, 5, 20], max_tokens=5)
+    later = [rows([3], max_tokens=5)[0] for _ in range(12)]
+    for row in [first, second, long, *later]:  # one comes at every step
+        queue.waiting.append(row)
+        assert queue.admit() == []
+        engine.step()
+    assert len(long.output()[0]) == 5
+    assert [len(batch) for _, batch in engine.attempts if 20 in batch] == [1, 3, 2, 1, 4, 2, 1]
+    assert sum(row.decided > 0 for row in later) == 4, "and then they follow"
+
+
+def test_a_row_that_is_refused_keeps_its_place_among_those_that_wait(monkeypatch):
+    queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1, 8]))
+    queue.admit()
+    assert [len(row.ids) for row in queue.engine.rows] == [9, 8]
+    queue = batching.Queue(scarce(monkeypatch, 20), 2, rows([9, 13, 1]))
+    queue.admit()
+    assert [len(row.ids) for row in queue.waiting] == [13, 1]
+
+
+def test_nobody_waits_for_memory_on_account_of_a_row_that_is_gone(monkeypatch):
+    engine = scarce(monkeypatch, 20)
+    queue = batching.Queue(engine, 4, rows([4, 20, 3], max_tokens=50))
+    queue.admit()
+    assert [len(row.ids) for row in queue.waiting] == [20]
+    queue.waiting += rows([5], max_tokens=50)
+    assert (queue.admit(), len(engine.rows)) == ([], 2)
+    queue.remove(queue.waiting[:1])
+    assert (queue.admit(), len(engine.rows), queue.waiting) == ([], 3, [])
 
 
 def test_a_stream_without_memory_is_an_error():

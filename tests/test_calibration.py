@@ -6,8 +6,10 @@ import os
 import pytest
 
 import calibration
-from calibration import PLANS, cache_folder, identity, measure_costs, sample, timer
+import memory
+from calibration import PAST, PLANS, SOURCE, cache_folder, identity, measure_costs, sample, timer
 from config import T5Config
+from decoder import SpeculativeDecoder
 from draft_length import LONGEST, StepCosts
 from model import T5, mx
 from results import Settings
@@ -120,6 +122,25 @@ def test_measured_once_and_then_read(tmp_path, monkeypatch):
             measure_costs(*other, [1], None, tmp_path, slow)
 
 
+def test_numbers_of_rows_without_memory_are_left_out(tmp_path, monkeypatch):
+    target, draft = model(), model(d_ff=4)
+    tokens = SOURCE, PAST + LONGEST + 1
+    some = sum(m.cache_memory(3, *tokens) + m.encoder_memory(1, SOURCE) for m in (target, draft))
+    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + some)
+    # What rows will write counts when they join, not here.
+    settings = Settings(max_tokens=10**9)
+    measured = measure_costs(target, draft, [1, 3, 1000], settings, tmp_path).measured
+    assert [costs.rows for costs in measured] == [1, 3]
+    monkeypatch.setattr(memory, "limit", lambda: 0)
+    assert measure_costs(target, draft, [1, 3], settings, tmp_path) is None
+
+
+def test_without_costs_auto_decodes_all_the_same(monkeypatch):
+    monkeypatch.setattr("decoder.measure_costs", lambda *_: None)
+    decoder = SpeculativeDecoder(model(), model(d_ff=4), num_draft="auto")
+    assert decoder.generate([3, 4], max_tokens=9).stats.speculation.steps_by_length[5] > 0
+
+
 def test_what_was_measured_on_a_busy_machine_is_measured_again(tmp_path):
     busy, idle = Clock(), Clock()
     busy.tick, idle.tick = 0.01, 0.001
@@ -144,8 +165,8 @@ def test_a_step_is_timed_as_the_engine_makes_it(monkeypatch):
     assert passes == [(8, (3, 6))]
     passes.clear()
     seconds(4, 0)
-    assert [d_ff for d_ff, _ in passes] == [4] * 4 + [8]
-    assert passes[-1][1] == (3, 5)
+    # The draft has read all that was written but the last token, as while decoding.
+    assert passes == [(4, (3, 1))] * 4 + [(8, (3, 5))]
     again = list(passes)
     passes.clear()
     seconds(4, 0)

@@ -78,19 +78,38 @@ def test_models_that_do_not_fit_are_warned_of(monkeypatch):
     )
 
 
+def row(length, max_tokens=20, token=3):
+    return Row([token] * length, Settings(max_tokens), mx.zeros(2))
+
+
 def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     one = model()
     engine = Engine(one, None)
-    fits = Row([3] * 10, Settings(20), mx.zeros(2))
+    fits = row(10)
     engine.insert([fits])
-    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + one.memory(3, 10, 20))
-    with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
-        engine.insert([Row([3] * 100, Settings(20), mx.zeros(2))])
+    needed = one.cache_memory(2, 10, 20) + one.encoder_memory(1, 10)
+    left = needed
+    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + left)
+    for large in (row(100), row(10, max_tokens=2000)):
+        with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
+            engine.insert([large])
+    left = needed - 1
     with pytest.raises(RuntimeError, match="are left"):
-        engine.insert([Row([3] * 10, Settings(2000), mx.zeros(2))])
+        engine.insert([row(10)])
     assert engine.rows == [fits]
-    engine.insert([Row([3] * 10, Settings(20), mx.zeros(2))])
+    left = needed
+    engine.insert([row(10)])
     assert len(engine.rows) == 2
+
+
+def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
+    one = model()
+    engine = Engine(one, None)
+    engine.insert([row(200)])
+    required = []
+    monkeypatch.setattr("engine.require", required.append)
+    engine.insert([row(5), row(5), row(7, token=4)])
+    assert required == [one.cache_memory(4, 200, 20) + one.encoder_memory(2, 7)]
 
 
 def test_the_limit_is_what_the_device_says(monkeypatch):

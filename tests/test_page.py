@@ -210,6 +210,25 @@ def test_the_documentation_loads_nothing_foreign_either(browser, visit, server):
     page.get_by_text("/v1/chat/completions").first.wait_for()
 
 
+def test_a_replay_waits_until_both_texts_are_there(visit, server):
+    page = visit(server)
+    page.evaluate(
+        """() => {
+          const replay = document.getElementById("replay");
+          window.early = [];
+          new MutationObserver(() => {
+            if (!document.getElementById("stop").disabled) window.early.push(replay.disabled);
+          }).observe(document.getElementById("regular"), { childList: true, subtree: true });
+        }"""
+    )
+    page.fill("#prompt", FIX)
+    page.click("#run")
+    finished(page)
+    early = page.evaluate("window.early")
+    assert early and all(early)
+    assert page.locator("#replay").is_enabled()
+
+
 def test_a_replay_shows_the_same_again(visit, server):
     page = visit(server)
     page.fill("#prompt", FIX)
@@ -226,6 +245,9 @@ def test_errors_keys_and_a_server_without_a_draft(visit):
     guarded = Server(*limits, "--api-key", "the key", key="the key")
     try:
         page = visit(guarded)
+        page.fill("#key", "another key")
+        page.keyboard.press("Enter")
+        page.locator("#key-note", has_text="not accepted").wait_for()
         page.fill("#key", "the key")
         page.keyboard.press("Enter")
         page.locator("#model", has_text="demo").wait_for()

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -143,6 +144,19 @@ def test_ctrl_c_ends_it_as_a_shell_expects(models):
     server.signal(signal.SIGINT)
     assert server.wait() == 130
     assert "Traceback" not in server.log
+    server.close()
+
+
+def test_a_second_ctrl_c_does_not_wait(models):
+    server = Server(*models)
+    stream = raw_request(server.url, "/v1/completions", LONG | {"stream": True})
+    server.until(lambda: server.http.get("/health").json()["running"] == 1)
+    server.signal(signal.SIGINT)
+    time.sleep(0.2)  # two at once are one
+    server.signal(signal.SIGINT)
+    assert server.wait() == 130
+    assert len(server.lines) == 2
+    kill(stream)
     server.close()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 import server as command
-from serving_process import ROOT, Server, kill, raw_request
+from serving_process import PATIENCE, ROOT, Server, kill, raw_request
 
 KEY = "a secret key"
 SECRET = "the confidential words"
@@ -78,6 +79,9 @@ PROMPT = {"prompt": SECRET}
         ({**PROMPT, "suffix": "x"}, "suffix", "not supported"),
         ({**PROMPT, "presence_penalty": 0.5}, "presence_penalty", "less than or equal to 0"),
         ({**PROMPT, "logit_bias": {"5": 1}}, "logit_bias", "at most 0"),
+        ({**PROMPT, "temperature": 10**400}, "temperature", "number"),
+        ({**PROMPT, "seed": 2**64}, "seed", "less than"),
+        ({"prompt": [10**30]}, "prompt", "less than"),
         ({**PROMPT, SECRET[:3]: 1}, SECRET[:3], "no such field"),
         ([SECRET], None, "dictionary"),
     ],
@@ -95,6 +99,7 @@ def test_completions_that_cannot_be(guarded, body, param, told):
         ([{"role": "system", "content": "x"}], "single turns"),
         ([{"role": "user", "content": " "}], "empty"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "text"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}], "at most 64"),
     ],
 )
 def test_chats_that_cannot_be(guarded, messages, told):
@@ -113,6 +118,8 @@ def test_chats_that_cannot_be(guarded, messages, told):
         b'{"prompt": "x", "temperature": NaN}',
         b'{"prompt": "x", "temperature": 1e999}',
         b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "stop": "\\ud800"}',
+        b'{"prompt": "x", "\\ud800": 1}',
         b'{"prompt": "\xff"}',
         b"[" * 15_000,
         b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
@@ -126,8 +133,9 @@ def test_bodies_that_are_no_request(guarded, content):
 
 
 def test_a_body_has_to_be_json_and_small(guarded):
-    text = {"Content-Type": "text/plain"}
-    refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=text), 415)
+    # A page from elsewhere can send such bodies without being asked whether it may.
+    for headers in ({"Content-Type": "text/plain"}, {}):
+        refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=headers), 415)
     large = json.dumps({"prompt": "x" * 20_000}).encode()
     assert "20000 bytes" in refused(guarded.http.post("/predict", content=large), 413)
     pieces = (large[i : i + 1000] for i in range(0, len(large), 1000))  # its length is not told
@@ -159,6 +167,25 @@ def test_a_wrong_key(guarded, header):
         answer = guarded.http.send(request)
         refused(answer, 401)
         assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_head_is_get_without_the_body(guarded):
+    for path in ("/", "/health", "/v1/models"):
+        head, get = guarded.http.head(path), guarded.http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == get.headers["content-length"]
+    assert guarded.http.head("/predict").status_code == 405
+
+
+def test_without_a_key_only_local_names_are_let_in(server, guarded):
+    def ask(running, host):
+        return running.http.post("/predict", json={"prompt": "x"}, headers={"Host": host})
+
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080"):
+        assert ask(server, host).status_code == 200
+    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "[::1", "", "@"):
+        assert "localhost" in refused(ask(server, host), 403)
+    assert ask(guarded, "behind.a.proxy").status_code == 200, "no page has the key"
 
 
 def test_without_a_key_the_page_and_health_are_there(guarded):
@@ -226,6 +253,8 @@ def test_half_a_request_disturbs_nobody(guarded):
         (["--host", "192.0.2.1"], "set --api-key, or say --no-auth"),
         (["--host", "example.org"], "set --api-key, or say --no-auth"),
         (["--api-key", "é"], "ASCII"),
+        (["--api-key", "a key\n"], "ASCII"),
+        (["--api-key", " "], "no space"),
         (["--api-key", ""], "--api-key is empty"),
         (["--port", "65536"], "a port from 0 to 65535"),
         (["--max-batch", "0"], "at least 1"),
@@ -256,6 +285,28 @@ def test_a_port_in_use(capsys):
 def test_answers_are_sent_at_once():
     with command._listener("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
+
+
+def test_ctrl_c_while_the_models_are_loaded():
+    code = """
+import runpy, sys
+import options
+from backend import mx
+
+def load(*_):
+    print("loading", file=sys.stderr, flush=True)
+    while True:
+        mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+
+options.load_decoder = load
+sys.argv[1:] = ["--port", "0"]
+runpy.run_path("server.py", run_name="__main__")
+"""
+    argv = [sys.executable, "-c", code]
+    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(PATIENCE), process.stderr.read()) == (130, "")
 
 
 def test_without_the_extra_requirements_it_says_what_to_install():

@@ -146,7 +146,7 @@ def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
     first.results()
     until(lambda: worker.rows == (0, 0))
     assert waits.events.empty()
-    assert worker._waiting == []
+    assert worker._queue.waiting == []
 
 
 def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
@@ -214,6 +214,40 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
 
+def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model)
+    make = worker._decoder.rows
+
+    def rows(prompt, *others):
+        if prompt == [2]:
+            raise RuntimeError("of a secret prompt")
+        return make(prompt, *others)
+
+    monkeypatch.setattr(worker._decoder, "rows", rows)
+    hold(model)
+    running = client().submit([[3]], max_tokens=6)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    broken, waits = client().submit([[2]]), client().submit([[4]], max_tokens=5)
+    model.gate.set()
+    assert broken.next().kind == "internal"
+    assert [len(c.results()[0].tokens) for c in (running, waits)] == [6, 5]
+    until(lambda: worker.rows == (0, 0))
+
+
+def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
+    class Broken(Gated):
+        def encode(self, ids, mask=None):
+            if ids.shape[1] > 9:
+                raise TypeError("of a secret prompt")
+            return super().encode(ids, mask)
+
+    worker, client = serve(Broken(ENDLESS, V))
+    assert client().submit([[2] * 10]).next().kind == "internal"
+    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
+
+
 def test_a_prompt_without_memory_fails_alone(serve):
     class Small(Gated):
         def encode(self, ids, mask=None):
@@ -227,16 +261,14 @@ def test_a_prompt_without_memory_fails_alone(serve):
     large, small = client().submit([[2] * 10]), client().submit([[3]], max_tokens=5)
     model.gate.set()
     failure = large.next()
-    assert (failure.kind, "no memory for a prompt of 10 tokens" in failure.message) == (
-        "memory",
-        True,
-    )
+    assert failure.kind == "input", "the same request would fail again"
+    assert "no memory for a prompt of 10 tokens" in failure.message
     assert len(small.results()[0].tokens) == 5
 
 
 def test_a_prompt_waits_where_others_have_the_memory(serve):
     class Small(Gated):
-        def memory(self, rows, source, target):
+        def cache_memory(self, rows, source, target):
             return (source > 9 or rows > 1) * 10**18
 
     model = Small(ENDLESS, V)
@@ -246,7 +278,7 @@ def test_a_prompt_waits_where_others_have_the_memory(serve):
     large = client().submit([[2] * 10])
     model.gate.set()
     assert [len(c.results()[0].tokens) for c in clients] == [5, 6, 7]
-    assert large.next().kind == "memory"
+    assert large.next().kind == "input"
     assert max(len(tokens) for _, tokens in model.calls) == 1
     until(lambda: worker.rows == (0, 0))
 

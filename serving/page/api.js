@@ -14,6 +14,10 @@ export function rememberKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export function hasKey() {
+  return sessionStorage.getItem(KEY) !== null;
+}
+
 /** The model that is served, with its limits and defaults. */
 export async function model() {
   const response = await ask("/v1/models");

@@ -1,7 +1,7 @@
 // The page: sends a prompt, shows who wrote each token, and compares with regular decoding.
 // Whatever comes from the server is put in as text, never as HTML.
 
-import { ApiError, complete, model, rememberKey } from "./api.js";
+import { ApiError, complete, hasKey, model, rememberKey } from "./api.js";
 
 const REPLAY_MS = 420; // one pass of the large model, in slow motion
 const DEMO = "demo";
@@ -172,6 +172,7 @@ function stop() {
 
 function busy(is) {
   $("stop").disabled = !is;
+  $("replay").disabled = is;
   $("output").setAttribute("aria-busy", is);
 }
 
@@ -179,6 +180,7 @@ const tell = (message) => ($("status").textContent = message);
 
 async function complain(error) {
   if (error instanceof ApiError && error.status === 401) {
+    if (hasKey()) $("key-note").textContent = "That key was not accepted. Try another one.";
     $("key-dialog").showModal();
     return;
   }
@@ -272,16 +274,19 @@ function offer(name) {
       button.type = "button";
       button.className = "chip";
       button.textContent = label;
-      button.addEventListener("click", () => choose(button, prompt));
+      button.addEventListener("click", () => {
+        $("prompt").value = prompt;
+        press(button);
+      });
       return button;
     }),
   );
-  if (!$("prompt").value) choose($("presets").firstChild, tasks[0][1]);
+  if (!$("prompt").value) $("presets").firstChild.click();
 }
 
-function choose(button, prompt) {
+/** Marks the task whose prompt is shown; none if it was edited. */
+function press(button) {
   for (const other of $("presets").children) other.setAttribute("aria-pressed", other === button);
-  $("prompt").value = prompt;
 }
 
 async function start() {
@@ -312,7 +317,7 @@ document.addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", stop);
 $("replay").addEventListener("click", replay);
 for (const id of ["num-draft", "delta", "auto"]) $(id).addEventListener("input", settle);
-$("prompt").addEventListener("input", () => choose(null, $("prompt").value));
+$("prompt").addEventListener("input", () => press(null));
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   rememberKey($("key").value);
