@@ -40,6 +40,7 @@ PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
 TASKS = 64  # whose past is remembered
+REST = 3  # steps without looking where to copy, after one in which that would not have paid
 TRIAL_SHARE = 0.03  # of the time, spent on trials at most
 
 
@@ -126,6 +127,7 @@ class Pace:
         purse: its own, if it is sampled.
         lesson: of its last step, not learned yet.
         off: why it gets no proposals, None if it does.
+        rest: steps for which nothing need be offered to it.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
         promised: seconds in which regular decoding writes the tokens that were expected.
@@ -139,6 +141,7 @@ class Pace:
     purse: Purse = field(default_factory=Purse)
     lesson: Lesson | None = None
     off: str | None = None
+    rest: int = 0
     steps: int = 0
     regular: float = 0.0
     promised: float = 0.0
@@ -182,6 +185,15 @@ class Pacer:
             for i, offer in zip(group, picks, strict=True):
                 chosen[i] = offer
         return chosen
+
+    def rests(self, pace: Pace) -> bool:
+        """Whether a row needs no offers in this step; to be asked once a step.
+
+        Looking where to copy takes time as well, and where copies do not pay now they will hardly
+        do so at the next token.
+        """
+        pace.rest -= 1
+        return pace.rest >= 0
 
     def observe(
         self,
@@ -249,11 +261,14 @@ class Pacer:
             worth = step * len(paces) / sum(expected_tokens(a, min(copy, r)) for a, r in by_copy)
             if purse.pays(costs.table[1, 0] + costs.draft - worth, worth / len(paces), step):
                 return [model.cut(1) for model in models]
-        for pace, row in zip(paces, offers, strict=True):
+        for pace, row, model in zip(paces, offers, models, strict=True):
             if draft or copy:
                 pace.off = None
             elif not pace.off and any(offer.length for offer in row):
                 pace.off = self._reason(self._alpha(pace, row[0].kind), costs)
+            pace.rest = 0 if draft or copy or model.length else REST
+        if not (draft or copy):
+            return [NOTHING] * len(paces)
         drafting = [
             expected_tokens(a, min(draft, m)) > expected_tokens(b, min(copy, n))
             for (a, m), (b, n) in zip(by_draft, by_copy, strict=True)

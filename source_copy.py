@@ -127,6 +127,9 @@ class SourceCopy:
         """Reads the next tokens off the trails; see `Drafter.offers`."""
         offers = []
         for trail, tokens, limit in zip(self.trails, committed, limits, strict=True):
+            if limit == 0:
+                offers.append([])
+                continue
             trail.follow(tokens[1 + len(trail.output) :])  # the start token is not output
             ahead, strong = trail.proposal(limit)
             kind = "copy" if strong else "weak copy"

@@ -5,7 +5,7 @@ import pytest
 
 from draft_length import LONGEST, Costs, StepCosts
 from drafters import NOTHING, Offer
-from pacer import TASKS, UNKNOWN_COSTS, History, Pace, Pacer
+from pacer import REST, TASKS, UNKNOWN_COSTS, History, Pace, Pacer
 from simulated_decoding import COSTS, Simulation, costs, patterns, staircase
 
 TOKENS = 600
@@ -226,6 +226,21 @@ def test_what_a_row_is_not_offered_it_does_not_get():
     chosen = pacer.choose([Pace(), Pace(), Pace()], [[short], none, [DRAFT.cut(1)]])
     assert chosen[:2] == [short, NOTHING]
     assert chosen[2].length <= 1
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_where_copies_do_not_pay_nobody_looks_for_them_in_every_step(sampled):
+    bad, good = Offer("weak copy", 3, (7, 8, 9)), Offer("copy", 3, (7, 8, 9))
+    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace(sampled=sampled)
+    assert not pacer.rests(pace)
+    assert pacer.choose([pace], [[bad]]) == [NOTHING]
+    assert [pacer.rests(pace) for _ in range(REST + 2)] == [True] * REST + [False] * 2
+    # A draft model is asked without looking for anything.
+    pacer.choose([pace], [[bad, DRAFT]])
+    assert not pacer.rests(pace)
+    pacer = Pacer(COSTS["a GPU"])
+    assert pacer.choose([pace], [[good]]) == [good]
+    assert not pacer.rests(pace)
 
 
 def test_without_costs_a_usual_number_is_taken_of_what_is_offered_first():

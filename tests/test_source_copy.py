@@ -104,6 +104,17 @@ def test_what_is_offered():
     assert copy.propose(rows, [NOTHING] * 3, None, None) is None
 
 
+def test_a_row_that_was_not_looked_at_is_caught_up_with():
+    copy, always = SourceCopy(), SourceCopy()
+    for each in (copy, always):
+        each.insert([SENTENCE])
+    for n in range(1, 5):
+        rows = [[0, *SENTENCE[:n]]]
+        assert copy.offers(rows, [0]) == [[]]
+        expected = always.offers(rows, [3])
+    assert copy.offers(rows, [3]) == expected
+
+
 def test_the_combination_offers_first_what_much_speaks_for():
     model = FakeModel(random_table(V), V)
     both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
