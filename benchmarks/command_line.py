@@ -23,6 +23,7 @@ SUBCOMMANDS = MappingProxyType(
         "stopping": "whether a draft should end early when it is unsure",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",
         "server": "the server under load: a running batch against one request at a time",
+        "startup": "how long each command takes until it shows something",
     }
 )
 
