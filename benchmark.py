@@ -6,10 +6,11 @@
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
     python benchmark.py memory     # what the public models take
     python benchmark.py server     # throughput and latency of server.py
+    python benchmark.py startup    # how long the commands take until they show something
     python benchmark.py stopping   # whether a draft should end early when it is unsure
 
-`sweep` and `peers` need requirements-benchmark.txt, `server` requirements-server.txt. All that is
-compared takes turns; see benchmarks/timing.py.
+`sweep` and `peers` need requirements-benchmark.txt, `server` and `startup`
+requirements-server.txt. All that is compared takes turns; see benchmarks/timing.py.
 """
 
 import sys

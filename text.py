@@ -27,7 +27,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     unknown token, so that MADLAD would read "end of text" for an unknown character.
 
     Raises:
-        UserError: the files are damaged.
+        UserError: the files are damaged, or the vocabulary is missing.
     """
     folder = Path(folder)
     files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
@@ -35,10 +35,10 @@ def load_tokenizer(folder: str | Path) -> Any:
         return None
     # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import
+    import transformers  # slow to import
 
-    kind = PreTrainedTokenizerFast if (folder / files[0]).is_file() else AutoTokenizer
     try:
+        kind = getattr(transformers, _class_name(folder))
         tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if hasattr(tokenizer, "backend_tokenizer"):
             _restore_fallback(tokenizer)
@@ -128,6 +128,24 @@ class StreamingDetokenizer:
         if not piece:
             return b""
         return bytes([ord(piece[0])]) if len(piece[0]) == 1 else piece[0].encode()
+
+
+def _class_name(folder: Path) -> str:
+    """The class of transformers that loads a folder's tokenizer.
+
+    AutoTokenizer is none of them: it would import torch wherever that is installed, which takes
+    longer than all else before the first token, and does without a vocabulary that is missing.
+    """
+    if (folder / "tokenizer.json").is_file():
+        return "PreTrainedTokenizerFast"
+    if (folder / "spiece.model").is_file():
+        return "T5Tokenizer"
+    files = (folder / name for name in ("tokenizer_config.json", "config.json"))
+    settings = (json.loads(file.read_text("utf-8")) for file in files if file.is_file())
+    named = (values["tokenizer_class"] for values in settings if "tokenizer_class" in values)
+    if next(named, None) == "ByT5Tokenizer":
+        return "ByT5Tokenizer"
+    raise FileNotFoundError("neither tokenizer.json nor spiece.model is there")
 
 
 def _restore_fallback(tokenizer: Any) -> None:

@@ -27,7 +27,6 @@ from benchmarks.timing import Timed, speed_up, take_turns
 from benchmarks.workload import Workload
 from results import Result
 
-SUMMARY = "all ways of proposing beside regular decoding"
 ONE_BY_ONE = "token by token"
 
 COLUMNS: report.Columns = {

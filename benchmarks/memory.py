@@ -16,7 +16,6 @@ from memory import cache_bytes, encoder_bytes, weight_bytes
 from model import expected_parameters
 from quantization import Quantization
 
-SUMMARY = "what the public models take, in bfloat16, 8 and 4 bits"
 BITS = (None, 8, 4)
 
 

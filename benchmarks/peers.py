@@ -24,7 +24,6 @@ from benchmarks.subject import DRAFT, REGULAR, Subject, decoding
 from benchmarks.timing import Timed, speed_up, take_turns
 from pair import locate
 
-SUMMARY = "transformers and CTranslate2 on the same weights and prompts"
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
 CT2 = "CTranslate2 greedy"

@@ -35,7 +35,6 @@ from demo import corpus
 from draft_length import AUTO
 from options import add_models
 
-SUMMARY = "the server under load: a running batch against one request at a time"
 SERVER = Path(__file__).parent.parent / "server.py"
 TASKS = {"translate": 1.0, "fix": 0.0, "both": 0.5}  # share of translations among the prompts
 WAYS = ("one at a time", "batched")

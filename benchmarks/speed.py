@@ -22,7 +22,6 @@ from benchmarks.timing import Timed, speed_up, spread, take_turns
 from benchmarks.workload import Workload
 from results import Result
 
-SUMMARY = "regular and speculative decoding beside what theory predicts"
 COSTS = "costs"  # the name under which measuring them takes its turn
 LONGEST = 16  # v(M) is measured up to here at least, which is what auto uses at most
 CHAIN = 4  # draft passes in a row where the number of proposals varies

@@ -27,7 +27,6 @@ from benchmarks.subject import Subject
 from draft_length import LONGEST
 from model import T5
 
-SUMMARY = "whether a draft should end early when it is unsure"
 THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 SOURCE = 32  # tokens of the source while passes are timed
 CHAIN = 8  # draft passes that follow each other while they are timed

@@ -24,7 +24,6 @@ from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, decided, decodin
 from benchmarks.timing import Timed, take_turns
 from benchmarks.workload import Workload
 
-SUMMARY = "tune --num-draft and --delta: speed, theory and quality over a grid, with a picture"
 Setting = tuple[float, int]  # delta, gamma
 KEPT = ("tokens_per_call", "alpha", "c", "v", "speed_up", "decode_speed_up", "tokens_per_second")
 TIMES = ("seconds", "encode_seconds", "decode_seconds", "tokens", "different")

@@ -5,14 +5,19 @@ import logging
 import random
 import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
+import backend
 from backend import UserError
 from text import StreamingDetokenizer, decode, load_tokenizer, same_vocabulary
 
+ROOT = Path(backend.__file__).parent
 TEXTS = [
     "Let's go to the store and buy some groceries including eggs, avocadoes, and bread.",
     "it 's ( fine ) , is n't it ?",
@@ -135,6 +140,33 @@ def test_damaged_files(folders, tmp_path, kind):
     with pytest.raises(UserError) as error:
         load_tokenizer(folder)
     assert "\n" not in str(error.value)
+
+
+def test_a_missing_vocabulary_is_told(folders, tmp_path):
+    """transformers would make up one of its special tokens, and know no word."""
+    folder = shutil.copytree(folders / "t5", tmp_path / "m")
+    (folder / "spiece.model").unlink()
+    with pytest.raises(UserError, match="neither tokenizer.json nor spiece.model is there"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("model_type", ["mt5", "umt5"])
+@pytest.mark.parametrize("name", ["T5TokenizerFast", "MT5Tokenizer"])
+def test_a_vocabulary_is_read_whatever_its_class_was_called(folders, tmp_path, model_type, name):
+    folder = shutil.copytree(folders / "mt5", tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **FILES}))
+    expected = [*processor(folder).encode(TEXTS[2]), processor(folder).eos_id()]
+    assert load_tokenizer(folder).encode(TEXTS[2]) == expected
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5-json", "byt5"])
+def test_torch_is_left_out(folders, kind):
+    """Importing it would take longer than loading a small model and writing its first token."""
+    code = "import sys, text; text.load_tokenizer(sys.argv[1]).encode('a'); print(*sys.modules)"
+    command = [sys.executable, "-c", code, str(folders / kind)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "transformers" in shown.split() and "torch" not in shown.split()
 
 
 @pytest.mark.parametrize("kind", ["mt5", "mt5-json", "byt5"])

@@ -1,0 +1,73 @@
+"""What the commands import: nothing slow before it is needed, and torch not at all."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from serving_process import ROOT, Server
+
+SLOW = {"mlx", "numpy", "transformers", "torch", "huggingface_hub", "fastapi", "tqdm"}
+
+
+def names(log: str) -> set[str]:
+    """The packages that a process says it has imported, by -X importtime."""
+    return set(re.findall(r"^import time:.*\| *(\w+)", log, re.MULTILINE))
+
+
+def imported(folder, *argv: str) -> set[str]:
+    """The packages that a command imports, in a folder without models."""
+    file, *rest = argv
+    command = [sys.executable, "-X", "importtime", str(ROOT / file), *rest]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
+    return names(done.stderr)
+
+
+@pytest.mark.parametrize("command", ["main.py", "server.py", "benchmark.py"])
+def test_help_waits_for_nothing(tmp_path, command):
+    found = imported(tmp_path, command, "--help")
+    assert "argparse" in found and not found & SLOW
+
+
+def test_help_on_converting_and_on_a_subcommand_waits_for_no_transformers(tmp_path):
+    for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
+        found = imported(tmp_path, *argv)
+        assert "argparse" in found and not found & {"transformers", "torch", "huggingface_hub"}
+
+
+def test_a_subcommand_waits_for_no_other():
+    code = "import sys, benchmark; benchmark.main(['memory']); print('\\n', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    modules = done.stdout.rpartition("\n ")[2].split()
+    assert "benchmarks.memory" in modules and "benchmarks.compare" not in modules
+
+
+def test_text_is_generated_without_torch(tmp_path):
+    found = imported(tmp_path, "main.py")
+    assert {"mlx", "transformers"} <= found and "torch" not in found
+
+
+def test_the_server_serves_without_torch():
+    running = Server(PYTHONPROFILEIMPORTTIME="1")
+    try:
+        ids = running.http.post("/v1/completions", json={"model": "demo", "prompt": "I eat."})
+        assert ids.status_code == 200
+        found = names(running.log)
+    finally:
+        running.close()
+    assert {"mlx", "transformers", "fastapi"} <= found and "torch" not in found
+
+
+def test_torch_can_be_imported_after_a_tokenizer():
+    """Leaving it out is not forbidding it: who loads a model here may use transformers as well."""
+    code = (
+        "import text; text.load_tokenizer('demo/target')\n"
+        "from transformers import T5Config, T5ForConditionalGeneration, AutoTokenizer\n"
+        "config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=50)\n"
+        "print(type(T5ForConditionalGeneration(config).shared.weight.data).__module__)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["torch"], done.stderr
