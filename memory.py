@@ -19,6 +19,7 @@ from cache import round_up
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from quantization import Quantization
+from sizes import readable
 from weights import Shape, quantizable
 
 SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
@@ -42,7 +43,7 @@ def require(needed: int) -> None:
     """
     left = limit() - mx.get_active_memory()
     if needed > left:
-        raise RuntimeError(f"needs {shown(needed)}, and {shown(max(left, 0))} are left")
+        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
 
 
 def cache_bytes(config: T5Config, width: int, rows: int, source: int, target: int) -> int:
@@ -119,9 +120,4 @@ def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
     if needed <= there:
         return None
     cure = "convert the model with --quantize, or take a smaller one"
-    return f"the weights take {shown(needed)}, and there are {shown(there)} of memory; {cure}"
-
-
-def shown(size: float) -> str:
-    """Bytes as people read them."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+    return f"the weights take {readable(needed)}, and there are {readable(there)} of memory; {cure}"
