@@ -14,7 +14,7 @@ from benchmarks import options, report
 from config import T5Config
 from memory import cache_bytes, encoder_bytes, weight_bytes
 from model import expected_parameters
-from quantization import Quantization
+from quantization import Recipe
 from sizes import readable
 
 SUMMARY = "what the public models take, in bfloat16, 8 and 4 bits"
@@ -83,7 +83,7 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    ways = {bits: Quantization.choose(bits) if bits else None for bits in BITS}
+    ways = {bits: Recipe.choose(bits) if bits else None for bits in BITS}
     weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)
