@@ -11,7 +11,7 @@ from benchmarks import report
 from console import Parser
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-SUBCOMMANDS = ("compare", "speed", "sweep", "peers", "stopping", "memory", "server")
+SUBCOMMANDS = ("compare", "speed", "sweep", "peers", "stopping", "quantize", "memory", "server")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
