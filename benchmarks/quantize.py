@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from backend import UserError, nn, tree_flatten
 from benchmarks import options, report, workload
@@ -27,20 +26,19 @@ from config import T5Config
 from decoder import SpeculativeDecoder
 from memory import weight_bytes
 from model import T5
-from quantization import MIXED, MODES, VALUES_AND_OUTPUTS, Quantization, Recipe, quantize_predicate
+from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
 from results import Result
 
 SUMMARY = "what fewer bits a weight cost: logits, texts, acceptance"
 BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
 PLAIN = "bfloat16"
-# Layers that may want more bits than the others: name → what to look for in their paths.
+# Layers that may want more bits: name → what to look for in their paths. `MIXED` has "v and o".
 PARTS = MappingProxyType(
     {
         "q and k": r"\.[qk]$",
         "v": r"\.v$",
         "o": r"\.o$",
-        "v and o": VALUES_AND_OUTPUTS,
         "wi": r"\.wi(_\d)?$",
         "wo": r"\.wo$",
         "v and wo": r"\.(v|wo)$",
@@ -155,8 +153,7 @@ def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
     last += rf"decoder\.layers\.{config.num_decoder_layers - 1}\."
     four, five = Quantization.choose(4, group), Quantization.choose(5, group)
     for part, where in {**PARTS, "last layers": last}.items():
-        if where != VALUES_AND_OUTPUTS:  # that is mixed_4_5
-            result[f"4 bits, 5 in {part}"] = Recipe(four, five, where)
+        result[f"4 bits, 5 in {part}"] = Recipe(four, five, where)
     for low, high in ((2, 4), (2, 6), (3, 6), (4, 8)):
         ways = (Quantization.choose(bits, group) for bits in (low, high))
         result[f"{low} bits, {high} in v and o"] = Recipe(*ways)
@@ -242,5 +239,5 @@ class Trial:
         }
 
     def _decoded(self, decoder: SpeculativeDecoder) -> list[Result]:
-        options: dict[str, Any] = {"max_tokens": self.args.max_tokens}
-        return decoding(decoder, [self.prompts.prompts], BATCH, **options)(0)
+        longest = self.args.max_tokens
+        return decoding(decoder, [self.prompts.prompts], BATCH, max_tokens=longest)(0)

@@ -125,8 +125,8 @@ def test_recipes_fit_the_model(target):
 
 def test_a_small_run(capsys, tmp_path):
     file = tmp_path / "x.json"
-    argv = ["quantize", "--task", "translate", "--count", "2", "--num-draft", "3", "--json", str(file)]
-    assert command_line.main(argv) == 0
+    argv = ["quantize", "--task", "translate", "--count", "2", "--num-draft", "3"]
+    assert command_line.main([*argv, "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert "translate: 2 prompts" in out and "| 4 bits | 4,678,656 | 37.2% |" in out
     (table,) = json.loads(file.read_text())["tables"]
