@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
+from sizes import readable
+
 if TYPE_CHECKING:
     from results import Result, Stats
     from text import StreamingDetokenizer
@@ -280,6 +282,5 @@ def summary(stats: Sequence[Stats], seconds: float, unit: str = "prompts") -> st
         parts.append(f"speculation off{where} ({off[-1]})")
     peak = max((s.peak_memory_bytes for s in stats), default=0)
     if peak:
-        size = f"{peak / 1e9:.2f} GB" if peak >= 1e8 else f"{peak / 1e6:.1f} MB"
-        parts.append(f"peak memory {size}")
+        parts.append(f"peak memory {readable(peak)}")
     return " · ".join(parts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from backend import UserError, mx
@@ -19,7 +19,7 @@ from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from console import Parser
 from hub import resolve
-from model import T5, select_tensors
+from model import select_tensors
 from model_folder import (
     BLOCK_BYTES,
     is_model_file,
@@ -29,9 +29,9 @@ from model_folder import (
     write_shards,
 )
 from output_folder import check_output, clear_away_when_terminated
-from quantization import MODES, Quantization
+from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
 from stored_tensor import READABLE
-from weights import cast, keep_float32, quantize_predicate, read_config
+from weights import cast, keep_float32, read_config
 
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 
@@ -53,6 +53,11 @@ class Step:
     shape: tuple[int, ...]
     dtype: mx.Dtype
     quantization: Quantization | None
+
+    @property
+    def path(self) -> str:
+        """The layer that it is the weight of."""
+        return self.name.removesuffix(".weight")
 
     def apply(self, rows: mx.array) -> dict[str, mx.array]:
         """Rows of the source → the rows of each output array, by name.
@@ -83,6 +88,7 @@ def convert(
     q_bits: int | None = None,
     q_group_size: int | None = None,
     q_mode: str = "affine",
+    quant_predicate: str | None = None,
     revision: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -98,6 +104,7 @@ def convert(
         q_bits: bits a weight; None is the mode's default.
         q_group_size: weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
+        quant_predicate: a recipe of `quantization.MIXED`, in place of `q_bits` and `q_mode`.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: replace what an earlier conversion wrote to `mlx_path`.
 
@@ -109,9 +116,11 @@ def convert(
             is damaged or no T5, or too little disk space. Nothing is left behind.
     """
     path = Path(mlx_path).expanduser().resolve()
-    if not quantize and (q_bits, q_group_size, q_mode) != (None, None, "affine"):
-        raise UserError("--q-bits, --q-group-size and --q-mode quantise only together with -q")
-    quantization = Quantization.choose(q_bits, q_group_size, q_mode) if quantize else None
+    wanted = (q_bits, q_group_size, q_mode, quant_predicate)
+    if not quantize and wanted != (None, None, "affine", None):
+        flags = "--q-bits, --q-group-size, --q-mode and --quant-predicate"
+        raise UserError(f"{flags} quantise only together with -q")
+    recipe = Recipe.choose(*wanted) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
     try:
@@ -121,26 +130,24 @@ def convert(
             raise UserError(f"{path} is the source; choose another --mlx-path")
         raw = read_config(folder)
         with open_checkpoint(folder) as checkpoint:
-            steps = plan(raw, checkpoint, getattr(mx, dtype), quantization)
+            steps = plan(raw, checkpoint, getattr(mx, dtype), recipe)
             shards = split(steps, SHARD_BYTES)
             with new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, shards)
-                write_config(partial, raw, dtype, quantization)
+                write_config(partial, raw, dtype, _entry(recipe, steps) if recipe else None)
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {error}") from error
     return path
 
 
-def plan(
-    raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, quantization: Quantization | None
-) -> list[Step]:
+def plan(raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, recipe: Recipe | None) -> list[Step]:
     """What to do with each tensor, in the order they lie on the disk.
 
     Args:
         raw: the source's config.json.
         checkpoint: the source's tensors.
         dtype: the type wanted.
-        quantization: the quantisation wanted, if any.
+        recipe: the quantisation wanted, if any.
 
     Raises:
         UserError: the checkpoint is no T5 of this config, has a tensor of a type that cannot be
@@ -150,25 +157,25 @@ def plan(
         raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
     names = select_tensors(config, checkpoint)
-    layers = {
-        f"{path}.weight"
-        for path, module in T5(config).named_modules()  # lazy: its random weights are never made
-        if quantization and quantize_predicate(path, module)
-    }
     steps = []
     for source in filter(names.__contains__, checkpoint.names):
         checkpoint.require_readable(source)
         name, shape = names[source], checkpoint.shape(source)
-        how = quantization if name in layers and quantization.fits(shape) else None
+        how = recipe.of(name, shape) if recipe else None
         stored = mx.float32 if keep_float32(name, dtype) else dtype
         steps.append(Step(source, name, shape, stored, how))
-    left = sum(step.name in layers and not step.quantization for step in steps)
-    if layers and left == len(layers.intersection(step.name for step in steps)):
-        cause = f"no layer's rows divide into groups of {quantization.group_size}"
+    if recipe:
+        _check_groups(steps, recipe, dtype)
+    return steps
+
+
+def _check_groups(steps: list[Step], recipe: Recipe, dtype: mx.Dtype) -> None:
+    if not any(step.quantization for step in steps):
+        cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
+    left = sum(not step.quantization and quantize_predicate(step.path) for step in steps)
     if left:
         print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
-    return steps
 
 
 def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Step]]) -> None:
@@ -180,14 +187,25 @@ def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Step]]
     write_shards(folder, shards, blocks, "mlx", "converting")
 
 
-def write_config(folder: Path, raw: dict, dtype: str, quantization: Quantization | None) -> None:
-    """Writes the source's config.json with the type stored and how layers are quantised."""
+def _entry(recipe: Recipe, steps: list[Step]) -> dict:
+    return recipe.entry({step.path: step.quantization for step in steps if step.quantization})
+
+
+def write_config(folder: Path, raw: dict, dtype: str, quantization: dict | None) -> None:
+    """Writes the source's config.json with the type stored and how layers are quantised.
+
+    Args:
+        folder: where to.
+        raw: the source's config.json.
+        dtype: the type stored.
+        quantization: the entry of that name, from `Recipe.entry`; None for none.
+    """
     config = raw | {"torch_dtype": dtype}
     if "dtype" in raw:  # what transformers 5 calls it
         config["dtype"] = dtype
     if quantization:
         # Twice, as mlx-lm does: MLX reads the first, the Hugging Face Hub shows the second.
-        config["quantization"] = config["quantization_config"] = asdict(quantization)
+        config["quantization"] = config["quantization_config"] = quantization
     write_json(folder / "config.json", config)
 
 
@@ -222,6 +240,11 @@ def _parser() -> Parser:
     add("--q-bits", type=int, help="bits a weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)")
     add("--q-group-size", type=int, help="weights that share a scale (default: the mode's)")
     add("--q-mode", default="affine", choices=list(MODES), help="default: %(default)s")
+    add(
+        "--quant-predicate",
+        choices=list(MIXED),
+        help="mixed_4_6: 4 bits a weight, and 6 in attention's values and outputs; so the others",
+    )
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")
     return parser

@@ -18,8 +18,9 @@ from backend import cpu_only, mx
 from cache import round_up
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
-from quantization import Quantization
-from weights import Shape, quantizable
+from quantization import Recipe
+from sizes import readable
+from weights import Shape
 
 SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
@@ -42,7 +43,7 @@ def require(needed: int) -> None:
     """
     left = limit() - mx.get_active_memory()
     if needed > left:
-        raise RuntimeError(f"needs {shown(needed)}, and {shown(max(left, 0))} are left")
+        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
 
 
 def cache_bytes(config: T5Config, width: int, rows: int, source: int, target: int) -> int:
@@ -70,24 +71,18 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     return 4 * width * rows * source * (scores + others)
 
 
-def weight_bytes(
-    shapes: Mapping[str, Shape], width: int, quantization: Quantization | None = None
-) -> int:
+def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None = None) -> int:
     """Bytes of a model's weights.
 
     Args:
         shapes: of the parameters, by our names.
         width: bytes of a number that is not quantised.
-        quantization: of the layers that convert.py quantises; None for none.
+        recipe: how layers are quantised; None if they are not.
     """
     total = 0
     for name, shape in shapes.items():
-        count = math.prod(shape)
-        if quantization and quantizable(name) and quantization.fits(shape):
-            total += count * quantization.bits // 8
-            total += count // quantization.group_size * quantization.overhead(width)
-        else:
-            total += count * width
+        how = recipe.of(name, shape) if recipe else None
+        total += how.nbytes(shape, width) if how else math.prod(shape) * width
     return total
 
 
@@ -119,9 +114,4 @@ def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
     if needed <= there:
         return None
     cure = "convert the model with --quantize, or take a smaller one"
-    return f"the weights take {shown(needed)}, and there are {shown(there)} of memory; {cure}"
-
-
-def shown(size: float) -> str:
-    """Bytes as people read them."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+    return f"the weights take {readable(needed)}, and there are {readable(there)} of memory; {cure}"

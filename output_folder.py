@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from backend import UserError
+from sizes import readable
 
 
 def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
@@ -85,7 +86,7 @@ def require_space(path: Path, needed: int) -> None:
     place = next(parent for parent in path.parents if parent.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
-        sizes = f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"
+        sizes = f"{readable(needed)} are needed and {readable(free)} are free"
         raise UserError(f"not enough space in {place}: {sizes}; make room or choose another place")
 
 

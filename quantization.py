@@ -1,16 +1,21 @@
-"""Which quantisations MLX computes with, and a layer's weight quantised a few rows at a time.
+"""How a model is quantised: which layers, in which way, and a weight a few rows at a time.
 
 A mode stores each group of values of a row with few bits a value and what the group has in common:
 `affine` a scale and an offset in the model's type; `mxfp4`, `mxfp8` (the OCP microscaling formats)
 and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised apart.
+
+A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
+`o`), so the mixed recipes give these more bits; `python benchmark.py quantize` has the figures.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
-from backend import UserError, mx
+from backend import UserError, mx, nn
 
 # mode -> the (bits, group sizes) it knows, the defaults of mlx-lm first
 MODES = MappingProxyType(
@@ -21,7 +26,23 @@ MODES = MappingProxyType(
         "nvfp4": ((4,), (16,)),
     }
 )
+# Named as mlx-lm names its recipes: the bits of most layers, and those of `v` and `o`.
+MIXED = MappingProxyType(
+    {"mixed_3_4": (3, 4), "mixed_3_5": (3, 5), "mixed_4_5": (4, 5), "mixed_4_6": (4, 6)}
+)
+VALUES_AND_OUTPUTS = r"\.[vo]$"
+_LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
 _PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
+
+
+def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
+    """Whether a layer may be quantised: attention and feed-forward, no embedding, head or bias.
+
+    Args:
+        path: the layer's name in the model.
+        module: not looked at; `nn.quantize` gives it to its `class_predicate`.
+    """
+    return path.rsplit(".", 1)[-1] in _LAYERS
 
 
 @dataclass(frozen=True)
@@ -55,9 +76,10 @@ class Quantization:
         """Whether rows of this length divide into groups; if not, mlx-lm leaves the layer alone."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
-    def overhead(self, width: int) -> int:
-        """Bytes that each group takes besides its values, in a model of `width` bytes a number."""
-        return 2 * width if self.mode == "affine" else 1
+    def nbytes(self, shape: tuple[int, ...], width: int) -> int:
+        """Bytes of a quantised weight, in a model of `width` bytes a number."""
+        common = 2 * width if self.mode == "affine" else 1
+        return math.prod(shape) * self.bits // 8 + math.prod(shape) // self.group_size * common
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
         """Quantises rows of a weight.
@@ -73,3 +95,62 @@ class Quantization:
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         path = name.removesuffix("weight")
         return {path + part: array for part, array in zip(_PARTS, arrays, strict=False)}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How each layer of a model is quantised.
+
+    Attributes:
+        general: the way of most layers.
+        special: that of the layers named by `where`; None if there are none.
+        where: a regular expression that finds something in their paths.
+    """
+
+    general: Quantization
+    special: Quantization | None = None
+    where: str = VALUES_AND_OUTPUTS
+
+    @classmethod
+    def choose(
+        cls,
+        bits: int | None = None,
+        group_size: int | None = None,
+        mode: str = "affine",
+        predicate: str | None = None,
+    ) -> Recipe:
+        """The wanted recipe, what is None being the mode's default.
+
+        Args:
+            bits: of every layer.
+            group_size: of every layer.
+            mode: of every layer.
+            predicate: one of `MIXED`, which says the bits itself.
+
+        Raises:
+            UserError: MLX has no such combination.
+        """
+        if predicate is None:
+            return cls(Quantization.choose(bits, group_size, mode))
+        if predicate not in MIXED:
+            known = ", ".join(MIXED)
+            raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
+        if bits is not None or mode != "affine":
+            wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
+            raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
+        return cls(*(Quantization.choose(each, group_size) for each in MIXED[predicate]))
+
+    def of(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+        """How a parameter of this name and shape is quantised; None if it is left as it is."""
+        path = name.removesuffix(".weight")
+        how = self.special if self.special and re.search(self.where, path) else self.general
+        return how if quantize_predicate(path) and how.fits(shape) else None
+
+    def entry(self, layers: dict[str, Quantization]) -> dict:
+        """What config.json says of it: the general way, and by path the layers that differ.
+
+        Args:
+            layers: every quantised layer by its path.
+        """
+        special = {path: asdict(how) for path, how in layers.items() if how != self.general}
+        return asdict(self.general) | special

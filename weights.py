@@ -118,16 +118,6 @@ def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
     return result
 
 
-def quantize_predicate(path: str, module: nn.Module) -> bool:
-    """Whether a layer may be quantised: attention and feed-forward, no embedding, head or bias."""
-    return isinstance(module, nn.Linear) and path != HEAD.removesuffix(".weight")
-
-
-def quantizable(name: str) -> bool:
-    """The same by a parameter's name."""
-    return name.split(".")[-2] in ("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo")
-
-
 def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
     """Whether two tensors hold the same values, comparing a few rows at a time."""
     if checkpoint.storage(a) == checkpoint.storage(b):

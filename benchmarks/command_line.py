@@ -21,6 +21,7 @@ SUBCOMMANDS = MappingProxyType(
         "picture",
         "peers": "transformers and CTranslate2 on the same weights and prompts",
         "stopping": "whether a draft should end early when it is unsure",
+        "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",
         "server": "the server under load: a running batch against one request at a time",
         "startup": "how long each command takes until it shows something",

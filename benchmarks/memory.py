@@ -14,7 +14,8 @@ from benchmarks import options, report
 from config import T5Config
 from memory import cache_bytes, encoder_bytes, weight_bytes
 from model import expected_parameters
-from quantization import Quantization
+from quantization import Recipe
+from sizes import readable
 
 BITS = (None, 8, 4)
 
@@ -81,7 +82,7 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    ways = {bits: Quantization.choose(bits) if bits else None for bits in BITS}
+    ways = {bits: Recipe.choose(bits) if bits else None for bits in BITS}
     weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)
@@ -104,16 +105,16 @@ def run(args: argparse.Namespace, command: str) -> int:
     columns = {
         "model": lambda row: row["name"],
         "parameters": lambda row: f"{row['need'].parameters / 1e6:,.0f} M",
-        "bfloat16": lambda row: gigabytes(row["need"].weights[None]),
-        "8 bits": lambda row: gigabytes(row["need"].weights[8]),
-        "4 bits": lambda row: gigabytes(row["need"].weights[4]),
-        "a prompt": lambda row: gigabytes(row["need"].prompt),
+        "bfloat16": lambda row: readable(row["need"].weights[None]),
+        "8 bits": lambda row: readable(row["need"].weights[8]),
+        "4 bits": lambda row: readable(row["need"].weights[4]),
+        "a prompt": lambda row: readable(row["need"].prompt),
         "draft": lambda row: row["draft"] or "",
-        "all, bfloat16": lambda row: gigabytes(row["all"][None]),
-        "all, 8 bits": lambda row: gigabytes(row["all"][8]),
-        "all, 4 bits": lambda row: gigabytes(row["all"][4]),
+        "all, bfloat16": lambda row: readable(row["all"][None]),
+        "all, 8 bits": lambda row: readable(row["all"][8]),
+        "all, 4 bits": lambda row: readable(row["all"][4]),
     }
-    print(f"{command}\nGB; a prompt of {args.source} tokens and a text of {args.target}\n")
+    print(f"{command}\na prompt of {args.source} tokens and a text of {args.target}\n")
     print(report.markdown(columns, rows))
     return 0
 
@@ -130,8 +131,3 @@ def together(name: str, needs: dict[str, Need]) -> dict[int | None, int]:
     draft = needs.get(draft_of(name) or "")
     others = needs[name].prompt + (draft.weights[None] + draft.prompt if draft else 0)
     return {bits: weights + others for bits, weights in needs[name].weights.items()}
-
-
-def gigabytes(size: int) -> str:
-    """In GB, to two figures behind the point."""
-    return f"{size / 1e9:.2f}"

@@ -44,16 +44,17 @@ def num_draft(text: str) -> int | str:
     return AUTO if text == AUTO else at_least(1)(text)
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """Which models."""
+def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
+    """Which models; `dtype` is whether the type they compute in can be chosen."""
     add = parser.add_argument
     add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
     add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
-    add(
-        "--dtype",
-        choices=("bfloat16", "float16", "float32"),
-        help="compute in this type (default: the folder's; float32 without a GPU)",
-    )
+    if dtype:
+        add(
+            "--dtype",
+            choices=("bfloat16", "float16", "float32"),
+            help="compute in this type (default: the folder's; float32 without a GPU)",
+        )
 
 
 def of_pair(args: argparse.Namespace) -> dict[str, str]:

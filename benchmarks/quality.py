@@ -6,7 +6,7 @@ from a wrong sentence, which exact match does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.extras import needed
 
@@ -32,3 +32,8 @@ def quality(
         "exact_match_lossless": exact_match(texts, lossless),
         "chrf_lossless": chrf(texts, lossless),
     }
+
+
+def points(name: str) -> Callable[[dict], str]:
+    """How a table writes one of these figures, which may be unknown."""
+    return lambda row: "" if row[name] is None else f"{row[name]:.1f}"

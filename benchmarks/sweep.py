@@ -17,7 +17,7 @@ from backend import UserError
 from benchmarks import options, plot, report, theory, workload
 from benchmarks.costs import Costs
 from benchmarks.extras import needed
-from benchmarks.quality import quality
+from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
 from benchmarks.speed import COSTS, Run, cost_meter, counting, prediction, times
 from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, decided, decoding
@@ -27,11 +27,6 @@ from benchmarks.workload import Workload
 Setting = tuple[float, int]  # delta, gamma
 KEPT = ("tokens_per_call", "alpha", "c", "v", "speed_up", "decode_speed_up", "tokens_per_second")
 TIMES = ("seconds", "encode_seconds", "decode_seconds", "tokens", "different")
-
-
-def points(name: str) -> Callable[[dict], str]:
-    """How to write a figure that may be unknown."""
-    return lambda row: "" if row[name] is None else f"{row[name]:.1f}"
 
 
 COLUMNS: report.Columns = {

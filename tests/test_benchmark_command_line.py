@@ -16,7 +16,7 @@ def test_the_program_has_all_subcommands():
         [sys.executable, str(ROOT / "benchmark.py"), "--help"], capture_output=True, text=True
     )
     assert shown.returncode == 0
-    for name in ("compare", "speed", "sweep", "peers"):
+    for name in ("compare", "speed", "sweep", "peers", "quantize"):
         assert f"\n    {name} " in shown.stdout
 
 

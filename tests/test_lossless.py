@@ -12,8 +12,8 @@ from backend import mx, nn
 from decoder import SpeculativeDecoder
 from engine import Engine
 from model import T5, load
+from quantization import quantize_predicate
 from results import Row, Settings
-from weights import quantize_predicate
 
 torch = pytest.importorskip("torch")
 from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402

@@ -10,7 +10,7 @@ from engine import Engine
 from memory import cache_bytes, encoder_bytes, stored_bytes, warning, weight_bytes
 from model import T5, expected_parameters, load
 from pair import BUNDLED
-from quantization import Quantization
+from quantization import Recipe
 from results import Row, Settings
 
 TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}
@@ -58,11 +58,19 @@ def test_weights_as_they_are_and_quantised(tmp_path):
     assert weight_bytes(shapes, 4) == held(a for _, a in tree_flatten(loaded.parameters()))
     assert stored_bytes(source, "float32") == weight_bytes(shapes, 4)
     assert stored_bytes(source, "bfloat16") == weight_bytes(shapes, 2)
-    for bits, mode in ((4, "affine"), (8, "affine"), (4, "mxfp4")):
-        path = tmp_path / f"{mode}{bits}"
-        convert(source, path, quantize=True, q_bits=bits, q_mode=mode)
+    for name, wanted in {
+        "4": (4, 32, "affine"),
+        "8": (8, None, "affine"),
+        "mxfp4": (None, None, "mxfp4"),
+        "mxfp8": (None, None, "mxfp8"),
+        "nvfp4": (None, None, "nvfp4"),
+        "mixed": (None, 64, "affine", "mixed_3_5"),
+    }.items():
+        path = tmp_path / name
+        options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
+        convert(source, path, quantize=True, **dict(zip(options, wanted, strict=False)))
         quantised, _ = load(path, "bfloat16")
-        said = weight_bytes(shapes, 2, Quantization.choose(bits, None, mode))
+        said = weight_bytes(shapes, 2, Recipe.choose(*wanted))
         assert said == held(a for _, a in tree_flatten(quantised.parameters()))
         assert stored_bytes(path, "bfloat16") == said
 

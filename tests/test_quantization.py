@@ -12,7 +12,7 @@ from backend import UserError, mx, nn, tree_flatten
 from checkpoints import TINY, arrays
 from convert import convert
 from model import load
-from quantization import MODES, Quantization
+from quantization import MIXED, MODES, Quantization, Recipe
 
 
 @pytest.fixture
@@ -71,6 +71,60 @@ def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
         assert array.dtype == converted[name].dtype and mx.array_equal(array, converted[name]), name
     ids = mx.array([[5, 3, 9, 1]])
     assert mx.array_equal(load(out, "float32")[0](ids, ids), model(ids, ids))
+
+
+@pytest.mark.parametrize("predicate", MIXED)
+def test_a_mixed_recipe_gives_values_and_outputs_more_bits(tiny, tmp_path, predicate):
+    """config.json says so layer by layer, and loading follows it; MLX itself makes the same."""
+    low, high = map(int, predicate.split("_")[1:])
+    out = convert(
+        tiny, tmp_path / "out", "float32", quantize=True, q_group_size=32, quant_predicate=predicate
+    )
+    entry = json.loads((out / "config.json").read_text())["quantization"]
+    general = {name: entry.pop(name) for name in ("group_size", "bits", "mode")}
+    assert general == {"group_size": 32, "bits": low, "mode": "affine"}
+    assert all(how == general | {"bits": high} for how in entry.values())
+    loaded, (model, _) = load(out, "float32")[0], load(tiny, "float32")
+    layers = {p: m for p, m in loaded.named_modules() if isinstance(m, nn.QuantizedLinear)}
+    assert set(entry) == {path for path in layers if path[-2:] in (".v", ".o")}
+    assert {path: layer.bits for path, layer in layers.items()} == {
+        path: high if path in entry else low for path in layers
+    }
+    ways = {path: entry.get(path, general) for path in layers}
+    nn.quantize(model, class_predicate=lambda path, _: ways.get(path, False))
+    ids = mx.array([[5, 3, 9, 1]])
+    assert mx.array_equal(loaded(ids, ids), model(ids, ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        ({"predicate": "mixed_2_9"}, "unknown --quant-predicate 'mixed_2_9'; known: mixed_3_4, "),
+        ({"predicate": "mixed_4_6", "bits": 4}, "mixed_4_6 says .* itself; leave --q-bits out"),
+        ({"predicate": "mixed_4_6", "mode": "mxfp4"}, "leave --q-mode mxfp4 out"),
+        ({"predicate": "mixed_4_6", "group_size": 16}, "--q-group-size 16 does not exist"),
+        ({"bits": 7}, "--q-bits 7 does not exist"),
+    ),
+)
+def test_contradictory_recipes(options, message):
+    with pytest.raises(UserError, match=message):
+        Recipe.choose(**options)
+
+
+def test_what_a_recipe_does_to_a_parameter():
+    four, six = Quantization.choose(4), Quantization.choose(6)
+    recipe = Recipe.choose(predicate="mixed_4_6")
+    assert recipe == Recipe(four, six)
+    assert recipe.of("encoder.layers.0.self_attention.v.weight", (64, 64)) == six
+    assert recipe.of("decoder.layers.1.cross_attention.o.weight", (64, 64)) == six
+    assert recipe.of("decoder.layers.1.feed_forward.wo.weight", (64, 64)) == four
+    assert recipe.of("decoder.layers.1.self_attention.q.weight", (64, 64)) == four
+    assert recipe.of("decoder.layers.1.self_attention.v.weight", (64, 96)) is None  # no groups
+    for name in ("shared", "lm_head", "encoder.relative_attention_bias.0", "encoder.norm"):
+        assert recipe.of(f"{name}.weight", (64, 64)) is None
+    assert (
+        Recipe(four, six, "^encoder").of("encoder.layers.0.self_attention.q.weight", (8, 64)) == six
+    )
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))

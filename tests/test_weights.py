@@ -13,7 +13,8 @@ from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from families import SHAPE, UNTIED, torch
 from model import T5, expected_parameters, load, select_tensors
-from weights import HEAD, keep_float32, quantize_predicate
+from quantization import quantize_predicate
+from weights import HEAD, keep_float32
 
 IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])
 RAW = {"model_type": "t5", **SHAPE, **UNTIED, "d_ff": 64, "d_model": 64, "d_kv": 32}

@@ -1,0 +1,19 @@
+"""sizes.py: each unit, and where the one gives way to the other."""
+
+import pytest
+
+from sizes import readable
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0.0 MB"),
+        (12_600_000, "12.6 MB"),
+        (99_900_000, "99.9 MB"),
+        (100_000_000, "0.10 GB"),
+        (22_614_642_688, "22.61 GB"),
+    ],
+)
+def test_bytes_as_people_read_them(size, text):
+    assert readable(size) == text
