@@ -23,6 +23,7 @@ from bias import RelativeBias
 from cache import Cache, Slots
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
+from linear import Embedding, Linear
 from memory import cache_bytes, encoder_bytes
 from text import load_tokenizer
 from weights import (
@@ -38,7 +39,7 @@ from weights import (
 )
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "relu": nn.relu,
+    "relu": lambda x: mx.maximum(x, 0),
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
     "silu": nn.silu,
@@ -65,10 +66,10 @@ class Attention(nn.Module):
         inner = config.num_heads * config.d_kv
         self._heads = config.num_heads, config.d_kv
         self.norm = RMSNorm(config)
-        self.q = nn.Linear(config.d_model, inner, bias=False)
-        self.k = nn.Linear(config.d_model, inner, bias=False)
-        self.v = nn.Linear(config.d_model, inner, bias=False)
-        self.o = nn.Linear(inner, config.d_model, bias=False)
+        self.q = Linear(config.d_model, inner)
+        self.k = Linear(config.d_model, inner)
+        self.v = Linear(config.d_model, inner)
+        self.o = Linear(inner, config.d_model)
 
     def keys_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
         """Keys and values (B, H, S, d_kv) of the positions x (B·S, d_model)."""
@@ -95,8 +96,8 @@ class FeedForward(nn.Module):
         self._act = ACTIVATIONS[config.dense_act_fn]
         self._gated = config.is_gated
         for name in ("wi_0", "wi_1") if config.is_gated else ("wi",):
-            self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+            self[name] = Linear(config.d_model, config.d_ff)
+        self.wo = Linear(config.d_ff, config.d_model)
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self.norm(x)
@@ -181,11 +182,11 @@ class T5(nn.Module):
     def __init__(self, config: T5Config, separate_head: bool = False):
         super().__init__()
         self.config = config
-        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.shared = Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, causal=False)
         self.decoder = Stack(config, causal=True)
         if separate_head:
-            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.d_model, config.vocab_size)
 
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
