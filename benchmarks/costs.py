@@ -87,7 +87,7 @@ class CostMeter:
             clock: seconds.
         """
         self.models = target, draft
-        slots = max(OFFSET + max(longest, *chains), *(place + 1 for place in places))
+        slots = max([OFFSET + max(longest, *chains), *(place + 1 for place in places)])
         self.caches = [self._cache(model, source, slots) for model in self.models]
         self.longest, self.chains, self.places, self.clock = longest, chains, places, clock
 
