@@ -60,15 +60,10 @@ class RelativeBias:
         self.table = mx.array(table.astype(np.int32))
         self._made: list[tuple[mx.array, mx.array]] = []  # weights, and what was made of each
 
-    def index(self, queries: np.ndarray | mx.array, keys: int) -> mx.array:
-        """Entries of the table (B, T, N) for queries at positions (B, T) and keys at 0 … N-1.
-
-        Positions known on the host add nothing to the graph.
-        """
-        on = mx if isinstance(queries, mx.array) else np
-        distance = on.arange(keys) - queries[:, :, None]
-        index = on.clip(distance, -self.left, self.right) + self.left
-        return index if on is mx else mx.array(index.astype(np.int32))
+    def index(self, queries: mx.array, keys: int) -> mx.array:
+        """Entries of the table (B, T, N) for queries at positions (B, T) and keys at 0 … N-1."""
+        distance = mx.arange(keys) - queries[:, :, None]
+        return mx.clip(distance, -self.left, self.right) + self.left
 
     def by_distance(self, weights: list[mx.array]) -> list[mx.array]:
         """The bias (H, D) at each entry of the table, from learned weights (buckets, H).

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from backend import mx
 
 BLOCK = 64  # slots are added, and attended to, in multiples of this
@@ -30,13 +28,12 @@ class Slots:
     """Where one pass of the decoder writes, and how far it has to look.
 
     Attributes:
-        positions: (B, T) absolute positions of the new tokens, (1, T) if equal in all rows; on
-            the host if they are known there.
+        positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first of them if it is the same in all rows and known on the host, else None.
         seen: attention needs only this many slots from the left.
     """
 
-    positions: np.ndarray | mx.array
+    positions: mx.array
     start: int | None
     seen: int
 
@@ -49,7 +46,7 @@ class Slots:
         if self.start is not None:
             array[:, :, self.start : self.start + length] = new
             return array
-        index = mx.broadcast_to(mx.array(self.positions)[:, None, :, None], new.shape)
+        index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
         return mx.put_along_axis(array, index, new, axis=2)
 
 
@@ -109,8 +106,9 @@ class Cache:
         Raises:
             ValueError: the slots do not suffice, or there is not one offset a row.
         """
+        steps = mx.arange(length)
         if isinstance(offsets, mx.array):
-            return Slots(offsets[:, None] + mx.arange(length), None, self.capacity)
+            return Slots(offsets[:, None] + steps, None, self.capacity)
         if len(offsets) != self.batch or min(offsets) < 0:
             raise ValueError(f"offsets {offsets} do not fit a cache of {self.batch} rows")
         end = max(offsets) + length
@@ -119,9 +117,8 @@ class Cache:
                 f"{end} positions do not fit a cache of {self.capacity} slots; reserve({end}) first"
             )
         start = offsets[0] if len(set(offsets)) == 1 else None
-        rows = np.array(offsets if start is None else offsets[:1], np.int32)
-        positions = rows[:, None] + np.arange(length, dtype=np.int32)
-        return Slots(positions, start, round_up(end))
+        rows = mx.array(offsets if start is None else offsets[:1])
+        return Slots(rows[:, None] + steps, start, round_up(end))
 
     def update(
         self, layer: int, keys: mx.array, values: mx.array, slots: Slots

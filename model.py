@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from backend import UserError, cpu_only, mx, nn, tree_flatten
 from bias import RelativeBias
 from cache import Cache, Slots
@@ -155,9 +153,7 @@ class Stack(nn.Module):
         self.norm = RMSNorm(config)
         self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)
 
-    def biases(
-        self, queries: np.ndarray | mx.array, keys: int, mask: mx.array | None = None
-    ) -> list[mx.array]:
+    def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
         """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
 
         Keys that `mask` (B, N) says are padding are hidden.
@@ -209,7 +205,7 @@ class T5(nn.Module):
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
         x = self._embed(ids)
-        biases = self.encoder.biases(np.arange(length)[None], length, mask)
+        biases = self.encoder.biases(mx.arange(length)[None], length, mask)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, bias, batch)
         return self.encoder.norm(x).reshape(batch, length, -1)

@@ -46,7 +46,6 @@ def test_bias_of_every_pair(queries, causal):
     bias = RelativeBias(num_buckets, max_distance, causal)
     weight = mx.random.normal((num_buckets, heads), key=mx.random.key(0))
     index = bias.index(mx.array(queries), keys)
-    assert bias.index(np.array(queries), keys).tolist() == index.tolist()
     (table,) = bias.by_distance([weight])
     out = np.array(bias(table, index))
     assert out.shape == (len(queries), heads, len(queries[0]), keys)
