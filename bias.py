@@ -58,17 +58,29 @@ class RelativeBias:
         if causal:
             table[-1] = num_buckets
         self.table = mx.array(table.astype(np.int32))
+        self._made: list[tuple[mx.array, mx.array]] = []  # weights, and what was made of each
 
     def index(self, queries: mx.array, keys: int) -> mx.array:
         """Entries of the table (B, T, N) for queries at positions (B, T) and keys at 0 … N-1."""
         distance = mx.arange(keys) - queries[:, :, None]
         return mx.clip(distance, -self.left, self.right) + self.left
 
-    def __call__(self, weight: mx.array, index: mx.array) -> mx.array:
-        """The bias (B, H, T, N) from a learned `weight` (buckets, H) and what `index` returned."""
+    def by_distance(self, weights: list[mx.array]) -> list[mx.array]:
+        """The bias (H, D) at each entry of the table, from learned weights (buckets, H).
+
+        Made once for the same arrays: in a small model that is a tenth of a pass.
+        """
+        if [id(weight) for weight, _ in self._made] != [id(weight) for weight in weights]:
+            self._made = [(weight, self._by_distance(weight)) for weight in weights]
+        return [made for _, made in self._made]
+
+    def _by_distance(self, weight: mx.array) -> mx.array:
         if self.causal:
             hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
             weight = mx.concatenate([weight, hidden])
-        by_distance = mx.contiguous(weight[self.table].T)
+        return mx.contiguous(weight[self.table].T)
+
+    def __call__(self, by_distance: mx.array, index: mx.array) -> mx.array:
+        """The bias (B, H, T, N) from one of `by_distance` and what `index` returned."""
         # Contiguous, because attention would otherwise copy it once in every layer.
         return mx.contiguous(mx.take(by_distance, index, axis=1).swapaxes(0, 1))

@@ -7,7 +7,7 @@ positions. Versions differ in the feed-forward (`feed_forward_proj`), in the out
 umT5 in one bias a layer.
 
 Symbols: B rows, S source positions, T target positions, N slots of the cache, H heads, V
-vocabulary. Residuals are (B, T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
+vocabulary. Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bias import RelativeBias
 from cache import Cache, Slots
 from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
+from linear import Embedding, Linear
 from memory import cache_bytes, encoder_bytes
 from text import load_tokenizer
 from weights import (
@@ -36,7 +37,7 @@ from weights import (
 )
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "relu": nn.relu,
+    "relu": lambda x: mx.maximum(x, 0),
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
     "silu": nn.silu,
@@ -61,27 +62,27 @@ class Attention(nn.Module):
     def __init__(self, config: T5Config):
         super().__init__()
         inner = config.num_heads * config.d_kv
-        self._num_heads = config.num_heads
+        self._heads = config.num_heads, config.d_kv
         self.norm = RMSNorm(config)
-        self.q = nn.Linear(config.d_model, inner, bias=False)
-        self.k = nn.Linear(config.d_model, inner, bias=False)
-        self.v = nn.Linear(config.d_model, inner, bias=False)
-        self.o = nn.Linear(inner, config.d_model, bias=False)
+        self.q = Linear(config.d_model, inner)
+        self.k = Linear(config.d_model, inner)
+        self.v = Linear(config.d_model, inner)
+        self.o = Linear(inner, config.d_model)
 
-    def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values (B, H, S, d_kv) of the positions x (B, S, d_model)."""
-        return self._heads(self.k(x)), self._heads(self.v(x))
+    def keys_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
+        """Keys and values (B, H, S, d_kv) of the positions x (B·S, d_model)."""
+        return self._split(self.k(x), batch), self._split(self.v(x), batch)
 
     def attend(
         self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
     ) -> mx.array:
-        """Attention of x (B, T, d_model); `mask` is added to the scores (B, H, T, N)."""
-        queries = self._heads(self.q(x))
+        """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N)."""
+        queries = self._split(self.q(x), keys.shape[0])
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-        return self.o(out.swapaxes(1, 2).flatten(-2))
+        return self.o(out.swapaxes(1, 2).reshape(x.shape[0], -1))
 
-    def _heads(self, x: mx.array) -> mx.array:
-        return x.reshape(*x.shape[:2], self._num_heads, -1).swapaxes(1, 2)
+    def _split(self, x: mx.array, batch: int) -> mx.array:
+        return x.reshape(batch, -1, *self._heads).swapaxes(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -93,8 +94,8 @@ class FeedForward(nn.Module):
         self._act = ACTIVATIONS[config.dense_act_fn]
         self._gated = config.is_gated
         for name in ("wi_0", "wi_1") if config.is_gated else ("wi",):
-            self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+            self[name] = Linear(config.d_model, config.d_ff)
+        self.wo = Linear(config.d_ff, config.d_model)
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self.norm(x)
@@ -112,9 +113,10 @@ class EncoderLayer(nn.Module):
         self.self_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
         y = self.self_attention.norm(x)
-        x = x + self.self_attention.attend(y, *self.self_attention.keys_values(y), bias)
+        keys_values = self.self_attention.keys_values(y, batch)
+        x = x + self.self_attention.attend(y, *keys_values, bias)
         return self.feed_forward(x)
 
 
@@ -129,7 +131,8 @@ class DecoderLayer(nn.Module):
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
         y = self.self_attention.norm(x)
-        past = cache.update(layer, *self.self_attention.keys_values(y), slots)
+        new = self.self_attention.keys_values(y, cache.batch)
+        past = cache.update(layer, *new, slots)
         x = x + self.self_attention.attend(y, *past, bias)
         y = self.cross_attention.norm(x)
         source = cache.cross_keys[layer], cache.cross_values[layer]
@@ -156,7 +159,8 @@ class Stack(nn.Module):
         Keys that `mask` (B, N) says are padding are hidden.
         """
         index = self._bias.index(queries, keys)
-        biases = [self._bias(table.weight, index) for table in self.relative_attention_bias]
+        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
+        biases = [self._bias(table, index) for table in tables]
         if mask is not None:
             biases = [bias + _hide(mask, bias.dtype) for bias in biases]
         return biases if len(biases) > 1 else biases * len(self.layers)
@@ -174,11 +178,11 @@ class T5(nn.Module):
     def __init__(self, config: T5Config, separate_head: bool = False):
         super().__init__()
         self.config = config
-        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.shared = Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, causal=False)
         self.decoder = Stack(config, causal=True)
         if separate_head:
-            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.d_model, config.vocab_size)
 
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
@@ -199,11 +203,12 @@ class T5(nn.Module):
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
+        batch, length = ids.shape
         x = self._embed(ids)
-        biases = self.encoder.biases(mx.arange(ids.shape[1])[None], ids.shape[1], mask)
+        biases = self.encoder.biases(mx.arange(length)[None], length, mask)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
-            x = layer(x, bias)
-        return self.encoder.norm(x)
+            x = layer(x, bias, batch)
+        return self.encoder.norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """A decoder's cache for encoded prompts (B, S, d_model), their cross-attention computed.
@@ -214,7 +219,8 @@ class T5(nn.Module):
             capacity: target positions to prepare for; `Cache.reserve` adds more.
         """
         layers = [layer.cross_attention for layer in self.decoder.layers]
-        cross = [tuple(map(mx.contiguous, layer.keys_values(encoded))) for layer in layers]
+        x, batch = encoded.flatten(0, 1), encoded.shape[0]
+        cross = [tuple(map(mx.contiguous, layer.keys_values(x, batch))) for layer in layers]
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
@@ -250,10 +256,10 @@ class T5(nn.Module):
         x = self._embed(tokens)
         for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
             x = layer(x, bias, cache, i, slots)
-        return self._logits(self.decoder.norm(x))
+        return self._logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
 
     def _embed(self, tokens: mx.array) -> mx.array:
-        x = self.shared(tokens)
+        x = self.shared(tokens.flatten())
         # The residual of larger models leaves the range of float16.
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 

@@ -19,6 +19,7 @@ from benchmarks.subject import (
     REGULAR,
     WAYS,
     Subject,
+    begin,
     counts,
     decided,
     decoding,
@@ -44,15 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 8, ["translate", "fix"])
+    options.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
     add = parser.add_argument
-    add(
-        "--num-draft",
-        type=options.num_draft,
-        nargs="+",
-        default=[2, 3, 4, 5, 6, 7, 8, AUTO],
-        metavar="N",
-        help="numbers, or auto (default: 2 to 8 and auto)",
-    )
     add("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
     add(
         "--temp",
@@ -75,10 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if greedy texts differ in float32."""
-    report.check_writable(args.json)
-    subject = Subject.load(args.model, args.draft_model, args.dtype)
-    facts = report.environment(report.dtype_of(subject.target))
-    print(report.header(facts, command, **options.of_pair(args)))
+    subject, facts = begin(args, command)
     tasks = [None] if args.prompts else list(dict.fromkeys(args.task))
     tables: list[dict] = []
     for temp in args.temp:
@@ -227,5 +218,3 @@ def verdicts(rows: Sequence[dict]) -> list[dict]:
 
 def _is_fixed(name: str, way: str) -> bool:
     return name.startswith(f"{way} ") and name.removeprefix(f"{way} ").isdigit()
-
-

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backend import mx, tree_flatten
 from cache import Cache
 from model import T5
 
 OFFSET = 16  # target position at which passes are measured: the middle of a sentence
+PLACES = (16, 128, 256, 384, 511)  # tokens already generated, where time per token is compared
 COPIED = 2**28  # bytes of the array that is copied: far more than any cache holds
 COPIES = 8  # in a row, so that starting them does not count
 
@@ -23,10 +24,12 @@ class Round:
     Attributes:
         target: M → seconds of a target pass over M positions, its choice of tokens included.
         draft: gamma → seconds of a draft pass where so many follow each other in a step.
+        places: tokens already generated → seconds of a target pass over the next one.
     """
 
     target: dict[int, float]
     draft: dict[int, float]
+    places: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ class Costs:
         seconds: M → seconds of a target pass.
         v: the same in units of that over one position.
         c: gamma → a draft pass in the same unit.
+        places: tokens already generated → seconds of a target pass over the next one.
     """
 
     seconds: dict[int, float]
     v: dict[int, float]
     c: dict[int, float]
+    places: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rounds: Sequence[Round]) -> Costs:
@@ -49,7 +54,7 @@ class Costs:
         seconds = _medians([each.target for each in rounds])
         draft = _medians([each.draft for each in rounds])
         v, c = ({n: s / seconds[1] for n, s in each.items()} for each in (seconds, draft))
-        return cls(seconds, v, c)
+        return cls(seconds, v, c, _medians([each.places for each in rounds]))
 
 
 def _medians(rows: Sequence[dict[int, float]]) -> dict[int, float]:
@@ -66,6 +71,7 @@ class CostMeter:
         source: int,
         longest: int,
         chains: Sequence[int],
+        places: Sequence[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepares both models.
@@ -77,26 +83,28 @@ class CostMeter:
             longest: the largest M.
             chains: numbers of draft passes in a row, as nothing waits for the device while
                 drafting.
+            places: tokens already generated, made up, at which to measure as well.
             clock: seconds.
         """
         self.models = target, draft
-        slots = OFFSET + max(longest, *chains)
+        slots = max([OFFSET + max(longest, *chains), *(place + 1 for place in places)])
         self.caches = [self._cache(model, source, slots) for model in self.models]
-        self.longest, self.chains, self.clock = longest, chains, clock
+        self.longest, self.chains, self.places, self.clock = longest, chains, places, clock
 
     def measure(self) -> Round:
         """Measures every pass once."""
         target = {width: self._seconds(0, width, 1) for width in range(1, self.longest + 1)}
         draft = {gamma: self._seconds(1, 1, gamma) / gamma for gamma in self.chains}
-        return Round(target, draft)
+        places = {place: self._seconds(0, 1, 1, place) for place in self.places}
+        return Round(target, draft, places)
 
-    def _seconds(self, which: int, width: int, passes: int) -> float:
+    def _seconds(self, which: int, width: int, passes: int, offset: int = OFFSET) -> float:
         model, cache = self.models[which], self.caches[which]
         tokens = mx.zeros((1, width), mx.int32)
         mx.eval(tokens)
         began = self.clock()
         for i in range(passes):
-            logits = model.decode(tokens, cache, [OFFSET + i])
+            logits = model.decode(tokens, cache, [offset + i])
             tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         mx.eval(tokens)
         return self.clock() - began

@@ -44,6 +44,23 @@ def num_draft(text: str) -> int | str:
     return AUTO if text == AUTO else at_least(1)(text)
 
 
+def add_num_draft(
+    parser: argparse.ArgumentParser,
+    default: list[int | str],
+    what: str = "numbers, or auto",
+    kind: Callable[[str], int | str] = num_draft,
+) -> None:
+    """How many proposals, one setting each; `kind` is `num_draft` or a narrower type."""
+    parser.add_argument(
+        "--num-draft",
+        type=kind,
+        nargs="+",
+        default=default,
+        metavar="N",
+        help=f"{what} (default: {' '.join(map(str, default))})",
+    )
+
+
 def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
     """Which models; `dtype` is whether the type they compute in can be chosen."""
     add = parser.add_argument

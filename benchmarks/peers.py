@@ -20,7 +20,7 @@ from benchmarks import options, report, workload
 from benchmarks.extras import needed
 from benchmarks.options import AUTO
 from benchmarks.peer_systems import CTranslate2, Decode, Transformers, hugging_face_folder
-from benchmarks.subject import DRAFT, REGULAR, Subject, decoding
+from benchmarks.subject import DRAFT, REGULAR, Subject, begin, decoding
 from benchmarks.timing import Timed, speed_up, take_turns
 from pair import locate
 
@@ -44,15 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 16, "mixed")
+    options.add_num_draft(parser, [5, AUTO], "ours and, if a number, assisted generation's")
     add = parser.add_argument
-    add(
-        "--num-draft",
-        type=options.num_draft,
-        nargs="+",
-        default=[5, AUTO],
-        metavar="N",
-        help="ours and, if a number, assisted generation's (default: 5 auto)",
-    )
     add(
         "--turn",
         type=options.at_least(1),
@@ -72,21 +65,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if our own texts differ in float32."""
-    report.check_writable(args.json)
     needed("torch")
-    subject = Subject.load(args.model, args.draft_model, args.dtype)
-    dtype = report.dtype_of(subject.target)
-    facts = report.environment(dtype, PACKAGES)
     prompts = workload.chosen(args.task, args.prompts, args.count, args.seed)
-    print(
-        report.header(
-            facts,
-            command,
-            **options.of_pair(args),
-            prompts=f"{len(prompts.prompts)} {prompts.name}",
-            repeats=args.repeats,
-        )
-    )
+    shown = f"{len(prompts.prompts)} {prompts.name}"
+    subject, facts = begin(args, command, PACKAGES, prompts=shown, repeats=args.repeats)
+    dtype = facts["dtype"]
     ids = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
     with tempfile.TemporaryDirectory() as scratch:
         systems, missing = every_system(subject, dtype, args, Path(scratch))

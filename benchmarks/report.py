@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Any
 
 import console
 from backend import UserError, device_name, mx
+from linear import openblas
 
 Columns = Mapping[str, Callable[[dict], str]]
 
@@ -37,14 +37,9 @@ def blas() -> str:
         return "Accelerate"
     if "reference BLAS" in device_name():
         return "MLX's reference BLAS"
-    for name in ("libopenblas.so.0", "libopenblas.so"):
-        try:
-            describe = ctypes.CDLL(name).openblas_get_config
-        except (OSError, AttributeError):
-            continue
-        describe.restype = ctypes.c_char_p
-        return " ".join(describe().decode().split()[:2])
-    return "unknown"
+    described = openblas("openblas_get_config")
+    kernel = openblas("openblas_get_corename")
+    return f"{' '.join(described.split()[:2])} {kernel}" if described else "unknown"
 
 
 def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:

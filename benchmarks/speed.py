@@ -15,11 +15,22 @@ from typing import Any
 
 from benchmarks import options, report, theory, workload
 from benchmarks.compare import differing, same
-from benchmarks.costs import CostMeter, Costs, copy_bandwidth, weights_read
+from benchmarks.costs import PLACES, CostMeter, Costs, copy_bandwidth, weights_read
 from benchmarks.options import AUTO
-from benchmarks.subject import DRAFT, REGULAR, WAYS, Passes, Subject, counts, decided, decoding
+from benchmarks.subject import (
+    DRAFT,
+    REGULAR,
+    WAYS,
+    Passes,
+    Subject,
+    begin,
+    counts,
+    decided,
+    decoding,
+)
 from benchmarks.timing import Timed, speed_up, spread, take_turns
 from benchmarks.workload import Workload
+from decoder import SpeculativeDecoder
 from results import Result
 
 COSTS = "costs"  # the name under which measuring them takes its turn
@@ -86,25 +97,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 20, ["translate", "fix"])
+    options.add_num_draft(parser, [3, 5, 7, AUTO])
     add = parser.add_argument
-    add(
-        "--num-draft",
-        type=options.num_draft,
-        nargs="+",
-        default=[3, 5, 7, AUTO],
-        metavar="N",
-        help="numbers, or auto (default: 3 5 7 auto)",
-    )
     add("--way", choices=WAYS, default=DRAFT, help="what proposes (default: %(default)s)")
     options.add_measuring(parser, 5)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if texts differ in float32."""
-    report.check_writable(args.json)
-    subject = Subject.load(args.model, args.draft_model, args.dtype)
-    facts = report.environment(report.dtype_of(subject.target))
-    print(report.header(facts, command, **options.of_pair(args), repeats=args.repeats))
+    subject, facts = begin(args, command, repeats=args.repeats)
     copying = copy_bandwidth()
     print(f"copying a large array: {spread([each / 1e9 for each in copying])} GB/s")
     sets, rows = [], []
@@ -126,15 +127,25 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 def measure(subject: Subject, prompts: Workload, args: argparse.Namespace) -> dict[str, Timed]:
     """Lets all decoders and the measuring of costs take turns; outcomes: `Run`s and `Round`s."""
-    cut = [[prompt] for prompt in prompts.prompts]
     decoders = {REGULAR: subject.counted(None)}
     for gamma in args.num_draft:
         decoders[f"{args.way} {gamma}"] = subject.counted(args.way, gamma)
-    ways: dict[str, Callable[[int], Any]] = {
+    lengths = [CHAIN if n == AUTO else n for n in args.num_draft]
+    return run_turns(decoders, prompts, cost_meter(subject, prompts, lengths, PLACES), args)
+
+
+def run_turns(
+    decoders: dict[Any, tuple[SpeculativeDecoder, Passes, Passes]],
+    prompts: Workload,
+    meter: CostMeter,
+    args: argparse.Namespace,
+) -> dict[Any, Timed]:
+    """Lets decoders, as `Subject.counted` makes them, and a meter take turns, a prompt each."""
+    cut = [[prompt] for prompt in prompts.prompts]
+    ways: dict[Any, Callable[[int], Any]] = {
         name: counting(decoding(decoder, cut, 1, max_tokens=args.max_tokens), target, draft)
         for name, (decoder, target, draft) in decoders.items()
     }
-    meter = cost_meter(subject, prompts, [CHAIN if n == AUTO else n for n in args.num_draft])
     ways[COSTS] = lambda turn: meter.measure()
     return take_turns(
         ways,
@@ -144,11 +155,13 @@ def measure(subject: Subject, prompts: Workload, args: argparse.Namespace) -> di
     )
 
 
-def cost_meter(subject: Subject, prompts: Workload, lengths: Sequence[int]) -> CostMeter:
+def cost_meter(
+    subject: Subject, prompts: Workload, lengths: Sequence[int], places: Sequence[int] = ()
+) -> CostMeter:
     """What measures costs for sources as long as these prompts and so many proposals a step."""
     source = statistics.median_high(len(subject.tokenizer.encode(p)) for p in prompts.prompts)
     longest = max(LONGEST, *(gamma + 1 for gamma in lengths))
-    return CostMeter(subject.target, subject.draft, source, longest, sorted(set(lengths)))
+    return CostMeter(subject.target, subject.draft, source, longest, sorted(set(lengths)), places)
 
 
 def counting(
@@ -250,7 +263,7 @@ def prediction(timed: Timed, costs: Costs, num_draft: str) -> dict:
 
 
 def costs_table(costs: Costs) -> str:
-    """What a target pass takes, v(M) and c."""
+    """What a target pass takes, v(M), c, and what a token takes after so many others."""
     columns: dict[str, Callable[[dict], str]] = {"": lambda row: row["name"]}
     for width in costs.seconds:
         columns[f"M = {width}"] = lambda row, width=width: row["cells"][width]
@@ -259,7 +272,13 @@ def costs_table(costs: Costs) -> str:
         {"name": "v(M)", "cells": {m: f"{v:.2f}" for m, v in costs.v.items()}},
     ]
     passes = ", ".join(f"{c:.3f} with {n} proposals" for n, c in costs.c.items())
-    return f"{report.markdown(columns, rows)}\n\nc = {passes}"
+    after = ", ".join(f"{1e3 * s:.2f} after {n}" for n, s in costs.places.items())
+    least, most = min(costs.places.values()), max(costs.places.values())
+    return (
+        f"{report.markdown(columns, rows)}\n\nc = {passes}\n\n"
+        f"ms of a target pass over one position: {after} tokens; from least to most "
+        f"{most / least - 1:+.0%}"
+    )
 
 
 def _results(timed: Timed) -> Sequence[Result]:

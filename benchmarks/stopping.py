@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from backend import mx
 from benchmarks import options, report, workload
 from benchmarks.costs import OFFSET, CostMeter
-from benchmarks.subject import Subject
+from benchmarks.subject import Subject, begin
 from draft_length import LONGEST
 from model import T5
 
@@ -71,10 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints."""
-    report.check_writable(args.json)
-    subject = Subject.load(args.model, args.draft_model, args.dtype)
-    facts = report.environment(report.dtype_of(subject.target))
-    print(report.header(facts, command, **options.of_pair(args)))
+    subject, facts = begin(args, command)
     verify, passes = pass_costs(subject.target, subject.draft, args.repeats)
     shown = ", ".join(f"{name} {1e3 * s:.3f}" for name, s in passes.items())
     print(f"\nms a pass: target {1e3 * verify[0]:.3f}; draft {shown}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backend import UserError, mx
+from benchmarks import options, report
 from decoder import SpeculativeDecoder
 from drafters import Drafter, DraftModel
 from model import T5, load
@@ -98,6 +100,30 @@ class Subject:
             target,
             draft,
         )
+
+
+def begin(
+    args: argparse.Namespace, command: str, packages: Sequence[str] = (), **more: Any
+) -> tuple[Subject, dict[str, Any]]:
+    """Loads the pair that the options name and prints the lines above the tables.
+
+    Args:
+        args: the subcommand's options.
+        command: the line that makes these figures again.
+        packages: whose versions count.
+        more: settings that decide what the figures mean.
+
+    Returns:
+        The pair, and where the figures come from.
+
+    Raises:
+        UserError: a model or the place for --json cannot be used.
+    """
+    report.check_writable(args.json)
+    subject = Subject.load(args.model, args.draft_model, args.dtype)
+    facts = report.environment(report.dtype_of(subject.target), packages)
+    print(report.header(facts, command, **options.of_pair(args), **more))
+    return subject, facts
 
 
 def decoding(

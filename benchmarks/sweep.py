@@ -19,9 +19,9 @@ from benchmarks.costs import Costs
 from benchmarks.extras import needed
 from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
-from benchmarks.speed import COSTS, Run, cost_meter, counting, prediction, times
-from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, decided, decoding
-from benchmarks.timing import Timed, take_turns
+from benchmarks.speed import COSTS, cost_meter, prediction, run_turns, times
+from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, begin, decoding
+from benchmarks.timing import Timed
 from benchmarks.workload import Workload
 
 Setting = tuple[float, int]  # delta, gamma
@@ -48,15 +48,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 6, "mixed")
+    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", options.at_least(1))
     add = parser.add_argument
-    add(
-        "--num-draft",
-        type=options.at_least(1),
-        nargs="+",
-        default=[1, 2, 3, 4, 5, 6, 8],
-        metavar="N",
-        help="default: 1 2 3 4 5 6 8",
-    )
     add(
         "--delta",
         type=options.between(0, 1),
@@ -111,12 +104,11 @@ def run(args: argparse.Namespace, command: str) -> int:
     picture, sheet = (args.output.with_name(args.output.name + end) for end in (".png", ".csv"))
     figures = args.json or args.output.with_name(args.output.name + ".json")
     report.check_writable(figures, picture, sheet)
-    subject = Subject.load(args.model, args.draft_model, args.dtype)
-    facts = report.environment(report.dtype_of(subject.target), ["sacrebleu", "matplotlib"])
     prompts = workload.chosen(args.task, args.prompts, args.count, args.seed)
     judged = workload.chosen(args.task, args.prompts, args.quality_count, args.seed)
     counts = {"timed": f"{len(prompts.prompts)} {prompts.name}", "judged": len(judged.prompts)}
-    print(report.header(facts, command, **options.of_pair(args), **counts, repeats=args.repeats))
+    packages = ["sacrebleu", "matplotlib"]
+    subject, facts = begin(args, command, packages, **counts, repeats=args.repeats)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
     timed = measure(subject, prompts, settings, args)
     costs = Costs.of([each for row in timed.pop(COSTS).outcomes for each in row])
@@ -152,22 +144,10 @@ def measure(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> dict[Any, Timed]:
     """Lets regular decoding, every setting and the measuring of costs take turns."""
-    cut = [[prompt] for prompt in prompts.prompts]
     decoders: dict[Any, tuple] = {REGULAR: subject.counted(None)}
     for delta, gamma in settings:
         decoders[delta, gamma] = subject.counted(args.way, gamma, delta)
-    ways: dict[Any, Callable[[int], Any]] = {
-        name: counting(decoding(decoder, cut, 1, max_tokens=args.max_tokens), target, draft)
-        for name, (decoder, target, draft) in decoders.items()
-    }
-    meter = cost_meter(subject, prompts, args.num_draft)
-    ways[COSTS] = lambda turn: meter.measure()
-    return take_turns(
-        ways,
-        len(cut),
-        args.repeats,
-        lambda outcome: decided(outcome.results) if isinstance(outcome, Run) else 1,
-    )
+    return run_turns(decoders, prompts, cost_meter(subject, prompts, args.num_draft), args)
 
 
 def row_of(setting: Setting, timed: dict[Any, Timed], costs: Costs) -> dict:

@@ -13,11 +13,11 @@ CONFIG = T5Config(vocab_size=32, num_decoder_layers=3, **SIZES)
 
 def test_costs_are_medians_in_units_of_a_pass_over_one_position():
     rounds = [
-        Round({1: 2.0, 2: 3.0}, {5: 1.0}),
-        Round({1: 1.0, 2: 9.0}, {5: 0.5}),
-        Round({1: 4.0, 2: 5.0}, {5: 0.25}),
+        Round({1: 2.0, 2: 3.0}, {5: 1.0}, {16: 2.0}),
+        Round({1: 1.0, 2: 9.0}, {5: 0.5}, {16: 5.0}),
+        Round({1: 4.0, 2: 5.0}, {5: 0.25}, {16: 3.0}),
     ]
-    assert Costs.of(rounds) == Costs({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, {5: 0.25})
+    assert Costs.of(rounds) == Costs({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, {5: 0.25}, {16: 3.0})
 
 
 def test_a_round_times_every_width_and_each_chain_of_draft_passes():
@@ -37,12 +37,18 @@ def test_a_round_times_every_width_and_each_chain_of_draft_passes():
 
     ticks = iter(range(1000))
     meter = CostMeter(
-        *map(Watched, models), source=5, longest=70, chains=[1, 3], clock=lambda: next(ticks)
+        *map(Watched, models),
+        source=5,
+        longest=70,
+        chains=[1, 3],
+        places=[16, 200],
+        clock=lambda: next(ticks),
     )
     measured = meter.measure()
-    assert measured == Round(dict.fromkeys(range(1, 71), 1), {1: 1.0, 3: 1 / 3})
+    chains, places = {1: 1.0, 3: 1 / 3}, {16: 1, 200: 1}
+    assert measured == Round(dict.fromkeys(range(1, 71), 1), chains, places)
     target, draft = (calls[id(model)] for model in models)
-    assert target == [(width, 16) for width in range(1, 71)]
+    assert target == [(width, 16) for width in range(1, 71)] + [(1, 16), (1, 200)]
     assert draft == [(1, 16), (1, 16), (1, 17), (1, 18)]
 
 

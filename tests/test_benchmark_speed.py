@@ -105,6 +105,7 @@ def test_a_small_run(capsys, tmp_path, monkeypatch):
     out = capsys.readouterr().out
     assert "copying a large array: 2.00 (1.00 to 3.00) GB/s" in out
     assert "| M = 16 |" in out and "with 2 proposals" in out
+    assert "one position: " in out and " after 16, " in out and " after 511 tokens; " in out
     record = json.loads(file.read_text())
     assert [row["way"] for row in record["rows"]] == ["regular", "draft 2", "draft auto"]
     regular, fixed, _ = record["rows"]
@@ -115,6 +116,7 @@ def test_a_small_run(capsys, tmp_path, monkeypatch):
     assert set(fixed["widths"]) <= {"1", "2", "3"} and fixed["draft_passes"] > 0
     # All but the steps of a text whose end is near verify three positions.
     assert fixed["widths"]["3"] == fixed["target_calls"]
-    assert len(record["sets"][0]["costs"]["v"]) == 16
+    costs = record["sets"][0]["costs"]
+    assert len(costs["v"]) == 16 and list(costs["places"]) == ["16", "128", "256", "384", "511"]
     rows = [line for line in out.splitlines() if line.startswith("| Linux") or "2 fix" in line]
     assert len(rows) == 3 + 2

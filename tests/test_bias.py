@@ -67,13 +67,23 @@ def test_bias_of_every_pair(queries, causal):
     num_buckets, max_distance, heads, keys = 8, 20, 3, 64
     bias = RelativeBias(num_buckets, max_distance, causal)
     weight = mx.random.normal((num_buckets, heads), key=mx.random.key(0))
-    out = np.array(bias(weight, bias.index(mx.array(queries), keys)))
+    index = bias.index(mx.array(queries), keys)
+    (table,) = bias.by_distance([weight])
+    out = np.array(bias(table, index))
     assert out.shape == (len(queries), heads, len(queries[0]), keys)
-    table = np.array(weight)
+    learned = np.array(weight)
     for b, row in enumerate(queries):
         for t, query in enumerate(row):
             distances = np.arange(keys) - query
-            expected = table[relative_buckets(distances, not causal, num_buckets, max_distance)]
+            expected = learned[relative_buckets(distances, not causal, num_buckets, max_distance)]
             if causal:
                 expected[distances > 0] = -np.inf
             np.testing.assert_array_equal(out[b, :, t], expected.T)
+
+
+def test_bias_by_distance_is_made_once_for_the_same_weights():
+    bias = RelativeBias(8, 20, causal=True)
+    old, new = (mx.random.normal((8, 3), key=mx.random.key(seed)) for seed in range(2))
+    (first,), (again,), (other,) = (bias.by_distance([w]) for w in (old, old, new))
+    assert again is first
+    np.testing.assert_array_equal(np.array(other[:, :-1]), np.array(new[bias.table[:-1]].T))
