@@ -25,6 +25,7 @@ AUTO = "auto"  # in place of a number of proposals
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 GRID = 200  # steps of alpha that are told apart
 STAY = 0.97  # of the best speed-up is enough to stay with the lengths that were chosen last
+USUAL = 0.85  # alpha of proposals that are worth making
 WORTH = 1.03  # a promised speed-up below this is within the error of what promises it
 
 
@@ -237,6 +238,27 @@ def best_for_one(
         if before >= max(STAY * best, WORTH):
             return (last[0], 0) if last[0] else last
     return (drafted, 0) if drafting > copying else (0, copied)
+
+
+def usual_for_one(
+    draft: tuple[float, int], copy: tuple[float, int], costs: StepCosts
+) -> tuple[int, int]:
+    """The length that is best at alpha `USUAL`, drafted or copied, if it pays at the real one.
+
+    For rows that share their steps but must not know of each other: a step takes as long as its
+    longest proposal, so lengths that differ would be paid for by all and used by few.
+
+    Args:
+        draft: alpha of drafted proposals, and how many of them count.
+        copy: the same of copied ones.
+        costs: of the step.
+    """
+    (_, drafted), (_, copied) = costs.promised((USUAL, draft[1]), (USUAL, copy[1]))
+    by_draft = costs.alone[0][round(draft[0] * GRID), draft[1], drafted]
+    by_copy = costs.alone[1][round(copy[0] * GRID), copy[1], copied]
+    if max(by_draft, by_copy) < WORTH:
+        return 0, 0
+    return (drafted, 0) if by_draft > by_copy else (0, copied)
 
 
 def best_lengths(

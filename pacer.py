@@ -10,7 +10,8 @@ Two rules keep outputs reproducible. What greedy rows write does not depend on h
 they get, so they may learn from each other and share one choice, the best for the batch as it is.
 What a sampled row writes does depend on it (a token that was proposed is drawn in another way than
 one that was not). So its choice follows from its own past alone, and from costs that are fixed for
-the whole run: those of a full batch, however many rows happen to be beside it.
+the whole run: those of a full batch, however many rows happen to be beside it. And as it cannot
+agree on a length with the others, each takes the same usual one or none.
 
 Formulas and symbols: draft_length.py.
 """
@@ -31,6 +32,7 @@ from draft_length import (
     foresee,
     gains,
     judge,
+    usual_for_one,
 )
 from drafters import NOTHING, Offer
 
@@ -248,7 +250,9 @@ class Pacer:
         models = [_first(row, model=True) for row in offers]
         copies = [_first(row, model=False) for row in offers]
         by_draft, by_copy = (self._outlooks(paces, kind) for kind in (models, copies))
-        if len(paces) == 1:
+        if self.width > 1 and paces[0].sampled:
+            draft, copy = usual_for_one(by_draft[0], by_copy[0], costs)
+        elif len(paces) == 1:
             draft, copy = best_for_one(by_draft[0], by_copy[0], costs, purse.last)
         elif not any(map(costs.pays, by_draft, by_copy)):
             draft = copy = 0  # where it pays for none of the rows it cannot pay for all

@@ -171,6 +171,17 @@ def test_sampled_rows_neither_teach_nor_heed_their_neighbours():
     assert beside.history.of(()) == {}
 
 
+def test_sampled_rows_of_a_batch_take_the_same_length_or_none():
+    """They do not know of each other, and all wait for the longest proposal."""
+    pacer, lengths = Pacer(COSTS["a GPU"], width=4), {}
+    for kept in (0, 2, 4, 9):
+        pace = Pace(sampled=True)
+        learn(pacer, pace, 9, kept, times=20)
+        lengths[kept] = asked(pacer, pace)
+    assert lengths[0] in (0, 1), "none, or a trial"
+    assert lengths[2] == lengths[4] == lengths[9] == asked(pacer, Pace(sampled=True)) > 2
+
+
 def test_the_width_of_a_batch_counts():
     one = StepCosts(1, 0.05, tuple(1 + 0.01 * n for n in range(LONGEST + 1)))
     many = StepCosts(16, 0.05, tuple(1.0 + 0.3 * n for n in range(LONGEST + 1)))
