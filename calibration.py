@@ -39,12 +39,12 @@ from results import Row, Settings
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 6  # of the file; also to be raised when steps are measured differently
+FORMAT = 7  # of the file; also to be raised when steps are measured differently
 # What is measured, by importance: (drafted, copied) proposals.
 PLANS = [(0, 0), (0, LONGEST), (8, 0), (1, 0), (LONGEST, 0), (4, 0)]
 PLANS += [(0, n) for n in (1, 4, 8, 2)]
-BUDGET = 0.45  # seconds for each number of rows
-ROUNDS = 15  # more add nothing
+BUDGET = 0.9  # seconds, for all numbers of rows
+ROUNDS = 30  # more add nothing
 BUSY = 1.5  # a stored cost this many times a new one was taken while the machine was busy
 SOURCE = 32  # tokens of the prompt that steps attend to
 PAST = 8  # tokens that the rows have written at least, and at most twice as many
@@ -58,7 +58,7 @@ def measure_costs(
     folder: Path | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Costs | None:
-    """The costs of a pair, from the file or measured, in less than a second for two widths.
+    """The costs of a pair, from the file or measured, in less than a second for a small pair.
 
     Numbers of rows that memory does not suffice for are left out; None if it does for none.
 
@@ -75,7 +75,9 @@ def measure_costs(
     measured = []
     for n in rows:
         with contextlib.suppress(RuntimeError, MemoryError):  # fewer rows may still be decoded
-            measured.append(_remembered(target, draft, n, settings, folder, clock))
+            measured.append(
+                _remembered(target, draft, n, settings, folder, clock, BUDGET / len(rows))
+            )
     return Costs(tuple(measured)) if measured else None
 
 
@@ -128,17 +130,25 @@ def _costs(
     The speed of a machine changes, so within a round everything is taken relative to its regular
     step, and medians are taken of that. Fewer positions never cost more than more of them.
     """
-    verifies, drafting = [], []
-    for taken in rounds:
-        points = sorted((copied, s) for (drafted, copied), s in taken.items() if not drafted)
-        verify = np.interp(range(LONGEST + 1), *zip(*points, strict=True))
-        verifies.append(verify / verify[0])
-        drafting.append({d: (s - verify[d]) / verify[0] for (d, _), s in taken.items() if d})
+    share = {p: np.median([taken[p] / taken[0, 0] for taken in rounds]) for p in rounds[0]}
     regular = float(np.median([taken[0, 0] for taken in rounds]))
-    rising = np.minimum.accumulate(np.median(verifies, axis=0)[::-1])[::-1]
-    lengths = sorted(drafting[0])
-    draft, start = _line(lengths, [np.median([each[d] for each in drafting]) for d in lengths])
-    return draft * regular, tuple((rising * regular).tolist()), start * regular
+    points = sorted(copied for drafted, copied in share if not drafted)
+    verify = np.interp(range(LONGEST + 1), points, _rising([share[0, n] for n in points]))
+    lengths = sorted(drafted for drafted, _ in share if drafted)
+    draft, start = _line(lengths, [share[n, 0] - verify[n] for n in lengths])
+    return draft * regular, tuple((verify * regular).tolist()), start * regular
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls: neighbours that do are replaced by their mean."""
+    pools: list[tuple[float, int]] = []  # means, and of how many values
+    for value in values:
+        pool = (value, 1)
+        while pools and pools[-1][0] > pool[0]:
+            (mean, count), (other, more) = pools.pop(), pool
+            pool = ((mean * count + other * more) / (count + more), count + more)
+        pools.append(pool)
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _line(x: Sequence[int], y: Sequence[float]) -> tuple[float, float]:
@@ -205,6 +215,7 @@ def _remembered(
     settings: Settings,
     folder: Path,
     clock: Callable[[], float],
+    budget: float,
 ) -> StepCosts:
     """The costs for one number of rows."""
     key = identity(target, draft, rows, settings)
@@ -215,7 +226,7 @@ def _remembered(
         checks = {0: stored.verify[0], LONGEST: stored.verify[LONGEST]}
         if not any(s > BUSY * min(seconds(0, n), seconds(0, n)) for n, s in checks.items()):
             return stored
-    costs = StepCosts(rows, *sample(seconds, draft is not None, clock=clock))
+    costs = StepCosts(rows, *sample(seconds, draft is not None, budget, clock))
     write(file, key, costs)
     return costs
 
