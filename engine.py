@@ -178,9 +178,12 @@ class Engine:
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
         limits = [min(LONGEST if n == AUTO else n, r) for n, r in zip(wanted, rooms, strict=True)]
-        for i, row in enumerate(self.rows):
-            if wanted[i] == AUTO and self.pacer.rests(row.pace):
-                limits[i] = 0
+        if AUTO in wanted:
+            resting = self.pacer.resting([row.pace for row in self.rows])
+            limits = [
+                0 if rests and n == AUTO else limit
+                for rests, n, limit in zip(resting, wanted, limits, strict=True)
+            ]
         if not any(limits):
             return [[]] * len(self.rows), [NOTHING] * len(self.rows)
         offers = self.drafter.offers([row.committed for row in self.rows], limits)

@@ -70,12 +70,14 @@ class Purse:
         savings: seconds.
         price: of the last trial that was thought of.
         worth: seconds that each token kept in the trial now running saves; 0 if none is running.
+        rest: steps to come for which nobody need look where to copy from.
     """
 
     last: tuple[int, int] = (0, 0)
     savings: float = 0.0
     price: float = 0.0
     worth: float = 0.0
+    rest: int = 0
 
     def pays(self, price: float, worth: float, step: float) -> bool:
         """Puts a share of a step aside; pays for a trial if that is enough, and says so."""
@@ -129,7 +131,6 @@ class Pace:
         purse: its own, if it is sampled.
         lesson: of its last step, not learned yet.
         off: why it gets no proposals, None if it does.
-        rest: steps for which nothing need be offered to it.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
         promised: seconds in which regular decoding writes the tokens that were expected.
@@ -143,7 +144,6 @@ class Pace:
     purse: Purse = field(default_factory=Purse)
     lesson: Lesson | None = None
     off: str | None = None
-    rest: int = 0
     steps: int = 0
     regular: float = 0.0
     promised: float = 0.0
@@ -188,14 +188,17 @@ class Pacer:
                 chosen[i] = offer
         return chosen
 
-    def rests(self, pace: Pace) -> bool:
-        """Whether a row needs no offers in this step; to be asked once a step.
+    def resting(self, paces: Sequence[Pace]) -> list[bool]:
+        """Which rows need no offers in this step; to be asked once a step.
 
-        Looking where to copy takes time as well, and where copies do not pay now they will hardly
-        do so at the next token.
+        Looking where to copy from takes time as well, and where copies do not pay now they will
+        hardly do so at the next token, unless a text has just begun.
         """
-        pace.rest -= 1
-        return pace.rest >= 0
+        purses = [self._purse(pace) for pace in paces]
+        begun = {id(purse) for purse, pace in zip(purses, paces, strict=True) if not pace.steps}
+        for purse in {id(purse): purse for purse in purses}.values():
+            purse.rest = 0 if id(purse) in begun else purse.rest - 1
+        return [purse.rest > 0 for purse in purses]
 
     def observe(
         self,
@@ -265,13 +268,14 @@ class Pacer:
             worth = step * len(paces) / sum(expected_tokens(a, min(copy, r)) for a, r in by_copy)
             if purse.pays(costs.table[1, 0] + costs.draft - worth, worth / len(paces), step):
                 return [model.cut(1) for model in models]
-        for pace, row, model in zip(paces, offers, models, strict=True):
+        for pace, row in zip(paces, offers, strict=True):
             if draft or copy:
                 pace.off = None
             elif not pace.off and any(offer.length for offer in row):
                 pace.off = self._reason(self._alpha(pace, row[0].kind), costs)
-            pace.rest = 0 if draft or copy or model.length else REST
         if not (draft or copy):
+            if any(offers) and not any(offer.length for offer in models):
+                purse.rest = REST + 1
             return [NOTHING] * len(paces)
         drafting = [
             expected_tokens(a, min(draft, m)) > expected_tokens(b, min(copy, n))

@@ -242,16 +242,28 @@ def test_what_a_row_is_not_offered_it_does_not_get():
 @pytest.mark.parametrize("sampled", [False, True])
 def test_where_copies_do_not_pay_nobody_looks_for_them_in_every_step(sampled):
     bad, good = Offer("weak copy", 3, (7, 8, 9)), Offer("copy", 3, (7, 8, 9))
-    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace(sampled=sampled)
-    assert not pacer.rests(pace)
+    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace(sampled=sampled, steps=1)
+    assert pacer.resting([pace]) == [False]
     assert pacer.choose([pace], [[bad]]) == [NOTHING]
-    assert [pacer.rests(pace) for _ in range(REST + 2)] == [True] * REST + [False] * 2
+    assert [pacer.resting([pace])[0] for _ in range(REST + 2)] == [True] * REST + [False] * 2
     # A draft model is asked without looking for anything.
     pacer.choose([pace], [[bad, DRAFT]])
-    assert not pacer.rests(pace)
+    assert pacer.resting([pace]) == [False]
     pacer = Pacer(COSTS["a GPU"])
     assert pacer.choose([pace], [[good]]) == [good]
-    assert not pacer.rests(pace)
+    assert pacer.resting([pace]) == [False]
+
+
+def test_greedy_rows_rest_together_and_not_while_a_text_begins():
+    bad = Offer("weak copy", 3, (7, 8, 9))
+    pacer = Pacer(COSTS["a CPU that pays for every position"], width=3)
+    greedy, sampled = [Pace(steps=1), Pace(steps=1)], Pace(sampled=True, steps=1)
+    pacer.choose(greedy, [[bad], [bad]])
+    assert pacer.resting([*greedy, sampled]) == [True, True, False]
+    # What was not offered says nothing, so the rest is not prolonged.
+    pacer.choose([*greedy, sampled], [[], [], [bad]])
+    assert pacer.resting([*greedy, sampled]) == [REST > 1] * 2 + [True]
+    assert pacer.resting([greedy[0], Pace(), sampled]) == [False, False, True]
 
 
 def test_without_costs_a_usual_number_is_taken_of_what_is_offered_first():
