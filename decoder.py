@@ -19,7 +19,8 @@ from draft_length import AUTO, Costs
 from drafters import Drafter, DraftModel
 from engine import Engine
 from model import T5
-from pacer import History, Pacer
+from pace import History
+from pacer import Pacer
 from prompts import is_single, prefix_ends, random_keys, task_prefix, token_ids
 from results import Chunk, Result, Row, Settings
 from stop_strings import TextWatch

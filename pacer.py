@@ -19,7 +19,6 @@ Formulas and symbols: draft_length.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from draft_length import (
     LONGEST,
@@ -35,121 +34,14 @@ from draft_length import (
     usual_for_one,
 )
 from drafters import NOTHING, Offer
+from pace import History, Lesson, Pace, Purse
 
 UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
-TASKS = 64  # whose past is remembered
 REST = 3  # steps without looking where to copy, after one in which that would not have paid
-TRIAL_SHARE = 0.03  # of the time, spent on trials at most
-
-
-class History:
-    """What greedy rows have taught, by task and kind of proposal; the latest tasks only."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[tuple[int, ...], dict[str, Estimate]] = {}
-        self.purse = Purse()
-
-    def of(self, task: tuple[int, ...]) -> dict[str, Estimate]:
-        """The estimates of a task, by kind; what is added to them stays."""
-        known = self._tasks[task] = self._tasks.pop(task, {})
-        if len(self._tasks) > TASKS:
-            del self._tasks[next(iter(self._tasks))]
-        return known
-
-
-@dataclass
-class Purse:
-    """What rows that choose together remember: their last choice, and time put aside for trials.
-
-    Attributes:
-        last: how many to draft and to copy was chosen last.
-        savings: seconds.
-        price: of the last trial that was thought of.
-        worth: seconds that each token kept in the trial now running saves; 0 if none is running.
-        rest: steps to come for which nobody need look where to copy from.
-    """
-
-    last: tuple[int, int] = (0, 0)
-    savings: float = 0.0
-    price: float = 0.0
-    worth: float = 0.0
-    rest: int = 0
-
-    def pays(self, price: float, worth: float, step: float) -> bool:
-        """Puts a share of a step aside; pays for a trial if that is enough, and says so."""
-        self.savings += TRIAL_SHARE * step
-        paid = self.savings >= price
-        if paid:
-            self.savings -= price
-        self.price, self.worth = price, worth if paid else 0.0
-        return paid
-
-    def earn(self, saved: float) -> None:
-        """Takes back seconds that a trial has saved, enough for the next one at most."""
-        self.savings = min(self.savings + saved, max(self.savings, self.price))
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What became of a step for one row, before anything is made of it.
-
-    Attributes:
-        rows: how many took part in the step.
-        drafted: proposals of a model that the step had room for.
-        longest: proposals of any kind that it had room for.
-        offers: to the row.
-        chosen: what it took up.
-        worth: seconds that each of it that was kept has saved, if it was a trial; else 0.
-        tokens: what it got.
-        accepted: how many of them were proposals.
-        ended: whether its text ended.
-    """
-
-    rows: int
-    drafted: int
-    longest: int
-    offers: Sequence[Offer]
-    chosen: Offer
-    worth: float
-    tokens: Sequence[int]
-    accepted: int
-    ended: bool
-
-
-@dataclass
-class Pace:
-    """What one row has learned and where its time went.
-
-    Attributes:
-        task: its task prefix.
-        sampled: whether its output depends on how many proposals it gets.
-        estimates: of alpha, by kind of proposal.
-        purse: its own, if it is sampled.
-        lesson: of its last step, not learned yet.
-        off: why it gets no proposals, None if it does.
-        steps: steps whose costs are known. What follows are sums over them:
-        regular: seconds that one regular step of the batch takes.
-        promised: seconds in which regular decoding writes the tokens that were expected.
-        spent: seconds that the steps were expected to take.
-        c, verify: costs of a draft pass and of verifying, relative to a regular step.
-    """
-
-    task: tuple[int, ...] = ()
-    sampled: bool = False
-    estimates: dict[str, Estimate] = field(default_factory=dict)
-    purse: Purse = field(default_factory=Purse)
-    lesson: Lesson | None = None
-    off: str | None = None
-    steps: int = 0
-    regular: float = 0.0
-    promised: float = 0.0
-    spent: float = 0.0
-    c: float = 0.0
-    verify: float = 0.0
 
 
 class Pacer:
@@ -253,14 +145,7 @@ class Pacer:
         models = [_first(row, model=True) for row in offers]
         copies = [_first(row, model=False) for row in offers]
         by_draft, by_copy = (self._outlooks(paces, kind) for kind in (models, copies))
-        if self.width > 1 and paces[0].sampled:
-            draft, copy = usual_for_one(by_draft[0], by_copy[0], costs)
-        elif len(paces) == 1:
-            draft, copy = best_for_one(by_draft[0], by_copy[0], costs, purse.last)
-        elif not any(map(costs.pays, by_draft, by_copy)):
-            draft = copy = 0  # where it pays for none of the rows it cannot pay for all
-        else:
-            draft, copy = best_lengths(gains(by_draft), gains(by_copy), costs, purse.last)
+        draft, copy = self._lengths(paces[0].sampled, by_draft, by_copy, costs, purse.last)
         purse.last, purse.worth = (draft, copy), 0.0
         if not draft and not costs.hopeless and any(offer.length for offer in models):
             # A trial may yield no more than a regular step; besides, the draft has to catch up.
@@ -285,6 +170,23 @@ class Pacer:
             model.cut(draft) if wins else other.cut(copy)
             for wins, model, other in zip(drafting, models, copies, strict=True)
         ]
+
+    def _lengths(
+        self,
+        sampled: bool,
+        by_draft: Sequence[tuple[float, int]],
+        by_copy: Sequence[tuple[float, int]],
+        costs: StepCosts,
+        last: tuple[int, int],
+    ) -> tuple[int, int]:
+        """How many to draft and how many to copy."""
+        if sampled and self.width > 1:
+            return usual_for_one(by_draft[0], by_copy[0], costs)
+        if len(by_draft) == 1:
+            return best_for_one(by_draft[0], by_copy[0], costs, last)
+        if not any(map(costs.pays, by_draft, by_copy)):
+            return 0, 0  # where it pays for none of the rows it cannot pay for all
+        return best_lengths(gains(by_draft), gains(by_copy), costs, last)
 
     def _outlooks(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> list[tuple[float, int]]:
         """Each row's alpha of what it is offered, and how much of it can count."""

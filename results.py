@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from acceptance import Sampling
 from backend import UserError, mx
 from draft_length import AUTO
-from pacer import Pace
+from pace import Pace
 from processors import LogitsProcessor, Processing
 from stop_strings import TextWatch
 

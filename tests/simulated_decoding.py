@@ -4,7 +4,8 @@ import numpy as np
 
 from draft_length import LONGEST, Costs, StepCosts
 from drafters import Offer
-from pacer import History, Pace, Pacer
+from pace import History, Pace
+from pacer import Pacer
 
 
 def costs(draft: float, verify) -> Costs:

@@ -5,7 +5,8 @@ import pytest
 
 from draft_length import LONGEST, Costs, StepCosts
 from drafters import NOTHING, Offer
-from pacer import REST, TASKS, UNKNOWN_COSTS, History, Pace, Pacer
+from pace import TASKS, History, Pace
+from pacer import REST, UNKNOWN_COSTS, Pacer
 from simulated_decoding import COSTS, Simulation, costs, patterns, staircase
 
 TOKENS = 600
