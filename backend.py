@@ -73,7 +73,7 @@ def device_name() -> str:
     name = str(mx.device_info().get("device_name", "unknown"))
     if mx.default_device().type != mx.cpu:
         return name
-    return f"{name}, {os.cpu_count()} cores, {'own BLAS' if _found else 'reference BLAS'}"
+    return f"{name}, {os.cpu_count()} cores, {'system BLAS' if _found else 'reference BLAS'}"
 
 
 def hint(found: bool, cpu: bool) -> str:

@@ -26,7 +26,7 @@ LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 GRID = 200  # steps of alpha that are told apart
 STAY = 0.97  # of the best speed-up is enough to stay with the lengths that were chosen last
 USUAL = 0.85  # alpha of proposals that are worth making
-WORTH = 1.03  # a promised speed-up below this is within the error of what promises it
+WORTH = 1.05  # a promised speed-up below this is within what choosing costs and errors promise
 
 
 def expected_tokens(alpha: float, gamma: int | np.ndarray) -> np.ndarray:
