@@ -183,6 +183,21 @@ def test_sampled_rows_of_a_batch_take_the_same_length_or_none():
     assert lengths[2] == lengths[4] == lengths[9] == asked(pacer, Pace(sampled=True)) > 2
 
 
+def test_one_row_of_a_sampled_batch_copies_only_where_much_speaks_for_it():
+    copy = Offer("copy", 9, tuple(range(9)))
+
+    def copied(kept, width):
+        pacer, pace = Pacer(COSTS["a CPU"], width=width), Pace(sampled=True)
+        for _ in range(20):
+            pacer.observe([pace], [[copy]], [copy], [outcome(kept)])
+            pacer.learn([pace])
+        return pacer.choose([pace], [[copy]])[0].length
+
+    assert copied(1, width=1) > 0
+    assert copied(1, width=4) == 0
+    assert copied(9, width=4) > 0
+
+
 def test_the_width_of_a_batch_counts():
     one = StepCosts(1, 0.05, tuple(1 + 0.01 * n for n in range(LONGEST + 1)))
     many = StepCosts(16, 0.05, tuple(1.0 + 0.3 * n for n in range(LONGEST + 1)))
