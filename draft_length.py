@@ -26,7 +26,7 @@ LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 GRID = 200  # steps of alpha that are told apart
 STAY = 0.97  # of the best speed-up is enough to stay with the lengths that were chosen last
 USUAL = 0.85  # alpha of proposals that are worth making
-SHARED = 1.3  # speed-up that copies must promise one row for all others to wait for it
+DRAFT_SHARED, COPY_SHARED = 1.2, 1.5  # speed-up promised to a row that all others wait for
 WORTH = 1.05  # a promised speed-up below this is within what choosing costs and errors promise
 
 
@@ -247,9 +247,9 @@ def usual_for_one(
     """The length that is best at alpha `USUAL`, drafted or copied, if it pays at the real one.
 
     For rows that share their steps but must not know of each other: a step takes as long as its
-    longest proposal, so lengths that differ would be paid for by all and used by few. Copies hold
-    in some texts and not in others, so a row cannot count on the others copying too: they must
-    promise more.
+    longest proposal, so lengths that differ would be paid for by all and used by few. As nobody
+    knows whether the others propose anything, more has to be promised than elsewhere; most by
+    copies, which hold in some texts and not in others.
 
     Args:
         draft: alpha of drafted proposals, and how many of them count.
@@ -259,11 +259,9 @@ def usual_for_one(
     (_, drafted), (_, copied) = costs.promised((USUAL, draft[1]), (USUAL, copy[1]))
     by_draft = costs.alone[0][round(draft[0] * GRID), draft[1], drafted]
     by_copy = costs.alone[1][round(copy[0] * GRID), copy[1], copied]
-    if by_copy < SHARED:
-        copied, by_copy = 0, 1.0
-    if max(by_draft, by_copy) < WORTH:
-        return 0, 0
-    return (drafted, 0) if by_draft > by_copy else (0, copied)
+    if by_copy >= max(COPY_SHARED, by_draft):
+        return 0, copied
+    return (drafted, 0) if by_draft >= DRAFT_SHARED else (0, 0)
 
 
 def best_lengths(
