@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import batching
@@ -81,6 +81,9 @@ class Worker:
         """
         self._thread.start()
         try:
+            # A Ctrl-C that comes just before a wait begins does not end it, so each is short.
+            while not self._loaded.done():
+                wait([self._loaded], timeout=0.5)
             return self._loaded.result()
         except Exception:
             self._thread.join()

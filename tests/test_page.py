@@ -1,6 +1,6 @@
 """The page in headless Chromium: what a user sees, by keyboard and on a phone.
 
-PAGE_SCREENSHOT=page/screenshot.png takes the README's picture anew.
+PAGE_SCREENSHOT=serving/page/screenshot.png takes the README's picture anew.
 """
 
 import json
