@@ -248,3 +248,13 @@ def test_one_synchronisation_a_step_and_none_while_drafting(pair, temp, rules, m
     assert waits.count == steps > 1
     assert set(during_drafting) == {0}
     assert np.sum(during_drafting) == 0
+
+
+def test_every_pass_is_handed_over_as_soon_as_it_is_described(pair, monkeypatch):
+    decoder = SpeculativeDecoder(pair.target, pair.draft, None, 4)
+    engine = Engine(pair.target, decoder.drafter.fresh())
+    engine.insert([Row(PROMPTS[0], Settings(20, num_draft=4), row_key(0, 0))])
+    handed, hand_over = [], mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *a: (handed.append(a), hand_over(*a))[1])
+    engine.step()
+    assert len(handed) == 4 + 1, "four proposals, and the step as a whole"
