@@ -31,15 +31,16 @@ import numpy as np
 
 from acceptance import row_key
 from backend import device_name, mx, tree_flatten
-from draft_length import LONGEST, Costs, StepCosts
+from draft_length import AUTO, LONGEST, Costs, StepCosts
 from drafters import DraftModel, Offer
 from engine import Engine
 from model import T5
+from pacer import Pacer
 from results import Row, Settings
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 7  # of the file; also to be raised when steps are measured differently
+FORMAT = 8  # of the file; also to be raised when steps are measured differently
 # What is measured, by importance: (drafted, copied) proposals.
 PLANS = [(0, 0), (0, LONGEST), (8, 0), (1, 0), (LONGEST, 0), (4, 0)]
 PLANS += [(0, n) for n in (1, 4, 8, 2)]
@@ -236,8 +237,10 @@ def timer(
 ) -> Callable[[int, int], float]:
     """A function that times a step of the engine with so many drafted and copied proposals."""
     drafter = CopyOrDraft(SourceCopy(), DraftModel(draft, target)) if draft else SourceCopy()
-    engine = Engine(target, drafter)
+    free = StepCosts(rows, 0.0, (1.0,) * (LONGEST + 1))
+    engine = Engine(target, drafter, pacer=Pacer(Costs((free,)), rows))
     start, filler = target.config.decoder_start_token_id, target.config.pad_token_id
+    settings = replace(settings, num_draft=AUTO)
     engine.insert([Row([filler] * SOURCE, settings, row_key(0, i)) for i in range(rows)])
     for i, row in enumerate(engine.rows):
         # As far apart as rows of a batch are: writing to unlike places of the cache costs more.
@@ -247,6 +250,8 @@ def timer(
         tokens = (filler,) * copied
         offer = Offer("draft", drafted) if drafted else Offer("copy", copied, tokens)
         began = clock()
+        if drafted or copied:
+            engine.choose()  # takes its time, whatever comes of it
         engine.draft_and_verify([offer] * rows)[1].tolist()
         return clock() - began
 

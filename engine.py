@@ -104,7 +104,7 @@ class Engine:
         Waits for the device once.
         """
         started = self.clock()
-        offers, chosen = self._choose()
+        offers, chosen = self.choose()
         proposal, outcome = self.draft_and_verify(chosen)
         mx.async_eval(outcome)
         self.pacer.learn(row.pace for row in self.rows)  # while the device is busy
@@ -135,6 +135,29 @@ class Engine:
         if self.drafter:
             self.drafter.keep(rows)
         self._set_rows([self.rows[row] for row in rows])
+
+    def choose(self) -> tuple[list[list[Offer]], list[Offer]]:
+        """What could be proposed for each row in the next step, and what is to be."""
+        if not self.drafter:
+            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
+        wanted = [row.settings.num_draft for row in self.rows]
+        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+        rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
+        limits = [min(LONGEST if n == AUTO else n, r) for n, r in zip(wanted, rooms, strict=True)]
+        if AUTO in wanted:
+            resting = self.pacer.resting([row.pace for row in self.rows])
+            limits = [
+                0 if rests and n == AUTO else limit
+                for rests, n, limit in zip(resting, wanted, limits, strict=True)
+            ]
+        if not any(limits):
+            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
+        offers = self.drafter.offers([row.committed for row in self.rows], limits)
+        chosen = [row[0] if row else NOTHING for row in offers]
+        if AUTO in wanted:
+            best = self.pacer.choose([row.pace for row in self.rows], offers)
+            chosen = [b if n == AUTO else c for n, c, b in zip(wanted, chosen, best, strict=True)]
+        return offers, chosen
 
     def draft_and_verify(self, chosen: Sequence[Offer]) -> tuple[Proposal | None, mx.array]:
         """Puts one step into the graph without waiting for it, and commits nothing.
@@ -169,29 +192,6 @@ class Engine:
         if self.on_verified:
             self.on_verified(self.rows, own, tokens)
         return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
-
-    def _choose(self) -> tuple[list[list[Offer]], list[Offer]]:
-        """What could be proposed for each row, and what is to be."""
-        if not self.drafter:
-            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
-        wanted = [row.settings.num_draft for row in self.rows]
-        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
-        rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
-        limits = [min(LONGEST if n == AUTO else n, r) for n, r in zip(wanted, rooms, strict=True)]
-        if AUTO in wanted:
-            resting = self.pacer.resting([row.pace for row in self.rows])
-            limits = [
-                0 if rests and n == AUTO else limit
-                for rests, n, limit in zip(resting, wanted, limits, strict=True)
-            ]
-        if not any(limits):
-            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
-        offers = self.drafter.offers([row.committed for row in self.rows], limits)
-        chosen = [row[0] if row else NOTHING for row in offers]
-        if AUTO in wanted:
-            best = self.pacer.choose([row.pace for row in self.rows], offers)
-            chosen = [b if n == AUTO else c for n, c, b in zip(wanted, chosen, best, strict=True)]
-        return offers, chosen
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch and collects their settings and keys."""

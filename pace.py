@@ -15,16 +15,29 @@ TASKS = 64  # whose past is remembered
 TRIAL_SHARE = 0.03  # of the time, spent on trials at most
 
 
+@dataclass
+class Past:
+    """What greedy rows of one task have taught.
+
+    Attributes:
+        estimates: of alpha, by kind of proposal.
+        vain: `Pace.vain` of the row that looked last.
+    """
+
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    vain: int = 0
+
+
 class History:
-    """What greedy rows have taught, by task and kind of proposal; the latest tasks only."""
+    """What greedy rows have taught, by task; the latest tasks only."""
 
     def __init__(self) -> None:
-        self._tasks: dict[tuple[int, ...], dict[str, Estimate]] = {}
+        self._tasks: dict[tuple[int, ...], Past] = {}
         self.purse = Purse()
 
-    def of(self, task: tuple[int, ...]) -> dict[str, Estimate]:
-        """The estimates of a task, by kind; what is added to them stays."""
-        known = self._tasks[task] = self._tasks.pop(task, {})
+    def of(self, task: tuple[int, ...]) -> Past:
+        """What is known of a task; what is added to it stays."""
+        known = self._tasks[task] = self._tasks.pop(task, None) or Past()
         if len(self._tasks) > TASKS:
             del self._tasks[next(iter(self._tasks))]
         return known
@@ -39,14 +52,12 @@ class Purse:
         savings: seconds.
         price: of the last trial that was thought of.
         worth: seconds that each token kept in the trial now running saves; 0 if none is running.
-        rest: steps to come for which nobody need look where to copy from.
     """
 
     last: tuple[int, int] = (0, 0)
     savings: float = 0.0
     price: float = 0.0
     worth: float = 0.0
-    rest: int = 0
 
     def pays(self, price: float, worth: float, step: float) -> bool:
         """Puts a share of a step aside; pays for a trial if that is enough, and says so."""
@@ -99,6 +110,8 @@ class Pace:
         estimates: of alpha, by kind of proposal.
         purse: its own, if it is sampled.
         lesson: of its last step, not learned yet.
+        vain: how often in a row it was in vain to look where to copy from; None before the first.
+        rest: steps until it looks again.
         off: why it gets no proposals, None if it does.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
@@ -112,6 +125,8 @@ class Pace:
     estimates: dict[str, Estimate] = field(default_factory=dict)
     purse: Purse = field(default_factory=Purse)
     lesson: Lesson | None = None
+    vain: int | None = None
+    rest: int = 0
     off: str | None = None
     steps: int = 0
     regular: float = 0.0

@@ -41,7 +41,9 @@ UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
-REST = 3  # steps without looking where to copy, after one in which that would not have paid
+# Steps without looking where to copy from after one in which that was in vain: twice as many each
+# time in a row, up to a limit.
+REST, LONGEST_REST = 3, 12
 
 
 class Pacer:
@@ -78,6 +80,8 @@ class Pacer:
             picks = self._pick([paces[i] for i in group], [offers[i] for i in group], costs, purse)
             for i, offer in zip(group, picks, strict=True):
                 chosen[i] = offer
+                if not any(each.tokens is None for each in offers[i]):
+                    self._rest(paces[i], in_vain=not offer.length)
         return chosen
 
     def resting(self, paces: Sequence[Pace]) -> list[bool]:
@@ -86,11 +90,22 @@ class Pacer:
         Looking where to copy from takes time as well, and where copies do not pay now they will
         hardly do so at the next token, unless a text has just begun.
         """
-        purses = [self._purse(pace) for pace in paces]
-        begun = {id(purse) for purse, pace in zip(purses, paces, strict=True) if not pace.steps}
-        for purse in {id(purse): purse for purse in purses}.values():
-            purse.rest = 0 if id(purse) in begun else purse.rest - 1
-        return [purse.rest > 0 for purse in purses]
+        for pace in paces:
+            pace.rest = max(pace.rest - 1, 0)
+        return [pace.rest > 0 for pace in paces]
+
+    def _rest(self, pace: Pace, in_vain: bool) -> None:
+        """Has a row look the less often where to copy from, the more often that was in vain.
+
+        A greedy row goes on from where the last one of its task was.
+        """
+        if pace.rest:
+            return  # it did not look
+        past = pace if pace.sampled else self.history.of(pace.task)
+        before = past.vain if pace.vain is None else pace.vain
+        pace.vain = past.vain = (before or 0) + 1 if in_vain else 0
+        if in_vain:
+            pace.rest = min(REST << (pace.vain - 1), LONGEST_REST) + 1
 
     def observe(
         self,
@@ -159,8 +174,6 @@ class Pacer:
             elif not pace.off and any(offer.length for offer in row):
                 pace.off = self._reason(self._alpha(pace, row[0].kind), costs)
         if not (draft or copy):
-            if any(offers) and not any(offer.length for offer in models):
-                purse.rest = REST + 1
             return [NOTHING] * len(paces)
         drafting = [
             expected_tokens(a, min(draft, m)) > expected_tokens(b, min(copy, n))
@@ -203,7 +216,7 @@ class Pacer:
     def _alpha(self, pace: Pace, kind: str) -> float:
         prior, weight = PRIORS.get(kind, PRIORS["draft"])
         if not pace.sampled:
-            past = self.history.of(pace.task).get(kind)
+            past = self.history.of(pace.task).estimates.get(kind)
             prior, weight = past.alpha(prior, weight) if past else prior, ROW_WEIGHT
         own = pace.estimates.get(kind)
         return own.alpha(prior, weight) if own else prior
@@ -213,7 +226,8 @@ class Pacer:
         if judged:
             pace.estimates.setdefault(kind, Estimate(ROW_MEMORY)).add(judged, kept)
             if not pace.sampled:
-                self.history.of(pace.task).setdefault(kind, Estimate(MEMORY)).add(judged, kept)
+                past = self.history.of(pace.task).estimates
+                past.setdefault(kind, Estimate(MEMORY)).add(judged, kept)
 
     def _book(self, pace: Pace, lesson: Lesson) -> None:
         """Adds what a step costs and what it promised to a row's sums."""

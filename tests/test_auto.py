@@ -98,7 +98,10 @@ def test_what_was_decoded_before_does_not_change_a_sampled_text():
     decoder = auto(model, drafters(model)["never right"], COSTS["a CPU"])
     first = decoder.generate(SOURCES[0], max_tokens=30, temp=1.0)
     decoder.generate(SOURCES, max_tokens=30)
-    assert decoder.history.of(())["draft"].kept < decoder.history.of(())["draft"].judged
+    assert (
+        decoder.history.of(()).estimates["draft"].kept
+        < decoder.history.of(()).estimates["draft"].judged
+    )
     assert decoder.generate(SOURCES[0], max_tokens=30, temp=1.0).tokens == first.tokens
 
 
@@ -167,9 +170,9 @@ def test_what_was_learned_is_kept_by_task_prefix():
     decoder = auto(model, drafters(model)["good"])
     decoder.prefix_ends = {4}
     decoder.generate([[2, 4, 3], [3, 3]], max_tokens=12)
-    assert decoder.history.of((2, 4))["draft"].judged > 0
-    assert decoder.history.of(())["draft"].judged > 0
-    assert decoder.history.of((2,)) == {}
+    assert decoder.history.of((2, 4)).estimates["draft"].judged > 0
+    assert decoder.history.of(()).estimates["draft"].judged > 0
+    assert decoder.history.of((2,)).estimates == {}
 
 
 def test_costs_are_measured_for_one_row_and_for_a_full_batch_once(monkeypatch):

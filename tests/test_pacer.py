@@ -5,8 +5,8 @@ import pytest
 
 from draft_length import LONGEST, Costs, StepCosts
 from drafters import NOTHING, Offer
-from pace import TASKS, History, Pace
-from pacer import REST, UNKNOWN_COSTS, Pacer
+from pace import TASKS, History, Pace, Past
+from pacer import LONGEST_REST, REST, UNKNOWN_COSTS, Pacer
 from simulated_decoding import COSTS, Simulation, costs, patterns, staircase
 
 TOKENS = 600
@@ -147,10 +147,10 @@ def test_each_task_has_its_own_past():
     for task in range(TASKS):
         history.of((task,))
     assert len(history._tasks) == TASKS
-    assert history.of((1, 2)) == {}, "the oldest is forgotten"
-    history.of((1,))["draft"] = "kept"
+    assert history.of((1, 2)) == Past(), "the oldest is forgotten"
+    history.of((1,)).vain = 7
     history.of((99, 99))
-    assert history.of((1,)) == {"draft": "kept"}, "the one that was used last is not the oldest"
+    assert history.of((1,)).vain == 7, "the one that was used last is not the oldest"
 
 
 def test_sampled_rows_neither_teach_nor_heed_their_neighbours():
@@ -169,7 +169,7 @@ def test_sampled_rows_neither_teach_nor_heed_their_neighbours():
         results = [outcome(min(n, kept)), *[outcome(0)] * count]
         beside.observe(rows, offers, chosen, results)
         beside.learn(rows)
-    assert beside.history.of(()) == {}
+    assert beside.history.of(()) == Past()
 
 
 def test_sampled_rows_of_a_batch_take_the_same_length_or_none():
@@ -255,31 +255,49 @@ def test_what_a_row_is_not_offered_it_does_not_get():
     assert chosen[2].length <= 1
 
 
+BAD, GOOD = Offer("weak copy", 3, (7, 8, 9)), Offer("copy", 3, (7, 8, 9))
+
+
+def rests(pacer, pace, offer=BAD):
+    """Steps from a look that finds this offer to the next look, which is about to be made."""
+    pacer.choose([pace], [[offer]])
+    steps = 0
+    while pacer.resting([pace])[0]:
+        pacer.choose([pace], [[]])  # what was not offered says nothing
+        steps += 1
+    return steps
+
+
 @pytest.mark.parametrize("sampled", [False, True])
-def test_where_copies_do_not_pay_nobody_looks_for_them_in_every_step(sampled):
-    bad, good = Offer("weak copy", 3, (7, 8, 9)), Offer("copy", 3, (7, 8, 9))
-    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace(sampled=sampled, steps=1)
+def test_the_more_often_looking_for_copies_was_in_vain_the_less_often_it_is_done(sampled):
+    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace(sampled=sampled)
+    longer = [rests(pacer, pace) for _ in range(5)]
+    assert longer == [REST, 2 * REST, LONGEST_REST, LONGEST_REST, LONGEST_REST]
+    pacer.costs = COSTS["a GPU"]
+    assert pacer.choose([pace], [[GOOD]]) == [GOOD]
     assert pacer.resting([pace]) == [False]
-    assert pacer.choose([pace], [[bad]]) == [NOTHING]
-    assert [pacer.resting([pace])[0] for _ in range(REST + 2)] == [True] * REST + [False] * 2
-    # A draft model is asked without looking for anything.
-    pacer.choose([pace], [[bad, DRAFT]])
-    assert pacer.resting([pace]) == [False]
-    pacer = Pacer(COSTS["a GPU"])
-    assert pacer.choose([pace], [[good]]) == [good]
+    pacer.costs = COSTS["a CPU that pays for every position"]
+    assert rests(pacer, pace) == REST
+    # Nothing to copy is as bad as a bad copy.
+    assert pacer.choose([pace], [[]]) == [NOTHING]
+    assert pacer.resting([pace]) == [True]
+
+
+def test_a_draft_model_is_asked_without_looking_for_anything():
+    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace()
+    pacer.choose([pace], [[BAD, DRAFT]])
     assert pacer.resting([pace]) == [False]
 
 
-def test_greedy_rows_rest_together_and_not_while_a_text_begins():
-    bad = Offer("weak copy", 3, (7, 8, 9))
+def test_a_greedy_row_rests_as_the_last_one_of_its_task_did():
     pacer = Pacer(COSTS["a CPU that pays for every position"], width=3)
-    greedy, sampled = [Pace(steps=1), Pace(steps=1)], Pace(sampled=True, steps=1)
-    pacer.choose(greedy, [[bad], [bad]])
-    assert pacer.resting([*greedy, sampled]) == [True, True, False]
-    # What was not offered says nothing, so the rest is not prolonged.
-    pacer.choose([*greedy, sampled], [[], [], [bad]])
-    assert pacer.resting([*greedy, sampled]) == [REST > 1] * 2 + [True]
-    assert pacer.resting([greedy[0], Pace(), sampled]) == [False, False, True]
+    first, second, other = Pace((1,)), Pace((1,)), Pace((2,))
+    assert [rests(pacer, first) for _ in range(3)] == [REST, 2 * REST, LONGEST_REST]
+    assert pacer.resting([second]) == [False], "a text has begun"
+    assert [rests(pacer, pace) for pace in (second, other)] == [LONGEST_REST, REST]
+    alone = Pace((2,), sampled=True)
+    assert [rests(pacer, alone) for _ in range(2)] == [REST, 2 * REST]
+    assert rests(pacer, Pace((2,))) == 2 * REST, "a sampled row teaches nobody"
 
 
 def test_without_costs_a_usual_number_is_taken_of_what_is_offered_first():
