@@ -11,7 +11,7 @@ Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,13 +87,17 @@ class Drafter(Protocol):
         """
 
     def offers(
-        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        resting: Collection[int] = (),
     ) -> list[list[Offer]]:
         """What could be proposed for each row now, what it would rather propose first.
 
         Args:
             committed: tokens of each row so far, the start token first.
             limits: how many proposals each row can use at most.
+            resting: rows for which nothing need be looked for, by place.
         """
 
     def propose(
@@ -167,7 +171,10 @@ class DraftModel:
         self.fed += [0] * len(sources)
 
     def offers(
-        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        resting: Collection[int] = (),
     ) -> list[list[Offer]]:
         """The model can be asked for every row; see `Drafter.offers`."""
         return [[Offer("draft", limit)] for limit in limits]

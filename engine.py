@@ -144,15 +144,12 @@ class Engine:
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
         limits = [min(LONGEST if n == AUTO else n, r) for n, r in zip(wanted, rooms, strict=True)]
-        if AUTO in wanted:
-            resting = self.pacer.resting([row.pace for row in self.rows])
-            limits = [
-                0 if rests and n == AUTO else limit
-                for rests, n, limit in zip(resting, wanted, limits, strict=True)
-            ]
-        if not any(limits):
+        resting = self.pacer.resting([row.pace for row in self.rows]) if AUTO in wanted else []
+        resting = [i for i in resting if wanted[i] == AUTO]
+        asleep = len(resting) == len(self.rows) and not self.drafter.model
+        if asleep or not any(limits):
             return [[]] * len(self.rows), [NOTHING] * len(self.rows)
-        offers = self.drafter.offers([row.committed for row in self.rows], limits)
+        offers = self.drafter.offers([row.committed for row in self.rows], limits, resting)
         chosen = [row[0] if row else NOTHING for row in offers]
         if AUTO in wanted:
             best = self.pacer.choose([row.pace for row in self.rows], offers)

@@ -41,9 +41,7 @@ UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
-# Steps without looking where to copy from after one in which that was in vain: twice as many each
-# time in a row, up to a limit.
-REST, LONGEST_REST = 3, 12
+LONGEST_REST = 16  # steps without looking where to copy from, after looking in vain many times
 
 
 class Pacer:
@@ -80,32 +78,30 @@ class Pacer:
             picks = self._pick([paces[i] for i in group], [offers[i] for i in group], costs, purse)
             for i, offer in zip(group, picks, strict=True):
                 chosen[i] = offer
-                if not any(each.tokens is None for each in offers[i]):
-                    self._rest(paces[i], in_vain=not offer.length)
+                if not paces[i].rest:
+                    self._rest(paces[i], in_vain=offer.tokens is None or not offer.length)
         return chosen
 
-    def resting(self, paces: Sequence[Pace]) -> list[bool]:
-        """Which rows need no offers in this step; to be asked once a step.
+    def resting(self, paces: Sequence[Pace]) -> list[int]:
+        """The rows that need no copies offered in this step, by place; to be asked once a step.
 
         Looking where to copy from takes time as well, and where copies do not pay now they will
         hardly do so at the next token, unless a text has just begun.
         """
         for pace in paces:
             pace.rest = max(pace.rest - 1, 0)
-        return [pace.rest > 0 for pace in paces]
+        return [i for i, pace in enumerate(paces) if pace.rest]
 
     def _rest(self, pace: Pace, in_vain: bool) -> None:
-        """Has a row look the less often where to copy from, the more often that was in vain.
+        """Has a row that has looked do so the less often, the more often that was in vain.
 
         A greedy row goes on from where the last one of its task was.
         """
-        if pace.rest:
-            return  # it did not look
         past = pace if pace.sampled else self.history.of(pace.task)
         before = past.vain if pace.vain is None else pace.vain
         pace.vain = past.vain = (before or 0) + 1 if in_vain else 0
         if in_vain:
-            pace.rest = min(REST << (pace.vain - 1), LONGEST_REST) + 1
+            pace.rest = min(2 ** (pace.vain - 1), LONGEST_REST) + 1
 
     def observe(
         self,
@@ -173,8 +169,8 @@ class Pacer:
                 pace.off = None
             elif not pace.off and any(offer.length for offer in row):
                 pace.off = self._reason(self._alpha(pace, row[0].kind), costs)
-        if not (draft or copy):
-            return [NOTHING] * len(paces)
+        if not copy:
+            return [model.cut(draft) for model in models] if draft else [NOTHING] * len(paces)
         drafting = [
             expected_tokens(a, min(draft, m)) > expected_tokens(b, min(copy, n))
             for (a, m), (b, n) in zip(by_draft, by_copy, strict=True)

@@ -122,15 +122,18 @@ class SourceCopy:
         self.trails += [Trail(s, len(task_prefix(s, self.prefix_ends))) for s in sources]
 
     def offers(
-        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        resting: Collection[int] = (),
     ) -> list[list[Offer]]:
         """Reads the next tokens off the trails; see `Drafter.offers`."""
         offers = []
-        for trail, tokens, limit in zip(self.trails, committed, limits, strict=True):
-            if limit == 0:
+        for i, (trail, limit) in enumerate(zip(self.trails, limits, strict=True)):
+            if limit == 0 or i in resting:
                 offers.append([])
                 continue
-            trail.follow(tokens[1 + len(trail.output) :])  # the start token is not output
+            trail.follow(committed[i][1 + len(trail.output) :])  # the start token is not output
             ahead, strong = trail.proposal(limit)
             kind = "copy" if strong else "weak copy"
             offers.append([Offer(kind, len(ahead), tuple(ahead))] if ahead else [])
@@ -183,10 +186,13 @@ class CopyOrDraft:
         self.copy.insert(sources)
 
     def offers(
-        self, committed: Sequence[Sequence[int]], limits: Sequence[int]
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        resting: Collection[int] = (),
     ) -> list[list[Offer]]:
         """What each of the two offers; see `Drafter.offers`."""
-        copies, drafts = (d.offers(committed, limits) for d in (self.copy, self.draft))
+        copies, drafts = (d.offers(committed, limits, resting) for d in (self.copy, self.draft))
         return [
             copy + draft if copy and copy[0].kind == "copy" else draft + copy
             for copy, draft in zip(copies, drafts, strict=True)

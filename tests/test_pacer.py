@@ -6,7 +6,7 @@ import pytest
 from draft_length import LONGEST, Costs, StepCosts
 from drafters import NOTHING, Offer
 from pace import TASKS, History, Pace, Past
-from pacer import LONGEST_REST, REST, UNKNOWN_COSTS, Pacer
+from pacer import LONGEST_REST, UNKNOWN_COSTS, Pacer
 from simulated_decoding import COSTS, Simulation, costs, patterns, staircase
 
 TOKENS = 600
@@ -262,7 +262,7 @@ def rests(pacer, pace, offer=BAD):
     """Steps from a look that finds this offer to the next look, which is about to be made."""
     pacer.choose([pace], [[offer]])
     steps = 0
-    while pacer.resting([pace])[0]:
+    while pacer.resting([pace]):
         pacer.choose([pace], [[]])  # what was not offered says nothing
         steps += 1
     return steps
@@ -271,33 +271,37 @@ def rests(pacer, pace, offer=BAD):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_more_often_looking_for_copies_was_in_vain_the_less_often_it_is_done(sampled):
     pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace(sampled=sampled)
-    longer = [rests(pacer, pace) for _ in range(5)]
-    assert longer == [REST, 2 * REST, LONGEST_REST, LONGEST_REST, LONGEST_REST]
+    longer = [rests(pacer, pace) for _ in range(7)]
+    assert longer == [1, 2, 4, 8, LONGEST_REST, LONGEST_REST, LONGEST_REST]
     pacer.costs = COSTS["a GPU"]
     assert pacer.choose([pace], [[GOOD]]) == [GOOD]
-    assert pacer.resting([pace]) == [False]
+    assert pacer.resting([pace]) == []
     pacer.costs = COSTS["a CPU that pays for every position"]
-    assert rests(pacer, pace) == REST
+    assert rests(pacer, pace) == 1
     # Nothing to copy is as bad as a bad copy.
     assert pacer.choose([pace], [[]]) == [NOTHING]
-    assert pacer.resting([pace]) == [True]
+    assert pacer.resting([pace]) == [0]
 
 
-def test_a_draft_model_is_asked_without_looking_for_anything():
-    pacer, pace = Pacer(COSTS["a CPU that pays for every position"]), Pace()
-    pacer.choose([pace], [[BAD, DRAFT]])
-    assert pacer.resting([pace]) == [False]
+def test_where_drafts_go_first_copies_are_looked_for_less_often_too():
+    pacer, pace = Pacer(COSTS["a GPU"]), Pace()
+    assert pacer.choose([pace], [[BAD, DRAFT]])[0].kind == "draft"
+    assert pacer.resting([pace]) == [0]
+    assert pacer.choose([pace], [[DRAFT]])[0].kind == "draft"
+    assert pacer.resting([pace]) == []
+    assert pacer.choose([pace], [[GOOD]]) == [GOOD]
+    assert pacer.resting([pace]) == []
 
 
 def test_a_greedy_row_rests_as_the_last_one_of_its_task_did():
     pacer = Pacer(COSTS["a CPU that pays for every position"], width=3)
     first, second, other = Pace((1,)), Pace((1,)), Pace((2,))
-    assert [rests(pacer, first) for _ in range(3)] == [REST, 2 * REST, LONGEST_REST]
-    assert pacer.resting([second]) == [False], "a text has begun"
-    assert [rests(pacer, pace) for pace in (second, other)] == [LONGEST_REST, REST]
+    assert [rests(pacer, first) for _ in range(3)] == [1, 2, 4]
+    assert pacer.resting([second]) == [], "a text has begun"
+    assert [rests(pacer, pace) for pace in (second, other)] == [8, 1]
     alone = Pace((2,), sampled=True)
-    assert [rests(pacer, alone) for _ in range(2)] == [REST, 2 * REST]
-    assert rests(pacer, Pace((2,))) == 2 * REST, "a sampled row teaches nobody"
+    assert [rests(pacer, alone) for _ in range(2)] == [1, 2]
+    assert rests(pacer, Pace((2,))) == 2, "a sampled row teaches nobody"
 
 
 def test_without_costs_a_usual_number_is_taken_of_what_is_offered_first():

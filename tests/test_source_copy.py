@@ -111,6 +111,7 @@ def test_a_row_that_was_not_looked_at_is_caught_up_with():
     for n in range(1, 5):
         rows = [[0, *SENTENCE[:n]]]
         assert copy.offers(rows, [0]) == [[]]
+        assert copy.offers(rows, [3], [0]) == [[]]
         expected = always.offers(rows, [3])
     assert copy.offers(rows, [3]) == expected
 
@@ -122,6 +123,9 @@ def test_the_combination_offers_first_what_much_speaks_for():
     offers = both.offers([[0, A, B], [0, A], [0, *SENTENCE[:-1], X, Y]], [2] * 3)
     kinds = [[offer.kind for offer in row] for row in offers]
     assert kinds == [["copy", "draft"], ["draft", "weak copy"], ["draft"]]
+    offers = both.offers([[0, A, B], [0, A], [0, *SENTENCE[:-1], X, Y]], [2] * 3, [0, 2])
+    kinds = [[offer.kind for offer in row] for row in offers]
+    assert kinds == [["draft"], ["draft", "weak copy"], ["draft"]]
 
 
 def test_sentinels_are_tokens_like_others():
