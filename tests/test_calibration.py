@@ -158,6 +158,14 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(tmp_path):
     assert measure_costs(model(), None, [1], None, tmp_path, busy) == second
 
 
+def test_where_steps_take_long_what_is_stored_is_not_measured_again(tmp_path):
+    slow, idle = Clock(), Clock()
+    slow.tick, idle.tick = 0.1, 0.001
+    first = measure_costs(model(), None, [1], None, tmp_path, slow)
+    assert measure_costs(model(), None, [1], None, tmp_path, idle) == first
+    assert idle.now == 0.0
+
+
 def test_a_step_is_timed_as_the_engine_makes_it(monkeypatch):
     passes = []
     decode = T5.decode
