@@ -49,12 +49,14 @@ class Purse:
 
     Attributes:
         last: how many to draft and to copy was chosen last.
+        hold: steps to come for which that is not thought over, if there is nothing to copy.
         savings: seconds.
         price: of the last trial that was thought of.
         worth: seconds that each token kept in the trial now running saves; 0 if none is running.
     """
 
     last: tuple[int, int] = (0, 0)
+    hold: int = 0
     savings: float = 0.0
     price: float = 0.0
     worth: float = 0.0

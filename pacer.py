@@ -41,6 +41,7 @@ UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
+HOLD = 3  # steps for which a number of drafted tokens is kept before it is thought over
 LONGEST_REST = 16  # steps without looking where to copy from, after looking in vain many times
 
 
@@ -155,9 +156,13 @@ class Pacer:
         """The offers that the rows of a group take up, chosen together."""
         models = [_first(row, model=True) for row in offers]
         copies = [_first(row, model=False) for row in offers]
+        if purse.hold and not any(offer.length for offer in copies):
+            purse.hold -= 1
+            return [model.cut(purse.last[0]) for model in models]
         by_draft, by_copy = (self._outlooks(paces, kind) for kind in (models, copies))
         draft, copy = self._lengths(paces[0].sampled, by_draft, by_copy, costs, purse.last)
         purse.last, purse.worth = (draft, copy), 0.0
+        purse.hold = 0 if copy or not draft else HOLD
         if not draft and not costs.hopeless and any(offer.length for offer in models):
             # A trial may yield no more than a regular step; besides, the draft has to catch up.
             step = costs.table[0, copy]

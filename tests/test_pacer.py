@@ -6,7 +6,7 @@ import pytest
 from draft_length import LONGEST, Costs, StepCosts
 from drafters import NOTHING, Offer
 from pace import TASKS, History, Pace, Past
-from pacer import LONGEST_REST, UNKNOWN_COSTS, Pacer
+from pacer import HOLD, LONGEST_REST, UNKNOWN_COSTS, Pacer
 from simulated_decoding import COSTS, Simulation, costs, patterns, staircase
 
 TOKENS = 600
@@ -255,7 +255,20 @@ def test_what_a_row_is_not_offered_it_does_not_get():
     assert chosen[2].length <= 1
 
 
-BAD, GOOD = Offer("weak copy", 3, (7, 8, 9)), Offer("copy", 3, (7, 8, 9))
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_number_of_drafts_is_kept_for_some_steps_unless_there_is_something_to_copy(sampled):
+    pacer, pace = Pacer(COSTS["a CPU"]), Pace(sampled=sampled)
+    first = asked(pacer, pace)
+    assert first > 0
+    learn(pacer, pace, first, 0, times=100)
+    assert [asked(pacer, pace) for _ in range(HOLD)] == [first] * HOLD
+    assert asked(pacer, pace) == 0, "thought over"
+    pacer, pace = Pacer(COSTS["a GPU"]), Pace(sampled=sampled)
+    assert asked(pacer, pace) > 0
+    assert pacer.choose([pace], [[GOOD, DRAFT]]) == [GOOD]
+
+
+BAD, GOOD = Offer("weak copy", 3, (7, 8, 9)), Offer("copy", 9, tuple(range(2, 11)))
 
 
 def rests(pacer, pace, offer=BAD):
