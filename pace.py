@@ -21,11 +21,11 @@ class Past:
 
     Attributes:
         estimates: of alpha, by kind of proposal.
-        vain: `Pace.vain` of the row that looked last.
+        pause: `Pace.pause` of the row that looked last.
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
-    vain: int = 0
+    pause: int = 0
 
 
 class History:
@@ -112,8 +112,9 @@ class Pace:
         estimates: of alpha, by kind of proposal.
         purse: its own, if it is sampled.
         lesson: of its last step, not learned yet.
-        vain: how often in a row it was in vain to look where to copy from; None before the first.
-        rest: steps until it looks again.
+        pause: steps for which it stopped looking where to copy from, after looking in vain; 0 if
+            that was not in vain, None before the first time.
+        rest: how many of them are left, and the one that looks again.
         off: why it gets no proposals, None if it does.
         steps: steps whose costs are known. What follows are sums over them:
         regular: seconds that one regular step of the batch takes.
@@ -127,7 +128,7 @@ class Pace:
     estimates: dict[str, Estimate] = field(default_factory=dict)
     purse: Purse = field(default_factory=Purse)
     lesson: Lesson | None = None
-    vain: int | None = None
+    pause: int | None = None
     rest: int = 0
     off: str | None = None
     steps: int = 0

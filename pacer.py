@@ -99,10 +99,10 @@ class Pacer:
         A greedy row goes on from where the last one of its task was.
         """
         past = pace if pace.sampled else self.history.of(pace.task)
-        before = past.vain if pace.vain is None else pace.vain
-        pace.vain = past.vain = (before or 0) + 1 if in_vain else 0
-        if in_vain:
-            pace.rest = min(2 ** (pace.vain - 1), LONGEST_REST) + 1
+        before = past.pause if pace.pause is None else pace.pause
+        longer = min(2 * before, LONGEST_REST) if before else 1
+        pace.pause = past.pause = longer if in_vain else 0
+        pace.rest = longer + 1 if in_vain else 0
 
     def observe(
         self,

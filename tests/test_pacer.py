@@ -148,9 +148,9 @@ def test_each_task_has_its_own_past():
         history.of((task,))
     assert len(history._tasks) == TASKS
     assert history.of((1, 2)) == Past(), "the oldest is forgotten"
-    history.of((1,)).vain = 7
+    history.of((1,)).pause = 7
     history.of((99, 99))
-    assert history.of((1,)).vain == 7, "the one that was used last is not the oldest"
+    assert history.of((1,)).pause == 7, "the one that was used last is not the oldest"
 
 
 def test_sampled_rows_neither_teach_nor_heed_their_neighbours():
