@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from acceptance import row_key
 from backend import device_name, mx, tree_flatten
 from draft_length import AUTO, LONGEST, Costs, StepCosts
 from drafters import DraftModel, Offer
@@ -38,6 +37,7 @@ from engine import Engine
 from model import T5
 from pacer import Pacer
 from results import Row, Settings
+from sampling import row_key
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"

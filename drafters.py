@@ -15,11 +15,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from acceptance import DRAFT, Sampling, fold, probabilities, sample
 from backend import UserError, mx
 from model import T5
 from processors import History
 from prompts import encoded
+from sampling import DRAFT, Sampling, fold, probabilities, sample
 
 
 @dataclass(frozen=True)

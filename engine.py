@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from acceptance import Sampling, fold, verify
+from acceptance import verify
 from backend import mx
 from draft_length import AUTO, LONGEST
 from drafters import NOTHING, Drafter, Offer, Proposal
@@ -32,6 +32,7 @@ from pacer import Pacer
 from processors import History
 from prompts import encoded
 from results import Row, sampling_of
+from sampling import Sampling, fold
 
 
 class Engine:

@@ -10,8 +10,8 @@ from itertools import count
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from acceptance import row_key
 from backend import UserError, mx
+from sampling import row_key
 
 if TYPE_CHECKING:
     from cache import Cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from acceptance import Sampling
 from backend import UserError, mx
 from draft_length import AUTO
 from pace import Pace
 from processors import LogitsProcessor, Processing
+from sampling import Sampling
 from stop_strings import TextWatch
 
 

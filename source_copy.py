@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from acceptance import Sampling, one_hot
 from backend import mx
 from drafters import Drafter, Offer, Proposal
 from model import T5
 from prompts import prefix_ends, task_prefix
+from sampling import Sampling, one_hot
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source

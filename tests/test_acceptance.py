@@ -4,34 +4,9 @@ import numpy as np
 import pytest
 
 import acceptance
-from acceptance import Sampling
 from backend import mx
-
-# A statistic may exceed its bound by chance in one run of this many.
-FALSE_ALARM = 1e-6
-
-
-def settings(rows=1, temp=1.0, top_k=0, top_p=1.0, delta=0.0):
-    return Sampling.of([temp] * rows, [top_k] * rows, [top_p] * rows, [delta] * rows)
-
-
-def keys(rows, seed=0):
-    return mx.stack([acceptance.row_key(seed, i) for i in range(rows)])
-
-
-def many_keys(rows, seed=0):
-    """As `keys`, without a graph node a row."""
-    base = mx.broadcast_to(acceptance.row_key(seed, 0), (rows, 2))
-    return acceptance.fold(base, mx.arange(rows), 0)
-
-
-def total_variation_bound(categories, draws):
-    """Empirical TV distance that is exceeded with probability below FALSE_ALARM.
-
-    E[TV] <= sqrt(categories / draws) / 2, and by McDiarmid's inequality
-    P(TV > E[TV] + t) <= exp(-2 draws t^2).
-    """
-    return np.sqrt(categories / draws) / 2 + np.sqrt(np.log(1 / FALSE_ALARM) / (2 * draws))
+from draws import keys, many_keys, settings, total_variation_bound
+from sampling import DRAFT, Sampling, fold, sample
 
 
 def test_keep_greedy_wants_the_argmax_itself():
@@ -127,54 +102,6 @@ def test_greedy_rows_beside_sampling_rows_stay_greedy():
             assert beside[1][row, : n + 1].tolist() == alone[1][row, : n + 1].tolist()
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (4, 0.5), (99, 0.01)])
-@pytest.mark.parametrize("temp", [0.5, 1.0, 3.0])
-def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
-    torch = pytest.importorskip("torch")
-    from transformers.generation import logits_process as theirs
-
-    logits = np.random.default_rng(1).normal(size=(5, 12)).astype(np.float32) * 2
-    scores = theirs.TemperatureLogitsWarper(temp)(None, torch.tensor(logits))
-    if top_k:
-        scores = theirs.TopKLogitsWarper(top_k)(None, scores)
-    if top_p < 1:
-        scores = theirs.TopPLogitsWarper(top_p)(None, scores)
-    p = acceptance.probabilities(mx.array(logits)[None], settings(1, temp, top_k, top_p))
-    np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
-
-
-def test_probabilities_take_each_rows_own_settings():
-    logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
-    rows = [(0.0, 0, 1.0), (1.0, 2, 1.0), (0.7, 0, 0.5), (2.0, 0, 1.0)]
-    together = acceptance.probabilities(logits, Sampling.of(*zip(*rows, strict=True), [0.0] * 4))
-    for i, row in enumerate(rows):
-        alone = acceptance.probabilities(logits[i : i + 1], settings(1, *row))
-        np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
-
-
-def test_draws_belong_to_the_row_alone():
-    few, many = keys(2), keys(5)
-    weights = mx.ones((5, 50))
-    assert (
-        acceptance.sample(weights[:2], few).tolist()
-        == acceptance.sample(weights, many).tolist()[:2]
-    )
-    # A longer block draws the same numbers for the positions it shares.
-    short, long = acceptance._uniform(few, 3), acceptance._uniform(many, 7)
-    assert short.tolist() == long[:2, :3].tolist()
-
-
-def test_neighbouring_seeds_and_indices_share_no_stream():
-    drawn = {
-        tuple(acceptance.fold(acceptance.row_key(seed, index), position, purpose).tolist())
-        for seed in range(4)
-        for index in range(4)
-        for position in range(4)
-        for purpose in range(3)
-    }
-    assert len(drawn) == 4 * 4 * 4 * 3
-
-
 # p and q of one position over four tokens: what a draft may be.
 P = np.array([0.5, 0.3, 0.2, 0.0])
 LOGITS = mx.maximum(mx.log(mx.array(P)), -1e4)  # -inf would say that rules forbid the token
@@ -190,7 +117,7 @@ DRAFTS = {
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_drafted_position_follows_the_mixture(draft, delta):
     draws, q = 40_000, DRAFTS[draft]
-    proposed = acceptance.sample(mx.broadcast_to(mx.array(q), (draws, 4)), many_keys(draws, 1))
+    proposed = sample(mx.broadcast_to(mx.array(q), (draws, 4)), many_keys(draws, 1))
     logits = mx.broadcast_to(LOGITS, (draws, 2, 4))
     _, tokens = acceptance.verify(
         logits,
@@ -272,12 +199,7 @@ def test_block_verification_accepts_more_on_the_same_draws():
     q = mx.softmax(mx.array(logits[:-1] + rng.normal(size=(gamma, vocab)).astype(np.float32)), -1)
     each = many_keys(draws, 8)
     drafts = mx.stack(
-        [
-            acceptance.sample(
-                mx.broadcast_to(q[i], (draws, vocab)), acceptance.fold(each, i, acceptance.DRAFT)
-            )
-            for i in range(gamma)
-        ],
+        [sample(mx.broadcast_to(q[i], (draws, vocab)), fold(each, i, DRAFT)) for i in range(gamma)],
         axis=1,
     )
     lengths = mx.array(rng.integers(1, gamma + 1, draws))
@@ -307,7 +229,7 @@ def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
 
     def draw(law, word):
         laws = mx.broadcast_to(mx.array(law), (draws, 3))
-        return acceptance.sample(laws, acceptance.fold(each, word, acceptance.DRAFT))
+        return sample(laws, fold(each, word, DRAFT))
 
     accepted, tokens = acceptance.verify(
         mx.broadcast_to(mx.log(mx.array(p)), (draws, 3, 3)),

@@ -2,7 +2,6 @@
 
 import pytest
 
-from acceptance import row_key
 from decoder import SpeculativeDecoder
 from draft_length import LONGEST, Costs, StepCosts
 from engine import Engine
@@ -19,6 +18,7 @@ from fake_model import (
 )
 from pacer import Pacer
 from results import Row, Settings
+from sampling import row_key
 from simulated_decoding import COSTS, costs
 from source_copy import CopyOrDraft, SourceCopy
 

@@ -4,12 +4,12 @@ import pytest
 
 import batching
 import memory
-from acceptance import row_key
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from engine import Engine
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from results import Row, Settings
+from sampling import row_key
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)

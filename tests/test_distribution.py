@@ -13,15 +13,15 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from acceptance import fold, row_key
 from backend import mx
 from drafters import DraftModel
+from draws import total_variation_bound
 from engine import Engine
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 from processors import History, Processing
 from results import Row, Settings
+from sampling import fold, row_key
 from source_copy import CopyOrDraft, SourceCopy, Trail
-from test_acceptance import total_variation_bound
 
 V, MAX_TOKENS, DRAWS = 5, 3, 12_000
 SOURCE = (2, 3)

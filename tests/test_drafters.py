@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from acceptance import Sampling, row_key
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from drafters import NOTHING, DraftModel, Offer
 from fake_model import FakeModel, drafter, good, greedy, random_table
+from sampling import Sampling, row_key
 
 V = 7
 TABLE = random_table(V)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from acceptance import row_key
 from decoder import SpeculativeDecoder
 from engine import Engine
 from fake_model import (
@@ -20,6 +19,7 @@ from fake_model import (
     without,
 )
 from results import Row, Settings
+from sampling import row_key
 
 V = 7
 TABLE = random_table(V)

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from acceptance import row_key
 from backend import mx
 from engine import Engine
 from fake_model import FakeModel, drafter, good, random_table
 from results import Row, Settings
+from sampling import row_key
 from serving.logprobs import LogprobRecorder, logprobs
 
 V = 9

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acceptance import row_key
 from backend import mx, nn
 from decoder import SpeculativeDecoder
 from engine import Engine
 from model import T5, load
 from quantization import quantize_predicate
 from results import Row, Settings
+from sampling import row_key
 
 torch = pytest.importorskip("torch")
 from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from acceptance import row_key
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from engine import Engine
@@ -21,6 +20,7 @@ from fake_model import (
 )
 from processors import History, Processing, penalise_repetition, repeats, too_early
 from results import Row, Settings
+from sampling import row_key
 from source_copy import CopyOrDraft, SourceCopy
 
 torch = pytest.importorskip("torch")

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from acceptance import Sampling, row_key
 from backend import mx
 from decoder import SpeculativeDecoder
 from drafters import NOTHING, Offer
 from engine import Engine
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
 from results import Row, Settings
+from sampling import Sampling, row_key
 from source_copy import CopyOrDraft, SourceCopy, Trail, copied, merged
 
 V = 40

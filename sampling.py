@@ -1,0 +1,164 @@
+"""How tokens are drawn: what a row samples from, and where its randomness comes from.
+
+Every row has a key of its own, and a draw is a function of that key alone. So a row's tokens do not
+depend on the rows beside it.
+
+Symbols: B rows, T positions a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from backend import mx
+from processors import Processing
+
+# The draws of one step, told apart by the word that `fold` mixes into the key.
+ACCEPT, REPLACE, DRAFT = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings of the rows of a batch, one entry a row.
+
+    The flags are known on the host, so that work no row asked for (sorting the
+    vocabulary, softmax over every position) is never put into the graph.
+    """
+
+    temp: mx.array  # (B,) float32, 0 = greedy
+    top_k: mx.array  # (B,) int32, 0 = off
+    top_p: mx.array  # (B,) float32, 1 = off
+    delta: mx.array  # (B,) float32
+    block: mx.array  # (B,) bool, judge proposals as a block (needs temp > 0, delta = 0)
+    all_greedy: bool
+    any_greedy: bool
+    any_block: bool
+    filtered: bool  # some row uses top-k or top-p
+    processing: Processing | None = None  # of the logits, before all this
+
+    @classmethod
+    def of(
+        cls,
+        temp: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        delta: Sequence[float],
+        block: bool | Sequence[bool] = True,
+        processing: Processing | None = None,
+    ) -> Sampling:
+        """Collects the settings of B rows, given as sequences of length B.
+
+        Block verification is used where it applies, unless `block` is False for all rows or for
+        this one.
+        """
+        wanted = [block] * len(temp) if isinstance(block, bool) else block
+        joint = [b and t > 0 and d == 0 for b, t, d in zip(wanted, temp, delta, strict=True)]
+        return cls(
+            mx.array(temp, mx.float32),
+            mx.array(top_k, mx.int32),
+            mx.array(top_p, mx.float32),
+            mx.array(delta, mx.float32),
+            mx.array(joint, mx.bool_),
+            all_greedy=all(t == 0 for t in temp),
+            any_greedy=any(t == 0 for t in temp),
+            any_block=any(joint),
+            filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
+            processing=processing,
+        )
+
+
+def row_key(seed: int, index: int) -> mx.array:
+    """Key (2,) of the prompt with this index in a call with this seed.
+
+    The seed is hashed before the index is mixed in, so that neighbouring seeds
+    and neighbouring indices share no stream.
+    """
+    return fold(mx.random.key(seed), index, 0)
+
+
+def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
+    """Derives keys (..., 2) from keys (..., 2), a counter and a purpose.
+
+    Threefry, the generator behind `mx.random`, is a pseudo-random function of
+    its key: hashing once and then changing a word gives independent streams.
+    """
+    hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
+    word = mx.broadcast_to(mx.array(word).astype(mx.uint32), keys.shape[:-1])
+    return hashed ^ mx.stack([mx.full(word.shape, purpose, mx.uint32), word], axis=-1)
+
+
+def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
+    """Applies `draw`, a function of one key (2,), to keys (..., 2)."""
+    for _ in keys.shape[:-1]:
+        draw = mx.vmap(draw)
+    return draw(keys)
+
+
+def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
+    """Turns logits into the probabilities that a row samples from.
+
+    Temperature, then top-k, then top-p, in the order of transformers' logits
+    warpers; equal logits at a threshold are all kept. A row with temp = 0 puts
+    all its mass on the (first) largest logit.
+
+    Args:
+        logits: (B, T, V) float32.
+        sampling: settings of the B rows.
+
+    Returns:
+        (B, T, V) float32, each row summing to one.
+    """
+    greedy = (sampling.temp == 0)[:, None, None]
+    scaled = logits / mx.where(greedy, 1.0, sampling.temp[:, None, None])
+    if sampling.filtered:
+        floor = _smallest_kept_logit(scaled, sampling)
+        scaled = mx.where(scaled < floor, -mx.inf, scaled)
+    p = mx.softmax(scaled, axis=-1, precise=True)
+    if sampling.any_greedy:
+        p = mx.where(greedy, one_hot(mx.argmax(logits, axis=-1), logits.shape[-1]), p)
+    return p
+
+
+def _smallest_kept_logit(scaled: mx.array, sampling: Sampling) -> mx.array:
+    """Smallest logit (B, T, 1) that survives top-k and then top-p."""
+    vocab_size = scaled.shape[-1]
+    descending = mx.sort(scaled, axis=-1)[..., ::-1]
+    k = mx.where(sampling.top_k > 0, mx.minimum(sampling.top_k, vocab_size), vocab_size)
+    beyond_k = mx.arange(vocab_size) >= k[:, None, None]
+    p = mx.softmax(mx.where(beyond_k, -mx.inf, descending), axis=-1, precise=True)
+    # A token stays while the mass in front of it is below top_p: the nucleus is
+    # the smallest set that reaches top_p, and holds one token at least.
+    in_front = mx.cumsum(p, axis=-1) - p
+    top_p = sampling.top_p[:, None, None]
+    dropped = beyond_k | ((in_front >= top_p) & (top_p < 1))
+    return mx.min(mx.where(dropped, mx.inf, descending), axis=-1, keepdims=True)
+
+
+def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
+    """Indicator (..., V) float32 of tokens (...)."""
+    return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
+
+
+def sample(weights: mx.array, keys: mx.array) -> mx.array:
+    """Draws one token a row by the Gumbel-max trick.
+
+    Args:
+        weights: (B, V) non-negative, need not sum to one.
+        keys: (B, 2).
+
+    Returns:
+        Tokens (B,) int32.
+    """
+    vocab_size = weights.shape[-1]
+    noise = _each_key(lambda key: mx.random.gumbel((vocab_size,), key=key), keys)
+    return mx.argmax(mx.log(weights) + noise, axis=-1).astype(mx.int32)
+
+
+def uniform(keys: mx.array, count: int) -> mx.array:
+    """(B, count) uniform draws, draw i a function of the row's key and i alone."""
+    grid = (keys.shape[0], count)
+    each = fold(
+        mx.broadcast_to(keys[:, None], (*grid, 2)), mx.broadcast_to(mx.arange(count), grid), ACCEPT
+    )
+    return _each_key(lambda key: mx.random.uniform(key=key), each)
