@@ -26,7 +26,7 @@ LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 GRID = 200  # steps of alpha that are told apart
 STAY = 0.97  # of the best speed-up is enough to stay with the lengths that were chosen last
 USUAL = 0.85  # alpha of proposals that are worth making
-DRAFT_SHARED, COPY_SHARED = 1.2, 1.5  # speed-up promised to a row that all others wait for
+DRAFT_SHARED, COPY_SHARED = 1.0, 2.5  # speed-up promised to a row that all others wait for
 WORTH = 1.05  # a promised speed-up below this is within what choosing costs and errors promise
 
 
@@ -247,9 +247,10 @@ def usual_for_one(
     """The length that is best at alpha `USUAL`, drafted or copied, if it pays at the real one.
 
     For rows that share their steps but must not know of each other: a step takes as long as its
-    longest proposal, so lengths that differ would be paid for by all and used by few. As nobody
-    knows whether the others propose anything, more has to be promised than elsewhere; most by
-    copies, which hold in some texts and not in others.
+    longest proposal, so lengths that differ would be paid for by all and used by few. Most texts
+    can be drafted alike, and a row that stopped would wait for the others all the same, so drafting
+    goes on until it promises nothing. Copies hold in some texts and not in others; as all would
+    wait for them, they have to promise much.
 
     Args:
         draft: alpha of drafted proposals, and how many of them count.

@@ -40,6 +40,7 @@ UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
+SHARED_WEIGHT = 30.0  # and of the prior where sampled rows share steps, less what was judged
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
 HOLD = 3  # steps for which a number of drafted tokens is kept before it is thought over
 LONGEST_REST = 16  # steps without looking where to copy from, after looking in vain many times
@@ -220,6 +221,8 @@ class Pacer:
             past = self.history.of(pace.task).estimates.get(kind)
             prior, weight = past.alpha(prior, weight) if past else prior, ROW_WEIGHT
         own = pace.estimates.get(kind)
+        if pace.sampled and self.width > 1 and kind == "draft":
+            weight = max(weight, SHARED_WEIGHT - own.judged) if own else weight
         return own.alpha(prior, weight) if own else prior
 
     def _learn(self, pace: Pace, kind: str, counts: tuple[int, int]) -> None:

@@ -217,12 +217,12 @@ def test_where_every_position_costs_as_much_as_a_pass_nothing_is_worth_it():
     assert StepCosts(1, 0.0, (1.0, *[2 / WORTH + 1e-6] + [99.0] * (LONGEST - 1))).hopeless
 
 
-def test_rows_that_do_not_know_of_each_other_need_a_better_promise():
+def test_rows_that_do_not_know_of_each_other_draft_while_it_pays_and_need_more_to_copy():
     def usual(cost, draft=(0.0, 0), copy=(0.0, 0)):
         flat = StepCosts(4, 0.0, (1.0,) + (expected_tokens(0.85, LONGEST) / cost,) * LONGEST)
         return usual_for_one(draft, copy, flat)
 
     good = 0.85, LONGEST
-    assert [usual(s, draft=good) for s in (1.15, 1.25)] == [(0, 0), (LONGEST, 0)]
-    assert [usual(s, copy=good) for s in (1.45, 1.55)] == [(0, 0), (0, LONGEST)]
-    assert usual(1.25, draft=good, copy=good) == (LONGEST, 0), "not enough for copies"
+    assert [usual(s, draft=good) for s in (0.99, 1.01)] == [(0, 0), (LONGEST, 0)]
+    assert [usual(s, copy=good) for s in (2.45, 2.55)] == [(0, 0), (0, LONGEST)]
+    assert usual(2.45, draft=good, copy=good) == (LONGEST, 0), "not enough for copies"

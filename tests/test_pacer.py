@@ -177,7 +177,7 @@ def test_sampled_rows_of_a_batch_take_the_same_length_or_none():
     pacer, lengths = Pacer(COSTS["a GPU"], width=4), {}
     for kept in (0, 2, 4, 9):
         pace = Pace(sampled=True)
-        learn(pacer, pace, 9, kept, times=20)
+        learn(pacer, pace, 9, kept, times=30)
         lengths[kept] = asked(pacer, pace)
     assert lengths[0] in (0, 1), "none, or a trial"
     assert lengths[2] == lengths[4] == lengths[9] == asked(pacer, Pace(sampled=True)) > 2
