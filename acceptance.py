@@ -85,14 +85,14 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
 def joint_ratio(px: mx.array, qx: mx.array) -> mx.array:
     """Weight w (B, gamma + 1) of each prefix of a block: w_0 = 1, w_i = min(1, w_(i-1) p/q).
 
+    In logarithms that is a walk which never rises above 0: its sum less the largest sum so far.
+
     Args:
         px: (B, gamma) target probability of each proposal.
         qx: (B, gamma) its draft probability.
     """
-    w = [mx.ones(px.shape[0])]
-    for i in range(px.shape[1]):
-        w.append(mx.minimum(w[-1] * px[:, i] / qx[:, i], 1))
-    return mx.stack(w, axis=1)
+    walk = mx.cumsum(mx.pad(mx.log(px) - mx.log(qx), ((0, 0), (1, 0))), axis=1)
+    return mx.exp(walk - mx.cummax(walk, axis=1))
 
 
 def accepted_block(

@@ -171,7 +171,18 @@ def test_a_deterministic_position_follows_the_mixture(token, delta):
 
 def test_joint_ratio_is_capped_at_each_step():
     w = acceptance.joint_ratio(mx.array([[0.2, 0.6, 0.1]]), mx.array([[0.4, 0.2, 0.2]]))
-    np.testing.assert_allclose(w, [[1, 0.5, 1, 0.5]])  # 0.5 * 3 is capped, not 1.5 * 0.5
+    np.testing.assert_allclose(w, [[1, 0.5, 1, 0.5]], rtol=1e-6)  # 0.5 * 3 is capped, not 1.5 * 0.5
+
+
+def test_joint_ratio_follows_its_recurrence():
+    px, qx = np.random.default_rng(3).uniform(0.01, 1, (2, 50, 15)).astype(np.float32)
+    px[::3, 7] = 0.0  # what the target rules out
+    expected = [np.ones(50)]
+    for i in range(15):
+        expected.append(np.minimum(1, expected[-1] * px[:, i] / qx[:, i]))
+    w = np.array(acceptance.joint_ratio(mx.array(px), mx.array(qx)))
+    np.testing.assert_allclose(w, np.stack(expected, 1), rtol=1e-4)
+    assert (w[::3, 8:] == 0).all() and w.max() == 1
 
 
 def test_accepted_block_literals():
