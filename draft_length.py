@@ -117,9 +117,9 @@ class StepCosts:
             for table, (alpha, room) in zip(self.promise, (draft, copy), strict=True)
         )
 
-    def pays(self, draft: tuple[float, int], copy: tuple[float, int]) -> bool:
-        """Whether one row alone would make proposals worth it; arguments as of `best_for_one`."""
-        return max(self.promised(draft, copy))[0] >= WORTH
+    def most(self, draft: tuple[float, int], copy: tuple[float, int]) -> float:
+        """The best speed-up for one row; arguments as of `best_for_one`."""
+        return max(self.promised(draft, copy))[0] if draft[1] or copy[1] else 1.0
 
     @property
     def price(self) -> str:

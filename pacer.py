@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 from draft_length import (
     LONGEST,
+    WORTH,
     Costs,
     Estimate,
     StepCosts,
@@ -199,8 +200,10 @@ class Pacer:
             return usual_for_one(by_draft[0], by_copy[0], costs)
         if len(by_draft) == 1:
             return best_for_one(by_draft[0], by_copy[0], costs, last)
-        if not any(map(costs.pays, by_draft, by_copy)):
-            return 0, 0  # where it pays for none of the rows it cannot pay for all
+        # No row gains more from a step that all share than from the one that suits it best.
+        most = [costs.most(*each) for each in zip(by_draft, by_copy, strict=True)]
+        if sum(most) < WORTH * len(most):
+            return 0, 0
         return best_lengths(gains(by_draft), gains(by_copy), costs, last)
 
     def _outlooks(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> list[tuple[float, int]]:
