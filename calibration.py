@@ -2,10 +2,10 @@
 
 Whole steps of the engine are timed, over made-up tokens: with nothing proposed, with 1 to 15 tokens
 that no model had to be asked for, and with a few that the draft proposed. So the costs hold all
-that a step does, for one row and for a full batch. Costs of verifying are a staircase on most
-devices, as kernels work on several positions at a time; the points that matter most come first. A
-model so large that there is no time for all of them gets by with the first ones; for a small one
-all is measured several times.
+that a step does, choosing its proposals included, for one row and for a full batch. Costs of
+verifying are a staircase on most devices, as kernels work on several positions at a time; the
+points that matter most come first. A model so large that there is no time for all of them gets by
+with the first ones; for a small one all is measured several times.
 
 The file is in $XDG_CACHE_HOME or ~/.cache. Its name is a hash of everything that the costs depend
 on: config, types and shapes of both models, rows, the way of sampling, the device and the version

@@ -1,10 +1,11 @@
 """Paces the drafting of a batch: learns how good proposals are and says how many to ask for.
 
 How good they are depends on the task, so what is learned is kept by task prefix ("fix grammar:").
-Copies are judged whether they were proposed or not: what the target wrote instead is known. A draft
-model has to be tried. While it is not asked, a small share of the time of every step is put aside,
-and when the savings cover what a trial can cost, every row gets one drafted token. The time that
-those of them save which are kept is put back.
+Copies that were found are judged whether they were proposed or not: what the target wrote instead
+is known. Where they do not pay they are looked for less and less often. A draft model has to be
+tried. While it is not asked, a small share of the time of every step is put aside, and when the
+savings cover what a trial can cost, every row gets one drafted token. The time that those of them
+save which are kept is put back.
 
 Two rules keep outputs reproducible. What greedy rows write does not depend on how many proposals
 they get, so they may learn from each other and share one choice, the best for the batch as it is.
@@ -224,9 +225,11 @@ class Pacer:
             past = self.history.of(pace.task).estimates.get(kind)
             prior, weight = past.alpha(prior, weight) if past else prior, ROW_WEIGHT
         own = pace.estimates.get(kind)
+        if not own:
+            return prior
         if pace.sampled and self.width > 1 and kind == "draft":
-            weight = max(weight, SHARED_WEIGHT - own.judged) if own else weight
-        return own.alpha(prior, weight) if own else prior
+            weight = max(weight, SHARED_WEIGHT - own.judged)
+        return own.alpha(prior, weight)
 
     def _learn(self, pace: Pace, kind: str, counts: tuple[int, int]) -> None:
         judged, kept = counts

@@ -165,6 +165,35 @@ def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
     assert free.stats.target_calls < fixed.stats.target_calls
 
 
+def test_while_all_rows_rest_nobody_looks_and_a_row_with_a_number_never_rests(monkeypatch):
+    model = FakeModel(without(random_table(V), EOS), V)
+    looked = []
+    offers = SourceCopy.offers
+
+    def watched(self, committed, limits, resting=()):
+        looked.append([i for i in range(len(committed)) if i not in resting])
+        return offers(self, committed, limits, resting)
+
+    monkeypatch.setattr(SourceCopy, "offers", watched)
+    auto_row, fixed = (
+        Row([5, 5, 5], Settings(40, num_draft=n), row_key(0, 0)) for n in ("auto", 2)
+    )
+    for rows in ([auto_row], [auto_row, fixed]):
+        looked.clear()
+        engine = Engine(model, SourceCopy(), pacer=Pacer(LINEAR, len(rows)))
+        engine.insert([Row(row.ids, row.settings, row.key) for row in rows])
+        steps = 0
+        while engine.rows and steps < 30:
+            engine.step()
+            steps += 1
+        if fixed in rows:
+            assert all(1 in each for each in looked) and len(looked) > 10
+            assert sum(0 in each for each in looked) < len(looked)
+        else:
+            # After looking in vain in the first step: rests of 1, 2, 4, 8 and 16 steps.
+            assert (steps, looked) == (30, [[0]] * 5)
+
+
 def test_what_was_learned_is_kept_by_task_prefix():
     model = FakeModel(without(random_table(V), EOS), V)
     decoder = auto(model, drafters(model)["good"])

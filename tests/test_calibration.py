@@ -189,6 +189,18 @@ def test_a_step_is_timed_as_the_engine_makes_it(monkeypatch):
     assert [shape for d_ff, shape in passes if d_ff == 8] == [again[-1][1]]
 
 
+def test_choosing_proposals_is_part_of_what_they_cost(monkeypatch):
+    clock = Clock()
+
+    def slow(engine):
+        clock.now += 5.0
+        return [], []
+
+    seconds = timer(model(), model(d_ff=4), 2, Settings(), clock)
+    monkeypatch.setattr(calibration.Engine, "choose", slow)
+    assert [seconds(*plan) for plan in ((0, 0), (0, 3), (3, 0))] == [0.0, 5.0, 5.0]
+
+
 def test_what_the_key_depends_on(monkeypatch):
     def half():
         other = model()

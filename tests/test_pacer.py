@@ -183,6 +183,18 @@ def test_sampled_rows_of_a_batch_take_the_same_length_or_none():
     assert lengths[2] == lengths[4] == lengths[9] == asked(pacer, Pace(sampled=True)) > 2
 
 
+def test_one_row_of_a_sampled_batch_does_not_give_up_drafting_at_once():
+    """The others go on, and it would wait for them all the same."""
+
+    def goes_on(width, refusals):
+        pacer, pace = Pacer(COSTS["a CPU"], width=width), Pace(sampled=True)
+        learn(pacer, pace, 5, 0, times=refusals)
+        return asked(pacer, pace) > 1
+
+    assert goes_on(1, 1) and not goes_on(1, 6)
+    assert goes_on(4, 6) and not goes_on(4, 30)
+
+
 def test_one_row_of_a_sampled_batch_copies_only_where_much_speaks_for_it():
     copy = Offer("copy", 9, tuple(range(9)))
 
