@@ -53,10 +53,9 @@ def run(capsys):
 @pytest.fixture(scope="session")
 def server():
     """A server of the bundled pair that copies as well, in a process of its own."""
-    from serving_process import ROOT, Server
+    from serving_process import LOOKUP_TOO, Server
 
-    draft = str(ROOT / "demo" / "draft") + "+lookup"
-    running = Server("--draft-model", draft, "--dtype", "float32")
+    running = Server(*LOOKUP_TOO)
     yield running
     running.close()
 

@@ -20,6 +20,7 @@ import server
 
 ROOT = Path(server.__file__).parent
 CACHE = tempfile.TemporaryDirectory()  # what "auto" measures is for all servers of the tests
+LOOKUP_TOO = ("--draft-model", str(ROOT / "demo" / "draft") + "+lookup", "--dtype", "float32")
 PATIENCE = 60  # seconds for what takes a moment; nothing waits so long unless it fails
 
 
