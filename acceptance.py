@@ -171,6 +171,9 @@ def verify(
 def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.array, mx.array]:
     """`verify` where some row samples; drafts (B, gamma + 1) end in a placeholder."""
     p = probabilities(logits, sampling)
+    replacing = fold(keys, 0, REPLACE)
+    if drafts.shape[1] == 1:
+        return mx.zeros_like(lengths), sample(p[:, 0], replacing)[:, None]
     q = one_hot(drafts, p.shape[-1]) if q is None else mx.pad(q, ((0, 0), (0, 1), (0, 0)))
     px, qx = (mx.take_along_axis(x, drafts[..., None], axis=-1)[..., 0] for x in (p, q))
     u = uniform(keys, drafts.shape[1])
@@ -185,9 +188,8 @@ def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.arra
         accepted = mx.where(sampling.block, accepted_block(p, q, ratios, lengths, u), accepted)
         w = mx.where(sampling.block[:, None], ratios, w)
 
-    here = accepted[:, None]
-    w = mx.take_along_axis(w, here, axis=1)
-    p, q = (mx.take_along_axis(x, here[..., None], axis=1)[:, 0] for x in (p, q))
+    row = mx.arange(len(lengths))
+    p, q, w = (x[row, accepted] for x in (p, q, w))
     rejected = (accepted < lengths)[:, None]
-    rest = mx.where(rejected, residual(w * p, q), p)
-    return accepted, sample(rest, fold(keys, 0, REPLACE))[:, None]
+    rest = mx.where(rejected, residual(w[:, None] * p, q), p)
+    return accepted, sample(rest, replacing)[:, None]

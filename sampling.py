@@ -141,7 +141,9 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
-    """Draws one token a row by the Gumbel-max trick.
+    """Draws one token a row: the first of clocks that ring at random, at rates `weights`.
+
+    That is the Gumbel-max trick with one logarithm instead of three.
 
     Args:
         weights: (B, V) non-negative, need not sum to one.
@@ -151,8 +153,8 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
         Tokens (B,) int32.
     """
     vocab_size = weights.shape[-1]
-    noise = _each_key(lambda key: mx.random.gumbel((vocab_size,), key=key), keys)
-    return mx.argmax(mx.log(weights) + noise, axis=-1).astype(mx.int32)
+    u = _each_key(lambda key: mx.random.uniform(shape=(vocab_size,), key=key), keys)
+    return mx.argmax(weights / -mx.log(u), axis=-1).astype(mx.int32)
 
 
 def uniform(keys: mx.array, count: int) -> mx.array:
