@@ -95,29 +95,35 @@ def joint_ratio(px: mx.array, qx: mx.array) -> mx.array:
     return mx.exp(walk - mx.cummax(walk, axis=1))
 
 
-def accepted_block(
-    p: mx.array, q: mx.array, w: mx.array, lengths: mx.array, u: mx.array
-) -> mx.array:
+def excess(p: mx.array, q: mx.array, w: mx.array) -> mx.array:
+    """R (B, T) = sum max(0, w p - q): what a block's law has left after each prefix.
+
+    Args:
+        p: (B, T, V) target probabilities after each prefix.
+        q: (B, T, V) draft probabilities there.
+        w: (B, T), see `joint_ratio`.
+    """
+    return mx.maximum(w[..., None] * p - q, 0).sum(axis=-1)
+
+
+def accepted_block(rest: mx.array, w: mx.array, lengths: mx.array, u: mx.array) -> mx.array:
     """Length (B,) of the block that is kept (algorithm 2 of the paper).
 
     The longest prefix of i proposals with u_i < h_i, where h_i = w_i for the
-    whole block and R / (R + 1 - w_i) with R = sum max(0, w_i p - q) otherwise.
+    whole block and R_i / (R_i + 1 - w_i) otherwise.
 
     Args:
-        p: (B, gamma + 1, V) target probabilities after each prefix.
-        q: (B, gamma + 1, V) draft probabilities there.
+        rest: (B, gamma + 1), see `excess`.
         w: (B, gamma + 1), see `joint_ratio`.
         lengths: (B,) proposals that are real; the rest of a row is padding.
         u: (B, gamma + 1) uniform on [0, 1), u_i for the prefix of i proposals.
     """
-    rest = mx.maximum(w[..., None] * p - q, 0).sum(axis=-1)
-    beyond = 1 - w
-    certain = rest + beyond <= 0  # p = q: nothing could replace the next token
-    h = mx.where(certain, 1.0, rest / mx.where(certain, 1.0, rest + beyond))
-    prefix = mx.arange(w.shape[1])
-    h = mx.where(prefix == lengths[:, None], w, h)
-    kept = (u < h) & (prefix <= lengths[:, None])
-    return mx.max(mx.where(kept, prefix, 0), axis=1).astype(mx.int32)
+    whole = rest + (1 - w)
+    # u < h, multiplied through; where both vanish, nothing could replace the next token
+    below = (u * whole < rest) | (whole <= 0)
+    prefix, lengths = mx.arange(w.shape[1]), lengths[:, None]
+    kept = mx.where(prefix == lengths, u < w, below) & (prefix <= lengths)
+    return mx.max(kept * prefix, axis=1).astype(mx.int32)
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
@@ -174,22 +180,28 @@ def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.arra
     replacing = fold(keys, 0, REPLACE)
     if drafts.shape[1] == 1:
         return mx.zeros_like(lengths), sample(p[:, 0], replacing)[:, None]
-    q = one_hot(drafts, p.shape[-1]) if q is None else mx.pad(q, ((0, 0), (0, 1), (0, 0)))
-    px, qx = (mx.take_along_axis(x, drafts[..., None], axis=-1)[..., 0] for x in (p, q))
-    u = uniform(keys, drafts.shape[1])
-    forbidden = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] == -mx.inf
-    keep = keep_sampled(px, qx, sampling.delta, u) & ~forbidden
-    if sampling.any_greedy:
-        by_rank = keep_greedy(logits, drafts, sampling.delta)
-        keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
-    accepted, w = accepted_length(keep, lengths), mx.ones_like(px)
+    px, qx = mx.take_along_axis(p, drafts[..., None], axis=-1)[..., 0], mx.ones(drafts.shape)
+    if q is not None:
+        q = mx.pad(q, ((0, 0), (0, 1), (0, 0)))
+        qx = mx.take_along_axis(q, drafts[..., None], axis=-1)[..., 0]
+    u, w = uniform(keys, drafts.shape[1]), mx.ones_like(px)
     if sampling.any_block:
-        ratios = joint_ratio(px[:, :-1], qx[:, :-1])
-        accepted = mx.where(sampling.block, accepted_block(p, q, ratios, lengths, u), accepted)
-        w = mx.where(sampling.block[:, None], ratios, w)
+        w = joint_ratio(px[:, :-1], qx[:, :-1])
+        rest = w * (1 - px) if q is None else excess(p, q, w)
+        accepted = accepted_block(rest, w, lengths, u)
+    if not sampling.all_block:
+        possible = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] > -mx.inf
+        keep = keep_sampled(px, qx, sampling.delta, u) & possible
+        if sampling.any_greedy:
+            by_rank = keep_greedy(logits, drafts, sampling.delta)
+            keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
+        alone = accepted_length(keep, lengths)
+        accepted = mx.where(sampling.block, accepted, alone) if sampling.any_block else alone
+        w = mx.where(sampling.block[:, None], w, 1.0)
 
     row = mx.arange(len(lengths))
-    p, q, w = (x[row, accepted] for x in (p, q, w))
+    q = one_hot(drafts[row, accepted], p.shape[-1]) if q is None else q[row, accepted]
+    p, w = p[row, accepted], w[row, accepted][:, None]
     rejected = (accepted < lengths)[:, None]
-    rest = mx.where(rejected, residual(w[:, None] * p, q), p)
+    rest = mx.where(rejected, residual(w * p, q), p)
     return accepted, sample(rest, replacing)[:, None]

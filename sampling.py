@@ -34,6 +34,7 @@ class Sampling:
     all_greedy: bool
     any_greedy: bool
     any_block: bool
+    all_block: bool
     filtered: bool  # some row uses top-k or top-p
     processing: Processing | None = None  # of the logits, before all this
 
@@ -63,6 +64,7 @@ class Sampling:
             all_greedy=all(t == 0 for t in temp),
             any_greedy=any(t == 0 for t in temp),
             any_block=any(joint),
+            all_block=all(joint),
             filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
             processing=processing,
         )

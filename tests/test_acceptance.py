@@ -6,7 +6,7 @@ import pytest
 import acceptance
 from backend import mx
 from draws import keys, many_keys, settings, total_variation_bound
-from sampling import DRAFT, Sampling, fold, sample
+from sampling import DRAFT, Sampling, fold, one_hot, sample
 
 
 def test_keep_greedy_wants_the_argmax_itself():
@@ -192,7 +192,8 @@ def test_accepted_block_literals():
     w = mx.array([[1.0, 0.5, 0.25]])
 
     def accepted(length, *u):
-        return acceptance.accepted_block(p, q, w, mx.array([length]), mx.array([u])).item()
+        rest = acceptance.excess(p, q, w)
+        return acceptance.accepted_block(rest, w, mx.array([length]), mx.array([u])).item()
 
     h1 = 0.3 / (0.3 + 0.5)
     assert accepted(1, 0.9, 0.49, 0.0) == 1
@@ -229,6 +230,23 @@ def test_block_verification_accepts_more_on_the_same_draws():
         mean[block] = accepted.mean().item()
     # In expectation never less (theorem 2 of the paper); here clearly more.
     assert mean[True] > 1.02 * mean[False]
+
+
+@pytest.mark.parametrize("block", [True, False, [True, False] * 500])
+def test_what_is_certain_needs_no_draft_probabilities(block):
+    """q = None is q = 1 at each proposal, worked out without a vocabulary of it."""
+    draws, gamma, vocab = 1000, 3, 5
+    logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
+    drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
+    sampling = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+    lengths = mx.arange(draws) % (gamma + 1)
+    told = [
+        acceptance.verify(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
+        for q in (None, one_hot(drafts, vocab))
+    ]
+    for short, full in zip(*told, strict=True):
+        assert short.tolist() == full.tolist()
+    assert len(set(told[0][0].tolist())) == gamma + 1
 
 
 def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
