@@ -37,7 +37,7 @@ def expected_tokens(alpha: float, gamma: int | np.ndarray) -> np.ndarray:
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def gains(outlooks: Sequence[tuple[float, int]]) -> np.ndarray:
+def gains(outlooks: Sequence[tuple[float, int]]) -> list[list[float]]:
     """(B, LONGEST + 1): expected tokens of a step with 0, 1, … proposals.
 
     Looked up for alpha in steps of 1 / `GRID`, as this is done in every step.
@@ -45,8 +45,13 @@ def gains(outlooks: Sequence[tuple[float, int]]) -> np.ndarray:
     Args:
         outlooks: alpha of each row, and how many proposals can count.
     """
-    alphas, rooms = zip(*outlooks, strict=True)
-    return _expected_tokens()[[round(alpha * GRID) for alpha in alphas], list(rooms)]
+    table = _expectations()
+    return [table[round(alpha * GRID)][room] for alpha, room in outlooks]
+
+
+@cache
+def _expectations() -> list[list[list[float]]]:
+    return _expected_tokens().tolist()
 
 
 @cache
@@ -92,10 +97,15 @@ class StepCosts:
         return self.regular / self.table
 
     @cached_property
+    def rates(self) -> tuple[list[float], list[float]]:
+        """`rate` of steps that only draft, and of those that only copy."""
+        # What is drafted is verified as well, so nothing can be copied beside it for less.
+        return self.rate.diagonal().tolist(), self.rate[0].tolist()
+
+    @cached_property
     def alone(self) -> tuple[np.ndarray, np.ndarray]:
         """Speed-ups of one row by alpha, room and length, drafted and copied."""
-        # What is drafted is verified as well, so nothing can be copied beside it for less.
-        return tuple(_expected_tokens() * each for each in (self.rate.diagonal(), self.rate[0]))
+        return tuple(_expected_tokens() * each for each in self.rates)
 
     @cached_property
     def promise(self) -> tuple[list[list[tuple[float, int]]], ...]:
@@ -266,7 +276,10 @@ def usual_for_one(
 
 
 def best_lengths(
-    by_draft: np.ndarray, by_copy: np.ndarray, costs: StepCosts, last: tuple[int, int] = (0, 0)
+    drafts: Sequence[tuple[float, int]],
+    copies: Sequence[tuple[float, int]],
+    costs: StepCosts,
+    last: tuple[int, int] = (0, 0),
 ) -> tuple[int, int]:
     """The numbers of proposals that make a step over these rows worth most.
 
@@ -276,17 +289,36 @@ def best_lengths(
     the same shape as the last ones are a little faster.
 
     Args:
-        by_draft: (B, L + 1) expected tokens of each row with 0, 1, … drafted proposals.
-        by_copy: (B, L + 1) the same with copied ones.
+        drafts: alpha of each row's drafted proposals, and how many of them count.
+        copies: the same of copied ones.
         costs: of the step.
         last: what was chosen last.
 
     Returns:
         How many to draft and how many to copy; (0, 0) if the speed-up would not reach `WORTH`.
     """
-    speedup = np.maximum(by_draft[:, :, None], by_copy[:, None, :]).sum(0) * costs.rate
-    draft, copy = divmod(int(speedup.argmax()), by_copy.shape[1])
-    best, least = speedup[draft, copy], WORTH * len(by_draft)
-    if best < least:
+    drafting, copying = (any(room for _, room in outlooks) for outlooks in (drafts, copies))
+    if not (drafting and copying):
+        outlooks, before = (drafts, last[0]) if drafting else (copies, last[1])
+        best = _best_length(gains(outlooks), costs.rates[not drafting], before)
+        return (best, 0) if drafting else (0, best)
+    least = WORTH * len(drafts)
+    # No row gains more from a step that all share than from the one that suits it best.
+    if sum(map(costs.most, drafts, copies)) < least:
         return 0, 0
-    return last if speedup[last] >= max(STAY * best, least) else (draft, copy)
+    by_draft, by_copy = np.array(gains(drafts)), np.array(gains(copies))
+    speedup = np.maximum(by_draft[:, :, None], by_copy[:, None, :]).sum(0) * costs.rate
+    best = divmod(int(speedup.argmax()), LONGEST + 1)
+    if speedup[best] < least:
+        return 0, 0
+    return last if speedup[last] >= max(STAY * speedup[best], least) else best
+
+
+def _best_length(expected: Sequence[Sequence[float]], rates: Sequence[float], last: int) -> int:
+    """`best_lengths` where all proposals are of one kind; for few rows lists are faster."""
+    totals = map(sum, zip(*expected, strict=True))
+    speedup = [tokens * rate for tokens, rate in zip(totals, rates, strict=True)]
+    best, least = max(speedup), WORTH * len(expected)
+    if best < least:
+        return 0
+    return last if speedup[last] >= max(STAY * best, least) else speedup.index(best)

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 
 from draft_length import (
     LONGEST,
-    WORTH,
     Costs,
     Estimate,
     StepCosts,
@@ -31,7 +30,6 @@ from draft_length import (
     best_lengths,
     expected_tokens,
     foresee,
-    gains,
     judge,
     usual_for_one,
 )
@@ -201,11 +199,7 @@ class Pacer:
             return usual_for_one(by_draft[0], by_copy[0], costs)
         if len(by_draft) == 1:
             return best_for_one(by_draft[0], by_copy[0], costs, last)
-        # No row gains more from a step that all share than from the one that suits it best.
-        most = [costs.most(*each) for each in zip(by_draft, by_copy, strict=True)]
-        if sum(most) < WORTH * len(most):
-            return 0, 0
-        return best_lengths(gains(by_draft), gains(by_copy), costs, last)
+        return best_lengths(by_draft, by_copy, costs, last)
 
     def _outlooks(self, paces: Sequence[Pace], offers: Sequence[Offer]) -> list[tuple[float, int]]:
         """Each row's alpha of what it is offered, and how much of it can count."""

@@ -18,7 +18,7 @@ from draft_length import (
     usual_for_one,
 )
 
-NONE = gains([(0.0, 0)])[0]
+NONE = (0.0, 0)
 FLAT = StepCosts(1, 0.05, tuple(1 + 0.01 * n for n in range(LONGEST + 1)))
 STAIRCASE = StepCosts(1, 0.1, tuple(1 + 0.4 * (n // 5) + 0.01 * n for n in range(LONGEST + 1)))
 
@@ -29,11 +29,7 @@ def speedup(alpha, gamma, c, v):
 
 
 def row(alpha, room=LONGEST):
-    return gains([(alpha, room)])[0]
-
-
-def best(by_draft, by_copy, costs):
-    return best_lengths(np.stack(by_draft), np.stack(by_copy), costs)
+    return alpha, room
 
 
 @pytest.mark.parametrize(
@@ -54,10 +50,10 @@ def test_speedup_is_the_formula_of_the_paper():
 
 
 def test_no_more_is_gained_than_there_is_room_for():
-    half, sure = gains([(0.5, 2), (1.0, LONGEST)])
+    half, sure, none = gains([(0.5, 2), (1.0, LONGEST), NONE])
     np.testing.assert_allclose(half, [1, 1.5, 1.75, *[1.75] * (LONGEST - 2)])
     np.testing.assert_allclose(sure, range(1, LONGEST + 2))
-    np.testing.assert_allclose(NONE, np.ones(LONGEST + 1))
+    np.testing.assert_allclose(none, np.ones(LONGEST + 1))
 
 
 def test_costs_of_a_step():
@@ -141,7 +137,7 @@ def test_the_choice_for_one_row_maximises_the_formula(alpha):
     v = STAIRCASE.verify
     by_formula = [speedup(alpha, g, 0.1 / v[0], v[g] / v[0]) for g in range(LONGEST + 1)]
     expected = by_formula.index(max(by_formula)) if max(by_formula) >= WORTH else 0
-    assert best([row(alpha)], [NONE], STAIRCASE)[0] == expected
+    assert best_lengths([row(alpha)], [NONE], STAIRCASE)[0] == expected
 
 
 @pytest.mark.parametrize("costs", [FLAT, STAIRCASE])
@@ -149,7 +145,7 @@ def test_the_choice_for_one_row_maximises_the_formula(alpha):
 @pytest.mark.parametrize("copy", [(0.0, 0), (0.1, 5), (0.7, LONGEST), (0.97, 4), (0.9, LONGEST)])
 def test_the_look_up_for_one_row_says_the_same(draft, copy, costs):
     found = best_for_one(draft, copy, costs)
-    assert found == best_lengths(gains([draft]), gains([copy]), costs)
+    assert found == best_lengths([draft], [copy], costs)
 
 
 @pytest.mark.parametrize("costs", [FLAT, STAIRCASE])
@@ -158,10 +154,10 @@ def test_rows_together_gain_no_more_than_each_would_alone(costs):
     for first in outlooks:
         for second in outlooks:
             drafts, copies = [first, second], [second, first]
-            best = best_lengths(gains(drafts), gains(copies), costs)
+            best = best_lengths(drafts, copies, costs)
             if best != (0, 0):
                 assert sum(map(costs.most, drafts, copies)) >= 2 * WORTH - 1e-9
-            alone = best_lengths(gains([first]), gains([second]), costs)
+            alone = best_lengths([first], [second], costs)
             assert (costs.most(first, second) >= WORTH) == (alone != (0, 0))
 
 
@@ -171,7 +167,7 @@ def test_the_last_choice_stands_until_another_promises_clearly_more(choose):
         one = (alpha, LONGEST), (copied, LONGEST)
         if choose == "looked up":
             return best_for_one(*one, FLAT, last)
-        return best_lengths(*(gains([outlook]) for outlook in one), FLAT, last)
+        return best_lengths(*([outlook] for outlook in one), FLAT, last)
 
     best = chosen(0.8, (0, 0))[0]
     assert chosen(0.8, (best + 1, 0)) == (best + 1, 0)
@@ -186,29 +182,52 @@ def test_rows_share_one_length_that_is_best_for_all_of_them():
     steep = StepCosts(2, 0.05, tuple(1 + 0.1 * n for n in range(LONGEST + 1)))
     high, low = row(0.9), row(0.1)
     good, bad, both = (
-        best(rows, [NONE] * len(rows), steep)[0] for rows in ([high], [low], [high, low])
+        best_lengths(rows, [NONE] * len(rows), steep)[0] for rows in ([high], [low], [high, low])
     )
     assert bad < both < good
-    assert both == np.argmax((high + low) / np.diag(steep.table))
+    assert both == np.argmax(np.sum(gains([high, low]), axis=0) / np.diag(steep.table))
 
 
 def test_each_row_takes_what_promises_it_more():
     high, low = row(0.9), row(0.3)
     # Copies cost nothing but their place, so where both are as good nothing is drafted …
-    assert best([high], [high], FLAT) == (0, best([NONE], [high], FLAT)[1])
+    assert best_lengths([high], [high], FLAT) == (0, best_lengths([NONE], [high], FLAT)[1])
     # … and two rows that need different ones get both, copies at least as many as drafts.
-    draft, copy = best([high, low], [low, high], FLAT)
+    draft, copy = best_lengths([high, low], [low, high], FLAT)
     assert 0 < draft < copy
 
 
+@pytest.mark.parametrize("costs", [FLAT, STAIRCASE])
+@pytest.mark.parametrize("kinds", [(True, False), (False, True), (True, True)])
+def test_no_other_lengths_promise_more(costs, kinds):
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        drafts, copies = (
+            [(rng.integers(201) / 200, int(rng.integers(16)) * kind) for _ in range(3)]
+            for kind in kinds
+        )
+        promised = {
+            (d, k): sum(
+                max(expected_tokens(a, min(d, m)), expected_tokens(b, min(k, n)))
+                for (a, m), (b, n) in zip(drafts, copies, strict=True)
+            )
+            / costs.table[d, k]
+            for d in range(LONGEST + 1)
+            for k in range(LONGEST + 1)
+        }
+        best = max(promised.values()) * costs.regular / 3
+        chosen = promised[best_lengths(drafts, copies, costs)] * costs.regular / 3
+        assert chosen == pytest.approx(best if best >= WORTH else 1.0)
+
+
 def test_no_more_is_chosen_than_rows_can_use():
-    assert best([row(1.0, 3)], [NONE], FLAT)[0] == 3
-    assert best([row(1.0, 0)], [NONE], FLAT) == (0, 0)
+    assert best_lengths([row(1.0, 3)], [NONE], FLAT)[0] == 3
+    assert best_lengths([row(1.0, 0)], [NONE], FLAT) == (0, 0)
 
 
 def test_where_every_position_costs_as_much_as_a_pass_nothing_is_worth_it():
     linear = StepCosts(1, 0.1, tuple(1.0 + n for n in range(LONGEST + 1)))
-    assert best([row(1.0)], [NONE], linear) == (0, 0)
+    assert best_lengths([row(1.0)], [NONE], linear) == (0, 0)
     assert linear.hopeless
     assert not STAIRCASE.hopeless
     # Up to what is within the error of the promise.
