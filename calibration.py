@@ -5,7 +5,8 @@ that no model had to be asked for, and with a few that the draft proposed. So th
 that a step does, choosing its proposals included, for one row and for a full batch. Costs of
 verifying are a staircase on most devices, as kernels work on several positions at a time; the
 points that matter most come first. A model so large that there is no time for all of them gets by
-with the first ones; for a small one all is measured several times.
+with the first ones, and with one row, from which the costs of several follow; for a small one all
+is measured several times.
 
 The file is in $XDG_CACHE_HOME or ~/.cache. Its name is a hash of everything that the costs depend
 on: config, types and shapes of both models, rows, the way of sampling, the device and the version
@@ -41,15 +42,16 @@ from sampling import row_key
 from source_copy import CopyOrDraft, SourceCopy
 
 FOLDER = "t5-mlx"
-FORMAT = 8  # of the file; also to be raised when steps are measured differently
+FORMAT = 9  # of the file; also to be raised when steps are measured differently
 # What is measured, by importance: (drafted, copied) proposals.
-PLANS = [(0, 0), (0, LONGEST), (8, 0), (1, 0), (LONGEST, 0), (4, 0)]
-PLANS += [(0, n) for n in (1, 4, 8, 2)]
+PLANS = [(0, 0), (0, LONGEST), (8, 0), (1, 0), (0, 3), (0, 1), (4, 0), (0, 8), (0, 4), (0, 2)]
 BUDGET = 0.7  # seconds, for all numbers of rows
+AT_MOST = 0.5  # seconds that several rows may need for the points they cannot do without
 ROUNDS = 30  # more add nothing
+OFTEN = 4  # regular steps that a point may take to be measured more than once
 BUSY = 1.5  # a stored cost this many times a new one was taken while the machine was busy
 CHECKED = 0.02  # seconds of the longest step, up to which stored costs are checked
-SOURCE = 32  # tokens of the prompt that steps attend to
+SOURCE = 16  # tokens of the prompt that steps attend to
 PAST = 8  # tokens that the rows have written at least, and at most twice as many
 
 
@@ -63,7 +65,8 @@ def measure_costs(
 ) -> Costs | None:
     """The costs of a pair, from the file or measured, in less than a second unless steps take long.
 
-    Numbers of rows that memory does not suffice for are left out; None if it does for none.
+    Numbers of rows whose steps take so long that there is no time for them, or that memory does not
+    suffice for, are left out; None if it suffices for none.
 
     Args:
         target: the model that verifies.
@@ -77,11 +80,18 @@ def measure_costs(
     settings = replace(settings or Settings(), max_tokens=2 * PAST + LONGEST)
     measured = []
     for n in rows:
+        if measured and _needed(measured[0].scaled(n)) > AT_MOST:
+            break
         with contextlib.suppress(RuntimeError, MemoryError):  # fewer rows may still be decoded
             measured.append(
                 _remembered(target, draft, n, settings, folder, clock, BUDGET / len(rows))
             )
     return Costs(tuple(measured)) if measured else None
+
+
+def _needed(costs: StepCosts) -> float:
+    """Seconds to encode, to warm up and to measure what cannot be done without, roughly."""
+    return 3 * costs.regular + 2 * costs.verify[LONGEST]
 
 
 def cache_folder(environment: dict[str, str] | None = None) -> Path:
@@ -113,15 +123,15 @@ def sample(
         The last three fields of `StepCosts`.
     """
     plans = [plan for plan in PLANS if drafts or not plan[0]]
-    began, rounds, taken = clock(), [], {}
-    while len(rounds) < ROUNDS:
+    began, rounds, known = clock(), [], {}
+    for _ in range(ROUNDS):
+        rounds.append({})
         for plan in plans:
-            expected = rounds[-1][plan] if rounds else max(taken.values(), default=0)
-            if (rounds or len(taken) >= 2 + drafts) and clock() - began + expected > budget:
-                return _costs(rounds or [taken])
-            taken[plan] = seconds(*plan)
-        rounds.append(taken)
-        taken = {}
+            expected = known.get(plan, max(known.values(), default=0))
+            if len(known) >= 2 + drafts and clock() - began + expected > budget:
+                return _costs(rounds)
+            rounds[-1][plan] = known[plan] = seconds(*plan)
+        plans = [plan for plan in plans if known[plan] <= OFTEN * known[0, 0]]
     return _costs(rounds)
 
 
@@ -133,8 +143,9 @@ def _costs(
     The speed of a machine changes, so within a round everything is taken relative to its regular
     step, and medians are taken of that. Fewer positions never cost more than more of them.
     """
-    share = {p: np.median([taken[p] / taken[0, 0] for taken in rounds]) for p in rounds[0]}
-    regular = float(np.median([taken[0, 0] for taken in rounds]))
+    ratios = {p: [taken[p] / taken[0, 0] for taken in rounds if p in taken] for p in rounds[0]}
+    share = {p: np.median(each) for p, each in ratios.items()}
+    regular = float(np.median([taken[0, 0] for taken in rounds if taken]))
     points = sorted(copied for drafted, copied in share if not drafted)
     verify = np.interp(range(LONGEST + 1), points, _rising([share[0, n] for n in points]))
     lengths = sorted(drafted for drafted, _ in share if drafted)

@@ -16,7 +16,7 @@ step, v(n) cost of a step that verifies n positions, B rows, S speed-up over reg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 import numpy as np
@@ -131,6 +131,16 @@ class StepCosts:
         """The best speed-up for one row; arguments as of `best_for_one`."""
         return max(self.promised(draft, copy))[0] if draft[1] or copy[1] else 1.0
 
+    def scaled(self, rows: int) -> StepCosts:
+        """For another number of rows, if all that counts is how many positions a pass has."""
+        counts = np.arange(1, len(self.verify) + 1)
+        positions = counts * rows / self.rows
+        each = (self.verify[-1] - self.verify[0]) / max(counts[-1] - 1, 1)  # on average
+        verify = np.interp(positions, counts, self.verify)
+        verify += each * np.maximum(positions - counts[-1], 0)
+        share = float(verify[0] / self.verify[0])
+        return StepCosts(rows, self.draft * share, tuple(verify.tolist()), self.start * share)
+
     @property
     def price(self) -> str:
         """What proposals cost, in words."""
@@ -145,7 +155,7 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of steps for one or more numbers of rows, ascending; others lie on lines between."""
+    """Costs of steps for one or more numbers of rows, ascending; others follow from these."""
 
     measured: tuple[StepCosts, ...]
     _known: dict[int, StepCosts] = field(default_factory=dict, compare=False, repr=False)
@@ -158,7 +168,7 @@ class Costs:
 
     def _between(self, rows: int) -> StepCosts:
         if len(self.measured) == 1:
-            return replace(self.measured[0], rows=rows)
+            return self.measured[0].scaled(rows)
         widths = [costs.rows for costs in self.measured]
         place = int(np.clip(np.searchsorted(widths, rows), 1, len(widths) - 1))
         a, b = self.measured[place - 1 : place + 1]

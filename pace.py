@@ -112,7 +112,7 @@ class Pace:
         estimates: of alpha, by kind of proposal.
         purse: its own, if it is sampled.
         lesson: of its last step, not learned yet.
-        pause: steps for which it stopped looking where to copy from, after looking in vain; 0 if
+        pause: steps without looking where to copy from, after looking in vain, at most; 0 if
             that was not in vain, None before the first time.
         rest: how many of them are left, and the one that looks again.
         off: why it gets no proposals, None if it does.

@@ -43,7 +43,7 @@ ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new on
 SHARED_WEIGHT = 30.0  # and of the prior where sampled rows share steps, less what was judged
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
 HOLD = 3  # steps for which a number of drafted tokens is kept before it is thought over
-LONGEST_REST = 16  # steps without looking where to copy from, after looking in vain many times
+LONGEST_REST = 15  # steps without looking where to copy from, after looking in vain many times
 
 
 class Pacer:
@@ -61,6 +61,7 @@ class Pacer:
         """
         self.costs, self.width = costs, width
         self.history = History() if history is None else history
+        self.steps = 0  # begun
 
     def choose(self, paces: Sequence[Pace], offers: Sequence[Sequence[Offer]]) -> list[Offer]:
         """Which offer each row should take up in the next step, and how much of it.
@@ -90,6 +91,7 @@ class Pacer:
         Looking where to copy from takes time as well, and where copies do not pay now they will
         hardly do so at the next token, unless a text has just begun.
         """
+        self.steps += 1
         for pace in paces:
             pace.rest = max(pace.rest - 1, 0)
         return [i for i, pace in enumerate(paces) if pace.rest]
@@ -97,13 +99,15 @@ class Pacer:
     def _rest(self, pace: Pace, in_vain: bool) -> None:
         """Has a row that has looked do so the less often, the more often that was in vain.
 
-        A greedy row goes on from where the last one of its task was.
+        A greedy row goes on from where the last one of its task was, and looks when others do: in
+        every second step, or every fourth, and so on. So most steps are free of it altogether.
         """
         past = pace if pace.sampled else self.history.of(pace.task)
         before = past.pause if pace.pause is None else pace.pause
-        longer = min(2 * before, LONGEST_REST) if before else 1
+        longer = min(2 * (before or 0) + 1, LONGEST_REST)
         pace.pause = past.pause = longer if in_vain else 0
-        pace.rest = longer + 1 if in_vain else 0
+        since = 0 if pace.sampled else self.steps % (longer + 1)
+        pace.rest = longer + 1 - since if in_vain else 0
 
     def observe(
         self,

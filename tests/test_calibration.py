@@ -128,6 +128,27 @@ def test_measured_once_and_then_read(tmp_path, monkeypatch):
             measure_costs(*other, [1], None, tmp_path, slow)
 
 
+def test_rows_whose_steps_would_take_too_long_are_left_out(tmp_path):
+    slow, clock = Clock(), Clock()
+    slow.tick, clock.tick = 0.11, 0.001
+    (one,) = measure_costs(model(), None, [1, 16], None, tmp_path / "slow", slow).measured
+    assert one.regular == pytest.approx(0.11)
+    assert slow.now < 1.0
+    assert len(measure_costs(model(), None, [1, 16], None, tmp_path / "fast", clock).measured) == 2
+
+
+def test_points_that_take_long_are_measured_once():
+    seen = []
+
+    def cost(drafted, copied):
+        seen.append((drafted, copied))
+        return 0.001 * (1 + drafted + copied)
+
+    taken(Clock(), cost)
+    assert seen.count((0, LONGEST)) == seen.count((8, 0)) == 1
+    assert seen.count((0, 0)) == seen.count((0, 3)) > 10
+
+
 def test_numbers_of_rows_without_memory_are_left_out(tmp_path, monkeypatch):
     target, draft = model(), model(d_ff=4)
     tokens = SOURCE, PAST + LONGEST + 1

@@ -75,10 +75,17 @@ def test_between_two_numbers_of_rows_costs_lie_on_a_line():
     assert (three.rows, three.draft, three.start) == (3, *map(pytest.approx, (0.2, 0.6)))
     assert three.verify == pytest.approx((2.0, 4.0))
     assert costs.of(9).verify == pytest.approx((5.0, 10.0))
-    assert Costs((one,)).of(4) == StepCosts(4, 0.1, (1.0, 2.0), 0.5)
+    assert Costs((one,)).of(1) == one
     # A wrong measurement does not make larger batches free.
     falling = Costs((five, StepCosts(6, 0.1, (2.0, 4.0)))).of(20)
     assert (falling.draft, *falling.verify) == (0.1, 2.0, 4.0)
+
+
+def test_what_was_measured_for_one_row_alone_is_taken_to_depend_on_positions():
+    one = StepCosts(1, 0.25, (1.0, 3.0, 4.0, 4.0), 0.5)
+    # Passes over 2, 4, 6 and 8 positions; beyond what was measured each costs 1, as on average.
+    assert Costs((one,)).of(2) == StepCosts(2, 0.75, (3.0, 4.0, 6.0, 8.0), 1.5)
+    assert StepCosts(4, 0.25, (1.0, 3.0, 4.0, 4.0)).scaled(2).verify == (1.0, 1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize(
