@@ -28,7 +28,8 @@ class Offer:
 
     Attributes:
         kind: proposals of a kind are about equally good, and each kind is learned about by itself
-            (pacer.py): "draft" of a model; "copy" of no model, "weak copy" if little speaks for it.
+            (pacer.py): "draft" of a model; "copy" of no model, "weak copy" if little speaks for it,
+            "first copy" if nothing is known yet, as the text begins.
         length: how many tokens.
         tokens: the tokens, None if a model has to be asked.
     """

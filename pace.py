@@ -25,7 +25,7 @@ class Past:
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
-    pause: int = 0
+    pause: int | None = None
 
 
 class History:
@@ -112,8 +112,8 @@ class Pace:
         estimates: of alpha, by kind of proposal.
         purse: its own, if it is sampled.
         lesson: of its last step, not learned yet.
-        pause: steps without looking where to copy from, after looking in vain, at most; 0 if
-            that was not in vain, None before the first time.
+        pause: steps without looking where to copy from, after looking in vain, at most; None if
+            that was not in vain, and before the first time.
         rest: how many of them are left, and the one that looks again.
         off: why it gets no proposals, None if it does.
         steps: steps whose costs are known. What follows are sums over them:

@@ -38,7 +38,12 @@ from pace import History, Lesson, Pace, Purse
 
 UNKNOWN_COSTS = 5  # proposals where nothing is known of the costs
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
-PRIORS = {"draft": (0.85, 5.0), "copy": (0.85, 5.0), "weak copy": (0.25, 3.0)}
+PRIORS = {
+    "draft": (0.85, 5.0),
+    "copy": (0.85, 5.0),
+    "weak copy": (0.25, 3.0),
+    "first copy": (0.4, 3.0),  # near 0.9 where texts are corrected, near 0.1 where translated
+}
 ROW_WEIGHT = 40.0  # the same for what earlier rows of a task say about a new one
 SHARED_WEIGHT = 30.0  # and of the prior where sampled rows share steps, less what was judged
 MEMORY, ROW_MEMORY = 240.0, 60.0  # judgements
@@ -104,8 +109,8 @@ class Pacer:
         """
         past = pace if pace.sampled else self.history.of(pace.task)
         before = past.pause if pace.pause is None else pace.pause
-        longer = min(2 * (before or 0) + 1, LONGEST_REST)
-        pace.pause = past.pause = longer if in_vain else 0
+        longer = 0 if before is None else min(2 * before + 1, LONGEST_REST)
+        pace.pause = past.pause = longer if in_vain else None
         since = 0 if pace.sampled else self.steps % (longer + 1)
         pace.rest = longer + 1 - since if in_vain else 0
 

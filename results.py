@@ -92,8 +92,8 @@ class Speculation:
         accepted_by_position: how many of those were kept.
         acceptance_by_position: their ratio.
         alpha: probability that a proposal is kept given that all before it were, by kind of
-            proposal ("draft", "copy", "weak copy"), estimated from the last ones; copies count
-            whether they were proposed or would only have been right.
+            proposal ("draft", "copy", "weak copy", "first copy"), estimated from the last ones;
+            copies count whether they were proposed or would only have been right.
         c: cost of a draft pass relative to a regular step of the target.
         verify_cost: cost of verifying, v(gamma + 1) / v(1), on average over the steps.
         predicted_speedup: over regular decoding, from alpha and the costs, step by step.

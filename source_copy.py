@@ -30,8 +30,7 @@ from sampling import Sampling, one_hot
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
 LATEST = 16  # places where they occurred that are compared
-RECENT = 4  # of the last so many tokens …
-STRONG = 2  # … so many have to be copies for copying to go before the draft model
+RECENT = 4  # at least half of the last so many tokens have to be copies for much to speak for more
 
 
 class Trail:
@@ -77,7 +76,8 @@ class Trail:
             best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
             if best:
                 return self.output[best : best + length], True
-        return self.source[self.place : self.place + length], sum(self.copies) >= STRONG
+        strong = 2 * sum(self.copies) >= len(self.copies) > 0
+        return self.source[self.place : self.place + length], strong
 
     def _find_again(self, token: int) -> None:
         """Takes up the trail at another place of the source that has this token."""
@@ -135,7 +135,7 @@ class SourceCopy:
                 continue
             trail.follow(committed[i][1 + len(trail.output) :])  # the start token is not output
             ahead, strong = trail.proposal(limit)
-            kind = "copy" if strong else "weak copy"
+            kind = "copy" if strong else "weak copy" if trail.output else "first copy"
             offers.append([Offer(kind, len(ahead), tuple(ahead))] if ahead else [])
         return offers
 
@@ -193,8 +193,11 @@ class CopyOrDraft:
     ) -> list[list[Offer]]:
         """What each of the two offers; see `Drafter.offers`."""
         copies, drafts = (d.offers(committed, limits, resting) for d in (self.copy, self.draft))
+        # How a text begins is better left to the draft model than to chance.
         return [
-            copy + draft if copy and copy[0].kind == "copy" else draft + copy
+            copy + draft
+            if copy and copy[0].kind == "copy"
+            else draft + [Offer("weak copy", offer.length, offer.tokens) for offer in copy]
             for copy, draft in zip(copies, drafts, strict=True)
         ]
 

@@ -76,13 +76,15 @@ def test_a_source_without_any_match_and_one_shorter_than_the_draft():
     assert ahead(SENTENCE, [], 0) == []
 
 
-def test_copying_is_favoured_where_two_of_the_last_four_tokens_were_copies():
+def test_copying_is_favoured_where_half_of_the_last_four_tokens_were_copies():
     def strong(output):
         trail = Trail(SENTENCE, 0)
         trail.follow(output)
         return trail.proposal(1)[1]
 
-    assert [strong(SENTENCE[:n]) for n in range(4)] == [False, False, True, True]
+    assert [strong(SENTENCE[:n]) for n in range(4)] == [False, True, True, True]
+    assert not strong([X])
+    assert strong([X, B])
     assert strong([A, B, X])  # one edit
     assert strong([A, B, X, Y])
     assert not strong([A, B, X, Y, Z])
@@ -96,7 +98,7 @@ def test_what_is_offered():
     copy.insert([SENTENCE, [A, EOS], SENTENCE])
     rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y]]
     offers = copy.offers(rows, [2, 5, 5])
-    assert offers == [[Offer("copy", 2, (C, D))], [Offer("weak copy", 2, (A, EOS))], []]
+    assert offers == [[Offer("copy", 2, (C, D))], [Offer("first copy", 2, (A, EOS))], []]
     chosen = [offers[0][0], offers[1][0].cut(1), NOTHING]
     proposal = copy.propose(rows, chosen, None, None)
     assert (proposal.lengths, proposal.q) == ([2, 1, 0], None)
@@ -120,12 +122,14 @@ def test_the_combination_offers_first_what_much_speaks_for():
     model = FakeModel(random_table(V), V)
     both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
     both.insert([SENTENCE] * 3)
-    offers = both.offers([[0, A, B], [0, A], [0, *SENTENCE[:-1], X, Y]], [2] * 3)
-    kinds = [[offer.kind for offer in row] for row in offers]
+    rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
+    kinds = [[offer.kind for offer in row] for row in both.offers(rows, [2] * 3)]
     assert kinds == [["copy", "draft"], ["draft", "weak copy"], ["draft"]]
-    offers = both.offers([[0, A, B], [0, A], [0, *SENTENCE[:-1], X, Y]], [2] * 3, [0, 2])
-    kinds = [[offer.kind for offer in row] for row in offers]
+    kinds = [[offer.kind for offer in row] for row in both.offers(rows, [2] * 3, [0, 2])]
     assert kinds == [["draft"], ["draft", "weak copy"], ["draft"]]
+    both.insert([SENTENCE])
+    (*_, begun) = both.offers([*rows, [0]], [2] * 4)
+    assert begun == [Offer("draft", 2), Offer("weak copy", 2, (A, B))], "not left to chance"
 
 
 def test_sentinels_are_tokens_like_others():
