@@ -83,10 +83,9 @@ class Pacer:
         full = self.costs.of(self.width)
         groups += [([i], full, pace.purse) for i, pace in enumerate(paces) if pace.sampled]
         for group, costs, purse in groups:
-            picks = [NOTHING] * len(group)
-            if any(offers[i] for i in group):
-                rows = [paces[i] for i in group], [offers[i] for i in group]
-                picks = self._pick(*rows, costs, purse)
+            theirs, picks = [offers[i] for i in group], [NOTHING] * len(group)
+            if any(theirs):
+                picks = self._pick([paces[i] for i in group], theirs, costs, purse)
             for i, offer in zip(group, picks, strict=True):
                 chosen[i] = offer
                 if not paces[i].rest:
