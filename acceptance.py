@@ -118,9 +118,8 @@ def accepted_block(rest: mx.array, w: mx.array, lengths: mx.array, u: mx.array) 
         lengths: (B,) proposals that are real; the rest of a row is padding.
         u: (B, gamma + 1) uniform on [0, 1), u_i for the prefix of i proposals.
     """
-    whole = rest + (1 - w)
-    # u < h, multiplied through; where both vanish, nothing could replace the next token
-    below = (u * whole < rest) | (whole <= 0)
+    # u < h, multiplied through. Where R + 1 - w = 0, p = q: then a longer prefix is kept as well.
+    below = u * (rest + 1 - w) < rest
     prefix, lengths = mx.arange(w.shape[1]), lengths[:, None]
     kept = mx.where(prefix == lengths, u < w, below) & (prefix <= lengths)
     return mx.max(kept * prefix, axis=1).astype(mx.int32)

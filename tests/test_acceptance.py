@@ -249,6 +249,25 @@ def test_what_is_certain_needs_no_draft_probabilities(block):
     assert len(set(told[0][0].tolist())) == gamma + 1
 
 
+def test_rows_are_judged_as_they_would_be_among_their_like():
+    draws, gamma, vocab = 1000, 3, 5
+    logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(6))
+    drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(7))
+    q = mx.softmax(mx.random.normal((draws, gamma, vocab), key=mx.random.key(8)), axis=-1)
+    lengths = mx.full(draws, gamma, mx.int32)
+
+    def judged(block):
+        one = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+        accepted, tokens = acceptance.verify(logits, drafts, q, lengths, one, many_keys(draws, 9))
+        own = mx.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
+        return list(zip(accepted.tolist(), own.tolist(), strict=True))
+
+    together, singly, mixed = judged(True), judged(False), judged([True, False] * (draws // 2))
+    assert together != singly
+    assert mixed[::2] == together[::2]
+    assert mixed[1::2] == singly[1::2]
+
+
 def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
     """Tables for which a residual without the weight of its prefix would be clearly off."""
     draws = 100_000

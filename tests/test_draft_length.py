@@ -168,13 +168,15 @@ def test_rows_together_gain_no_more_than_each_would_alone(costs):
             assert (costs.most(first, second) >= WORTH) == (alone != (0, 0))
 
 
-@pytest.mark.parametrize("choose", ["looked up", "by arrays"])
+@pytest.mark.parametrize("choose", ["looked up", "by arrays", "by lists"])
 def test_the_last_choice_stands_until_another_promises_clearly_more(choose):
     def chosen(alpha, last, copied=0.0):
-        one = (alpha, LONGEST), (copied, LONGEST)
+        # In lists, only the better kind is offered.
+        offered = [choose != "by lists" or a == max(alpha, copied) for a in (alpha, copied)]
+        draft, copy = ((a, LONGEST * on) for a, on in zip((alpha, copied), offered, strict=True))
         if choose == "looked up":
-            return best_for_one(*one, FLAT, last)
-        return best_lengths(*([outlook] for outlook in one), FLAT, last)
+            return best_for_one(draft, copy, FLAT, last)
+        return best_lengths([draft], [copy], FLAT, last)
 
     best = chosen(0.8, (0, 0))[0]
     assert chosen(0.8, (best + 1, 0)) == (best + 1, 0)
