@@ -276,10 +276,6 @@ def summary(stats: Sequence[Stats], seconds: float, unit: str = "prompts") -> st
     if calls:
         decided = sum(s.tokens_per_call * s.target_calls for s in stats)
         parts.append(f"{decided / calls:.2f} tokens per target call")
-    off = [s.speculation.switched_off for s in stats if s.speculation.switched_off]
-    if off:
-        where = f" for {len(off)} of {len(stats)}" if len(stats) > 1 else ""
-        parts.append(f"speculation off{where} ({off[-1]})")
     peak = max((s.peak_memory_bytes for s in stats), default=0)
     if peak:
         parts.append(f"peak memory {readable(peak)}")

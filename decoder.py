@@ -14,13 +14,11 @@ from typing import Any
 
 import batching
 from backend import UserError, mx
-from calibration import measure_costs
-from draft_length import AUTO, Costs
+from adaptive import AUTO, Adaptive
+from costs import Costs, measure
 from drafters import Drafter, DraftModel
 from engine import Engine
 from model import T5
-from pace import History
-from pacer import Pacer
 from prompts import is_single, prefix_ends, random_keys, task_prefix, token_ids
 from results import Chunk, Result, Row, Settings
 from stop_strings import TextWatch
@@ -73,9 +71,9 @@ class SpeculativeDecoder:
         self.drafter = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
-        self.costs = costs
-        self._measured: dict[tuple, Costs | None] = {}
-        self.history = History()  # of what greedy rows got so far
+        self.adaptive = Adaptive(
+            lambda: costs or measure(model, self.drafter.model), self.drafter.kinds
+        ) if self.drafter else None
         self.prefix_ends = prefix_ends(tokenizer)
 
     def generate(
@@ -211,16 +209,10 @@ class SpeculativeDecoder:
             width: rows at the same time.
         """
         drafter = self.drafter.fresh() if self.drafter else None
-        costs = self.costs
-        if drafter and settings.num_draft == AUTO and costs is None:
-            # Truncation to the likeliest tokens takes time too; to how many does not matter.
-            case = width, settings.temp > 0, settings.top_k > 0, settings.top_p < 1
-            if case not in self._measured:
-                widths = sorted({1, width})
-                self._measured[case] = measure_costs(self.model, drafter.model, widths, settings)
-            costs = self._measured[case]
+        if drafter and settings.num_draft == AUTO:
+            _ = self.adaptive.costs  # measured now, not in the middle of decoding
         mx.reset_peak_memory()
-        return Engine(self.model, drafter, self.clock, Pacer(costs, width, self.history))
+        return Engine(self.model, drafter, self.clock, self.adaptive, width)
 
     def rows(
         self,
@@ -247,7 +239,7 @@ class SpeculativeDecoder:
             if bad:
                 row.fail(str(bad))
                 continue
-            row.pace.task = task_prefix(ids, self.prefix_ends)
+            row.task = task_prefix(ids, self.prefix_ends)
             if settings.stop or (watched and self.tokenizer):
                 row.watch = TextWatch(self.tokenizer, settings.stop)
         return rows

@@ -23,12 +23,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from acceptance import verify
+from adaptive import AUTO, Adaptive
 from backend import mx
-from draft_length import AUTO, LONGEST
-from drafters import NOTHING, Drafter, Offer, Proposal
+from drafters import Drafter, Limits, Proposal
 from memory import require
 from model import T5
-from pacer import Pacer
 from processors import History
 from prompts import encoded
 from results import Row, sampling_of
@@ -43,7 +42,8 @@ class Engine:
         target: T5,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
-        pacer: Pacer | None = None,
+        adaptive: Adaptive | None = None,
+        width: int = 1,
     ) -> None:
         """Starts an empty batch.
 
@@ -51,10 +51,11 @@ class Engine:
             target: the model whose output is wanted.
             drafter: where proposals come from; None for regular decoding.
             clock: seconds, for the statistics.
-            pacer: how many to propose, for rows whose num_draft is "auto".
+            adaptive: how many to propose, for rows whose num_draft is "auto".
+            width: rows of a full batch.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
-        self.pacer = pacer or Pacer()
+        self.adaptive, self.width = adaptive, width
         self.rows: list[Row] = []
         self.cache = None
         self.keys: mx.array | None = None  # (B, 2)
@@ -62,6 +63,113 @@ class Engine:
         # Called in every step with the rows, the target's logits (B, T, V) and the tokens (B, T)
         # as `acceptance.verify` returns them, all lazy; it must not wait for the device.
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
+
+    def step(self) -> None:
+        """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
+        started = self.clock()
+        committed = [row.committed for row in self.rows]
+        keys = self._step_keys()
+        # Draft: up to gamma tokens x a row, drawn from q.
+        proposal = self._draft(committed, keys)
+        x, q, lengths = proposal.tokens, proposal.q, proposal.lengths
+        # Verify: one pass of the target over the last token and x gives p after each of them.
+        logits = self._verify(committed, x)
+        p = self._process(logits, committed, x, lengths)
+        # Accept: the longest acceptable prefix of x, then one token of the target's own.
+        accepted, tokens = verify(p, x, q, mx.array(lengths, mx.int32), self.sampling, keys)
+        if self.on_verified:
+            self.on_verified(self.rows, logits, tokens)
+        outcome = mx.concatenate([accepted[:, None], tokens], axis=1).tolist()  # the only wait
+        # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
+        self._commit(proposal, outcome, self.clock() - started)
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+
+    def _step_keys(self) -> mx.array | None:
+        """Random keys (B, 2) of this step; None if every row is greedy."""
+        if self.sampling.all_greedy:
+            return None
+        return fold(self.keys, mx.array([row.decided for row in self.rows]), 0)
+
+    def _draft(self, committed: Sequence[list[int]], keys: mx.array | None) -> Proposal:
+        """What the drafter proposes, which may be nothing."""
+        proposal = None
+        if self.drafter:
+            proposal = self.drafter.propose(committed, self._limits(), self.sampling, keys)
+        return proposal or Proposal.nothing(len(committed))
+
+    def _limits(self) -> list[Limits]:
+        """How many tokens each row may be proposed."""
+        limits: list[Limits] = []
+        tasks: dict[tuple[int, ...], Limits] = {}
+        for row in self.rows:
+            gamma = row.settings.num_draft
+            if gamma != AUTO:
+                limit = dict.fromkeys(self.drafter.usual, gamma)
+            elif row.adapts:
+                if row.task not in tasks:
+                    tasks[row.task] = self.adaptive.limits(row.task, len(self.rows))
+                limit = tasks[row.task]
+            else:
+                limit = self.adaptive.fixed(self.width)
+            # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+            room = row.settings.max_tokens - row.decided - 1
+            limits.append({kind: min(n, room) for kind, n in limit.items()} if room else {})
+        return limits
+
+    def _verify(self, committed: Sequence[list[int]], x: mx.array | None) -> mx.array:
+        """Logits (B, gamma + 1, V) of the target after the last committed token and after x."""
+        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
+        if x is not None:
+            block = mx.concatenate([block, x], axis=1)
+        positions = [len(tokens) - 1 for tokens in committed]
+        self.cache.reserve(max(positions) + block.shape[1])
+        return self.target.decode(block, self.cache, positions)
+
+    def _process(
+        self,
+        logits: mx.array,
+        committed: Sequence[list[int]],
+        x: mx.array | None,
+        lengths: Sequence[int],
+    ) -> mx.array:
+        """Applies the rows' rules for the text, if there are any."""
+        if not self.sampling.processing:
+            return logits
+        history = History.of(committed).then(x)
+        return self.sampling.processing(history, logits, [n + 1 for n in lengths])
+
+    def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
+        """Adds to every row what the step decided, and lets the drafter learn from it."""
+        eos = self.target.config.eos_token_id
+        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
+            row.stats.decode_seconds += seconds
+            written, kept = row.commit(
+                tokens[: accepted + 1], proposal.lengths[i], accepted, proposal.writers[i], eos
+            )
+            if self.drafter and row.adapts:
+                drafted = proposal.lengths[i] if proposal.writers[i] == "draft" else 0
+                ended = row.finish_reason == "stop"
+                self.adaptive.note(row.task, drafted, kept, len(written), ended)
+                if proposal.copies[i]:
+                    text = written[: len(written) - row.ended]
+                    self.adaptive.note_copy(row.task, proposal.copies[i], text)
+        if self.drafter:
+            self.drafter.note([row.committed for row in self.rows])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order; the others leave the batch."""
+        if list(rows) == list(range(len(self.rows))):
+            return
+        if rows:
+            left = [self.rows[row] for row in rows]
+            self.cache.keep(rows)
+            # In a batch that never empties, one long prompt would make all rows as wide for good.
+            self.cache.trim(max(len(r.ids) for r in left), max(r.decided for r in left))
+        else:
+            self.cache = None
+        if self.drafter:
+            self.drafter.keep(rows)
+        self._set_rows([self.rows[row] for row in rows])
 
     def insert(self, rows: Sequence[Row]) -> None:
         """Encodes the source of new rows and adds them to the batch.
@@ -98,98 +206,6 @@ class Engine:
         models += [self.drafter.model] if self.drafter and self.drafter.model else []
         caches = [model.cache_memory(len(rows), source, target) for model in models]
         require(sum(caches) + sum(m.encoder_memory(len(sources), longest) for m in models))
-
-    def step(self) -> None:
-        """Drafts, verifies and commits once; rows that finish leave the batch.
-
-        Waits for the device once.
-        """
-        started = self.clock()
-        offers, chosen = self.choose()
-        proposal, outcome = self.draft_and_verify(chosen)
-        mx.async_eval(outcome)
-        self.pacer.learn(row.pace for row in self.rows)  # while the device is busy
-        outcome = outcome.tolist()  # the step's only synchronisation
-        seconds = self.clock() - started
-        written = []
-        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            drafted = proposal.lengths[i] if proposal else 0
-            writer = proposal.writers[i] if proposal else ""
-            eos = self.target.config.eos_token_id
-            written.append(row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos))
-            row.stats.decode_seconds += seconds
-        self.pacer.observe([row.pace for row in self.rows], offers, chosen, written)
-        self.pacer.learn(row.pace for row in self.rows if row.finish_reason)
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; the others leave the batch."""
-        if list(rows) == list(range(len(self.rows))):
-            return
-        if rows:
-            left = [self.rows[row] for row in rows]
-            self.cache.keep(rows)
-            # In a batch that never empties, one long prompt would make all rows as wide for good.
-            self.cache.trim(max(len(r.ids) for r in left), max(r.decided for r in left))
-        else:
-            self.cache = None
-        if self.drafter:
-            self.drafter.keep(rows)
-        self._set_rows([self.rows[row] for row in rows])
-
-    def choose(self) -> tuple[list[list[Offer]], list[Offer]]:
-        """What could be proposed for each row in the next step, and what is to be."""
-        if not self.drafter:
-            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
-        wanted = [row.settings.num_draft for row in self.rows]
-        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
-        rooms = [row.settings.max_tokens - row.decided - 1 for row in self.rows]
-        limits = [min(LONGEST if n == AUTO else n, r) for n, r in zip(wanted, rooms, strict=True)]
-        resting = self.pacer.resting([row.pace for row in self.rows]) if AUTO in wanted else []
-        resting = [i for i in resting if wanted[i] == AUTO]
-        asleep = len(resting) == len(self.rows) and not self.drafter.model
-        if asleep or not any(limits):
-            return [[]] * len(self.rows), [NOTHING] * len(self.rows)
-        offers = self.drafter.offers([row.committed for row in self.rows], limits, resting)
-        chosen = [row[0] if row else NOTHING for row in offers]
-        if AUTO in wanted:
-            best = self.pacer.choose([row.pace for row in self.rows], offers)
-            chosen = [b if n == AUTO else c for n, c, b in zip(wanted, chosen, best, strict=True)]
-        return offers, chosen
-
-    def draft_and_verify(self, chosen: Sequence[Offer]) -> tuple[Proposal | None, mx.array]:
-        """Puts one step into the graph without waiting for it, and commits nothing.
-
-        Args:
-            chosen: the offer that each row takes up.
-
-        Returns:
-            What was proposed, and (B, T + 1) int32: how many of it were accepted,
-            then the tokens as `acceptance.verify` returns them.
-        """
-        committed = [row.committed for row in self.rows]
-        positions = [row.decided for row in self.rows]
-        keys = None if self.sampling.all_greedy else fold(self.keys, mx.array(positions), 0)
-        proposal = None
-        if self.drafter:
-            proposal = self.drafter.propose(committed, chosen, self.sampling, keys)
-
-        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
-        drafts, q, lengths = None, None, [0] * len(self.rows)
-        if proposal:
-            drafts, q, lengths = proposal.tokens, proposal.q, proposal.lengths
-            block = mx.concatenate([block, drafts], axis=1)
-        self.cache.reserve(max(positions) + block.shape[1])
-        logits = own = self.target.decode(block, self.cache, positions)
-        if self.sampling.processing:
-            history = History.of(committed).then(drafts)
-            logits = self.sampling.processing(history, logits, [n + 1 for n in lengths])
-        accepted, tokens = verify(
-            logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
-        )
-        if self.on_verified:
-            self.on_verified(self.rows, own, tokens)
-        return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch and collects their settings and keys."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 import batching
 from backend import mx
 from decoder import SpeculativeDecoder
-from draft_length import AUTO
+from adaptive import AUTO
 from prompts import random_keys
 from results import Row
 from serving.errors import place

@@ -9,7 +9,7 @@ import pytest
 
 from backend import UserError
 from decoder import SpeculativeDecoder
-from draft_length import LONGEST, Costs, StepCosts
+from costs import Costs
 from fake_model import FakeModel, drafter, good, random_table, without
 from results import Settings
 from serving.jobs import Failure, Job, Progress, QueueFull, Stopped
@@ -18,7 +18,7 @@ from serving.worker import Worker
 
 V = 7
 ENDLESS = without(random_table(V), 1)
-FLAT = Costs((StepCosts(1, 0.1, (1.0,) * (LONGEST + 1)),))
+FLAT = Costs({1: 1.0, 16: 1.0}, {1: 0.1})
 PATIENCE = 30  # seconds for what takes none; no test waits so long unless it fails
 
 
