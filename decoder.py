@@ -136,12 +136,14 @@ class SpeculativeDecoder:
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
         num_samples: int = 1,
+        ready: Callable[[], bool] = lambda: True,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done.
 
         Prompts are drawn as they are needed, so there may be any number of them. An exception in
-        the place of one that could not be read becomes the error of its result.
+        the place of one that could not be read becomes the error of its result. While texts are
+        being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
@@ -160,7 +162,9 @@ class SpeculativeDecoder:
             width = max(1, min(batch_size, len(prompts) * num_samples))
         each = (self.rows(prompt, settings, k) for prompt, k in zip(prompts, keys, strict=False))
         rows = itertools.chain.from_iterable(each)
-        return map(self.result, batching.run(self.engine(settings, width), rows, batch_size))
+        at_hand = lambda drawn: drawn % num_samples > 0 or ready()  # noqa: E731
+        finished = batching.run(self.engine(settings, width), rows, batch_size, at_hand)
+        return map(self.result, finished)
 
     def stream(
         self,
