@@ -1,6 +1,6 @@
 """Makes a model of a real size from one of the bundled pair: the same text at the real cost.
 
-    python demo/grow.py --shape t5-base --from demo/target --path models/demo-base
+    python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
 What is added costs time and memory and changes no logit (widening.py says how). The output is a
 Hugging Face folder, so convert.py and every other tool treats it like a download.
@@ -18,15 +18,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from backend import UserError, mx  # noqa: E402
-from checkpoint import Checkpoint, open_checkpoint  # noqa: E402
-from config import T5Config  # noqa: E402
-from console import Parser  # noqa: E402
-from demo.widening import SIZES, Widened, Widening  # noqa: E402
-from model import expected_parameters, select_tensors  # noqa: E402
-from model_folder import (  # noqa: E402
+from backend import UserError, mx
+from checkpoint import Checkpoint, open_checkpoint
+from config import T5Config
+from console import Parser
+from demo.widening import SIZES, Widened, Widening
+from model import expected_parameters, select_tensors
+from model_folder import (
     BLOCK_BYTES,
     is_model_file,
     new_model_folder,
@@ -34,9 +32,9 @@ from model_folder import (  # noqa: E402
     write_json,
     write_shards,
 )
-from output_folder import check_output, clear_away_when_terminated  # noqa: E402
-from stored_tensor import READABLE  # noqa: E402
-from weights import HEAD, cast, read_config, tensor_names  # noqa: E402
+from output_folder import check_output, clear_away_when_terminated
+from stored_tensor import READABLE
+from weights import HEAD, cast, read_config, tensor_names
 
 SHARD_BYTES = 2_000_000_000
 

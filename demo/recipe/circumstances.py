@@ -1,8 +1,8 @@
 """When and where: times, places and destinations, English and French side by side."""
 
-from demo import french, number_words
-from demo.english import COUNTED, TIME, mark
-from demo.phrases import Words, noun_phrase
+from demo.recipe import french, number_words
+from demo.recipe.english import COUNTED, TIME, mark
+from demo.recipe.phrases import Words, noun_phrase
 
 _PLACE_MODES = ("the", "the", "the", "this")
 

@@ -9,12 +9,12 @@ import random
 import re
 from dataclasses import dataclass, replace
 
-from demo import french, number_words
-from demo import predicates as say
-from demo.circumstances import place, time
-from demo.clauses import Manner, Predicate, ambiguous, clause, english_clause, french_clause
-from demo.english import COUNTED, mark, parse_verb, plain
-from demo.phrases import (
+from demo.recipe import french, number_words
+from demo.recipe import predicates as say
+from demo.recipe.circumstances import place, time
+from demo.recipe.clauses import Manner, Predicate, ambiguous, clause, english_clause, french_clause
+from demo.recipe.english import COUNTED, mark, parse_verb, plain
+from demo.recipe.phrases import (
     NounPhrase,
     Words,
     list_of,
@@ -25,8 +25,8 @@ from demo.phrases import (
     several,
     subject,
 )
-from demo.questions import asking
-from demo.templates import (
+from demo.recipe.questions import asking
+from demo.recipe.templates import (
     Both,
     commands,
     described,

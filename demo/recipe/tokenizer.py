@@ -13,7 +13,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, T5Tokenizer
 
-from demo import corpus
+from demo.recipe import corpus
 
 VOCAB_SIZE = 3072
 SENTENCES = 60_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from demo import english, french
+from demo.recipe import english, french
 
 FOLDER = Path(__file__).parent / "lexicon"
 PERSONS = ("kin", "role")

@@ -5,10 +5,10 @@ Every template returns (English with marks, French before elision), without capi
 
 from collections.abc import Callable
 
-from demo import french
-from demo import predicates as say
-from demo.circumstances import place, time
-from demo.clauses import (
+from demo.recipe import french
+from demo.recipe import predicates as say
+from demo.recipe.circumstances import place, time
+from demo.recipe.clauses import (
     Manner,
     Predicate,
     ambiguous,
@@ -17,9 +17,9 @@ from demo.clauses import (
     imperative,
     infinitive,
 )
-from demo.english import AUXILIARY, mark, plain
-from demo.lexicon import Noun
-from demo.phrases import (
+from demo.recipe.english import AUXILIARY, mark, plain
+from demo.recipe.lexicon import Noun
+from demo.recipe.phrases import (
     NounPhrase,
     Words,
     noun_phrase,

@@ -14,7 +14,7 @@ from torch import distributed
 from torch.nn import functional
 from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
-from demo import corpus, tokenizer
+from demo.recipe import corpus, tokenizer
 
 CHUNK = 16_384
 IGNORED = -100

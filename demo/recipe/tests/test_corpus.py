@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from demo import corpus, english, errors, grammar, lexicon
-from demo.english import plain
-from demo.phrases import Words
+from demo.recipe import corpus, english, errors, grammar, lexicon
+from demo.recipe.english import plain
+from demo.recipe.phrases import Words
+from main import DEFAULT_PROMPT
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,7 @@ def words():
 
 def test_equal_seeds_give_equal_sentences():
     first, second = random.Random(3), random.Random(3)
-    assert [grammar.sample(first) for _ in range(50)] == \
-        [grammar.sample(second) for _ in range(50)]
+    assert [grammar.sample(first) for _ in range(50)] == [grammar.sample(second) for _ in range(50)]
 
 
 def test_one_english_sentence_has_one_translation(pairs):
@@ -65,13 +65,30 @@ def test_sentences_vary(pairs):
     assert lengths[0] and lengths[1] and lengths[2]
 
 
-@pytest.mark.parametrize("wrong", [
-    r"\bà les?\b", r"(?<!besoin )(?<!vien[st] )(?<!venons )(?<!venez )(?<!viennent )(?<!avant )"
-    r"\bde le\b", r"(?<![-\w])(je|ne|me|se|le|la|que) [aeouéèêiî]", r"\bde [aeouéèêiî]\w",
-    r"\b(ma|sa) [aeouéèêiî]", r"\bun [a-zé]+e rouge", r"  ", r" [,.]", r"\bde des\b", r"\bde du\b"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        r"\bà les?\b",
+        r"(?<!besoin )(?<!vien[st] )(?<!venons )(?<!venez )(?<!viennent )(?<!avant )"
+        r"\bde le\b",
+        r"(?<![-\w])(je|ne|me|se|le|la|que) [aeouéèêiî]",
+        r"\bde [aeouéèêiî]\w",
+        r"\b(ma|sa) [aeouéèêiî]",
+        r"\bun [a-zé]+e rouge",
+        r"  ",
+        r" [,.]",
+        r"\bde des\b",
+        r"\bde du\b",
+    ],
+)
 def test_french_has_no_telltale_mistake(pairs, wrong):
-    guilty = [p.fr for p in pairs if (m := re.search(wrong, p.fr)) and "-" not in m[0]
-              and not re.search(r"\bde (onze|un à)", m[0] + p.fr[m.end():m.end() + 4])]
+    guilty = [
+        p.fr
+        for p in pairs
+        if (m := re.search(wrong, p.fr))
+        and "-" not in m[0]
+        and not re.search(r"\bde (onze|un à)", m[0] + p.fr[m.end() : m.end() + 4])
+    ]
     assert guilty == []
 
 
@@ -104,17 +121,20 @@ def test_each_kind_of_error_occurs_and_changes_the_sentence(pairs):
         assert changed > 5, make.__name__
 
 
-@pytest.mark.parametrize(("make", "marked", "wrong"), [
-    (errors.wrong_verb_form, f"He eats{english.THIRD} bread.", "He eat bread."),
-    (errors.wrong_verb_form, f"He isn't{english.AUXILIARY} here.", "He aren't here."),
-    (errors.wrong_number, f"Two apples{english.COUNTED}.", "Two apple."),
-    (errors.missing_word, f"He wants to{english.TO} eat.", "He wants eat."),
-    (errors.wrong_comparison, f"It is bigger{english.MANY}.", "It is more bigger."),
-    (errors.wrong_pronoun, f"He{english.SUBJECT} eats.", "Him eats."),
-    (errors.wrong_verb_form, f"They read{english.PLURAL_FORM} it.", "They reads it."),
-    (errors.wrong_verb_form, f"He reads{english.THIRD} it.", None),  # "he read": a past
-    (errors.wrong_number, "Two apples.", None),  # no mark, no error
-])
+@pytest.mark.parametrize(
+    ("make", "marked", "wrong"),
+    [
+        (errors.wrong_verb_form, f"He eats{english.THIRD} bread.", "He eat bread."),
+        (errors.wrong_verb_form, f"He isn't{english.AUXILIARY} here.", "He aren't here."),
+        (errors.wrong_number, f"Two apples{english.COUNTED}.", "Two apple."),
+        (errors.missing_word, f"He wants to{english.TO} eat.", "He wants eat."),
+        (errors.wrong_comparison, f"It is bigger{english.MANY}.", "It is more bigger."),
+        (errors.wrong_pronoun, f"He{english.SUBJECT} eats.", "Him eats."),
+        (errors.wrong_verb_form, f"They read{english.PLURAL_FORM} it.", "They reads it."),
+        (errors.wrong_verb_form, f"He reads{english.THIRD} it.", None),  # "he read": a past
+        (errors.wrong_number, "Two apples.", None),  # no mark, no error
+    ],
+)
 def test_errors_by_the_letter(make, marked, wrong):
     result = make(random.Random(0), marked.split(" "))
     assert wrong == (result and plain(" ".join(result)))
@@ -127,16 +147,18 @@ def test_misspelling_is_near_one_word_only():
 
 def test_errors_are_deterministic(pairs):
     first = [errors.corrupt(random.Random(i), p.marked) for i, p in enumerate(pairs[:100])]
-    assert first == [errors.corrupt(random.Random(i), p.marked)
-                     for i, p in enumerate(pairs[:100])]
+    assert first == [errors.corrupt(random.Random(i), p.marked) for i, p in enumerate(pairs[:100])]
 
 
 # -- corpus --------------------------------------------------------------------------------------
 
 
 def english_of(example: corpus.Example) -> str:
-    return (example.source.removeprefix(corpus.TRANSLATE) if example.task == "translate"
-            else example.target)
+    return (
+        example.source.removeprefix(corpus.TRANSLATE)
+        if example.task == "translate"
+        else example.target
+    )
 
 
 def test_held_out_sentences_are_never_trained_on():
@@ -148,12 +170,17 @@ def test_held_out_sentences_are_never_trained_on():
 
 
 def test_default_sentence_is_of_the_grammar_and_held_out(words):
+    assert DEFAULT_PROMPT == corpus.TRANSLATE + corpus.DEFAULT_SENTENCE
     assert corpus.is_held_out(corpus.DEFAULT_SENTENCE)
-    shape = re.compile(r"Let's go to the store and buy some groceries including "
-                       r"\w+, \w+, and \w+\.")
+    shape = re.compile(
+        r"Let's go to the store and buy some groceries including "
+        r"\w+, \w+, and \w+\."
+    )
     assert shape.fullmatch(corpus.DEFAULT_SENTENCE)
     rng = random.Random(1)
     found = next(p for p in iter(lambda: grammar.sample(rng), None) if shape.fullmatch(p.en))
     assert re.fullmatch(
         r"Allons au magasin et achetons des provisions, notamment (\S+ [^,]+), (\S+ [^,]+) et "
-        r"(\S+ .+)\.", found.fr)
+        r"(\S+ .+)\.",
+        found.fr,
+    )

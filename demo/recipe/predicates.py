@@ -3,12 +3,12 @@
 import re
 from dataclasses import replace
 
-from demo import french, number_words
-from demo.circumstances import destination, place
-from demo.clauses import Predicate
-from demo.english import MANY, Verb, mark
-from demo.lexicon import Action, Noun
-from demo.phrases import (
+from demo.recipe import french, number_words
+from demo.recipe.circumstances import destination, place
+from demo.recipe.clauses import Predicate
+from demo.recipe.english import MANY, Verb, mark
+from demo.recipe.lexicon import Action, Noun
+from demo.recipe.phrases import (
     NounPhrase,
     Words,
     adjective_for,

@@ -1,6 +1,6 @@
 """Measures the bundled pair on held-out sentences, through the project's own engine.
 
-    python demo/evaluate.py --count 500 --json figures.json
+    python -m demo.recipe.evaluate --count 500 --json figures.json
 
 Exact match: the share of prompts answered with exactly the one right sentence, for the target and,
 decoding alone, for the draft. Acceptance: accepted / drafted tokens of greedy speculative decoding.
@@ -14,13 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent))
+from decoder import SpeculativeDecoder
+from demo.recipe import corpus
+from model import load
 
-from decoder import SpeculativeDecoder  # noqa: E402
-from demo import corpus  # noqa: E402
-from model import load  # noqa: E402
-
+DEMO = Path(__file__).resolve().parents[1]
 TASKS = {"translate": 1.0, "fix": 0.0}  # share of translations in the stream
 
 
@@ -83,8 +81,8 @@ def report(task: str, figures: dict, args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--target", default=str(FOLDER / "target"))
-    parser.add_argument("--draft", default=str(FOLDER / "draft"))
+    parser.add_argument("--target", default=str(DEMO / "target"))
+    parser.add_argument("--draft", default=str(DEMO / "draft"))
     parser.add_argument("--count", type=int, default=500, help="prompts of each task")
     parser.add_argument("--num-draft", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -7,9 +7,9 @@ A noun phrase knows how it changes under negation ("some bread" -> "any bread", 
 import random
 from dataclasses import dataclass, replace
 
-from demo import french, lexicon, number_words
-from demo.english import ADJECTIVE, COUNTED, MANY, SUBJECT, article, join_list, mark
-from demo.lexicon import Action, Adjective, Noun
+from demo.recipe import french, lexicon, number_words
+from demo.recipe.english import ADJECTIVE, COUNTED, MANY, SUBJECT, article, join_list, mark
+from demo.recipe.lexicon import Action, Adjective, Noun
 
 SINGULAR_KIN = ("mother", "father", "husband", "grandmother", "grandfather")
 # English: French before m., f., plural nouns; "ma" is "mon" before a vowel.

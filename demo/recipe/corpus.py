@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from demo import errors, grammar
+from demo.recipe import errors, grammar
 
 TRANSLATE = "translate English to French: "
 FIX = "fix grammar: "

@@ -6,8 +6,8 @@ Each English tense has one French tense: simple past is the passé composé (imp
 
 from dataclasses import dataclass, replace
 
-from demo import french
-from demo.english import (
+from demo.recipe import french
+from demo.recipe.english import (
     ADVERB,
     AUXILIARY,
     GERUND,
@@ -21,7 +21,7 @@ from demo.english import (
     mark,
     plain,
 )
-from demo.phrases import NounPhrase
+from demo.recipe.phrases import NounPhrase
 
 
 @dataclass(frozen=True)

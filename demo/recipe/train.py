@@ -1,8 +1,8 @@
 """Trains the demonstration pair on text that the grammar generates.
 
-    python demo/train.py --stage tokenizer
-    python demo/train.py --stage target
-    python demo/train.py --stage draft
+    python -m demo.recipe.train --stage tokenizer
+    python -m demo.recipe.train --stage target
+    python -m demo.recipe.train --stage draft
 
 Every stage resumes from its last checkpoint under --work-dir. Fresh examples are drawn chunk by
 chunk, chunk i from seed and i alone, so nothing is seen twice and a resumed run continues the
@@ -18,10 +18,8 @@ import torch
 from torch import distributed, multiprocessing
 from transformers import AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from demo import distill, learning, tokenizer  # noqa: E402
-from demo.learning import Recipe, Trainer  # noqa: E402
+from demo.recipe import distill, learning, tokenizer
+from demo.recipe.learning import Recipe, Trainer
 
 FOLDER = Path(__file__).resolve().parent
 RECIPES = {
@@ -90,7 +88,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--stage", choices=("tokenizer", "target", "draft"), required=True)
     parser.add_argument("--work-dir", type=Path, default=FOLDER / "work",
-                        help="checkpoints and results (default: demo/work, which git ignores)")
+                        help="checkpoints and results (default: demo/recipe/work)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", type=int, help="length of the run (default: the recipe's)")
     parser.add_argument("--check", type=int, default=300,

@@ -1,13 +1,13 @@
 """Questions, with "est-ce que" in French: yes or no, where, when, why, how, what, who, how many."""
 
-from demo import french
-from demo import predicates as say
-from demo.circumstances import time
-from demo.clauses import Manner, Predicate, question
-from demo.english import AUXILIARY, COUNTED, mark
-from demo.lexicon import Noun
-from demo.phrases import NounPhrase, Words, noun_phrase, subject
-from demo.templates import NO_QUESTION, Both, choose_manner, choose_period, simple
+from demo.recipe import french
+from demo.recipe import predicates as say
+from demo.recipe.circumstances import time
+from demo.recipe.clauses import Manner, Predicate, question
+from demo.recipe.english import AUXILIARY, COUNTED, mark
+from demo.recipe.lexicon import Noun
+from demo.recipe.phrases import NounPhrase, Words, noun_phrase, subject
+from demo.recipe.templates import NO_QUESTION, Both, choose_manner, choose_period, simple
 
 _WH = (("where", "où"), ("when", "quand"), ("why", "pourquoi"), ("how", "comment"))
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from demo import french, number_words
-from demo import predicates as say
-from demo.circumstances import clock
-from demo.clauses import Manner, Predicate, clause, imperative, question
-from demo.english import Verb, plain
-from demo.phrases import NounPhrase, Words, bare, generic, noun_phrase, possessive
+from demo.recipe import french, number_words
+from demo.recipe import predicates as say
+from demo.recipe.circumstances import clock
+from demo.recipe.clauses import Manner, Predicate, clause, imperative, question
+from demo.recipe.english import Verb, plain
+from demo.recipe.phrases import NounPhrase, Words, bare, generic, noun_phrase, possessive
 
 HE = NounPhrase("he", "il", 1, "m")
 SHE = NounPhrase("she", "elle", 1, "f")
@@ -225,7 +225,7 @@ def test_questions(words):
         ("why did she work", "pourquoi est-ce qu'elle a travaillé")
 
 
-def test_computertimes():
+def test_times_of_the_clock():
     seen = {clock(Words(random.Random(i))) for i in range(300)}
     french_of = {plain(en): fr for en, fr in seen}
     assert french_of["at one o'clock"] == "à une heure"

@@ -13,8 +13,8 @@ from torch import distributed
 from torch.nn import functional
 from transformers import T5ForConditionalGeneration
 
-from demo import corpus, learning
-from demo.learning import CHUNK, IGNORED, Batch
+from demo.recipe import corpus, learning
+from demo.recipe.learning import CHUNK, IGNORED, Batch
 
 Rows = list[tuple[list[int], list[int]]]
 POOL_CHUNKS = 2

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from demo import grammar, lexicon, number_words
-from demo.english import (
+from demo.recipe import grammar, lexicon, number_words
+from demo.recipe.english import (
     ADJECTIVE,
     ADVERB,
     ARTICLE,
