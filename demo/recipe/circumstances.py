@@ -1,7 +1,7 @@
 """When and where: times, places and destinations, English and French side by side."""
 
-from demo.recipe import french, number_words
-from demo.recipe.english import COUNTED, TIME, mark
+from demo.recipe import french
+from demo.recipe.english import COUNTED, TIME, mark, number
 from demo.recipe.phrases import Words, noun_phrase
 
 _PLACE_MODES = ("the", "the", "the", "this")
@@ -45,8 +45,8 @@ def clock(g: Words) -> tuple[str, str]:
     """ "at eight o'clock", "at half past seven", "at a quarter to nine"."""
     hour = g.rng.randint(1, 11)
     shape = g.rng.choice(("o'clock", "o'clock", "half", "quarter past", "quarter to"))
-    hours = "une heure" if hour == 1 else f"{number_words.french(hour)} heures"
-    en = number_words.english(hour)
+    hours = "une heure" if hour == 1 else f"{french.number(hour)} heures"
+    en = number(hour)
     if shape == "half":
         return mark(f"at half past {en}", TIME), f"à {hours} et demie"
     if shape == "quarter past":
@@ -60,8 +60,8 @@ def duration(g: Words) -> tuple[str, str]:
     """ "three weeks"."""
     unit = g.noun("unit")
     n = g.rng.randint(2, 20)
-    return (f"{number_words.english(n)} {mark(unit.en_plural, COUNTED)}",
-            f"{number_words.french(n, unit.gender)} {unit.fr_plural}")
+    return (f"{number(n)} {mark(unit.en_plural, COUNTED)}",
+            f"{french.number(n, unit.gender)} {unit.fr_plural}")
 
 
 def place(g: Words) -> tuple[str, str]:

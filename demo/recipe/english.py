@@ -13,6 +13,9 @@ ADJECTIVE, ADVERB, TO, SUBJECT, COUNTED, PARTICLE = map(chr, range(0xE006, 0xE00
 ARTICLE, AUXILIARY, TIME, MANY = map(chr, range(0xE00C, 0xE010))
 MARKS = "".join(map(chr, range(0xE000, 0xE010)))
 
+_NUMBERS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
+            "fourteen fifteen sixteen seventeen eighteen nineteen").split()
+_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _DOUBLING = frozenset(["put", "cut", "get", "run", "swim", "shop", "sit", "stop", "begin",
                        "forget", "plan", "prefer"])
 
@@ -101,3 +104,13 @@ def join_list(parts: list[str], conjunction: str = "and") -> str:
     if len(parts) < 3:
         return f" {conjunction} ".join(parts)
     return ", ".join(parts[:-1]) + f", {conjunction} {parts[-1]}"
+
+
+def number(n: int) -> str:
+    """The number (0 to 999) in words."""
+    if n < 20:
+        return _NUMBERS[n]
+    if n < 100:
+        return _TENS[n // 10] + ("-" + _NUMBERS[n % 10] if n % 10 else "")
+    rest = n % 100
+    return _NUMBERS[n // 100] + " hundred" + (" " + number(rest) if rest else "")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from demo.recipe import grammar, lexicon, number_words
+from demo.recipe import grammar, lexicon
 from demo.recipe.english import (
     ADJECTIVE,
     ADVERB,
@@ -30,6 +30,7 @@ from demo.recipe.english import (
     THIRD,
     TIME,
     TO,
+    number,
     past_form,
     plain,
     s_form,
@@ -266,7 +267,7 @@ def _lower_words() -> frozenset[str]:
             texts += [verb.base, verb.third, verb.past, verb.participle, verb.gerund, verb.rest,
                       past_form(verb.base)]
     texts += [en for section, entries in lex.phrases.items() for en, _ in entries]
-    texts += [number_words.english(n) for n in range(1000)]
+    texts += [number(n) for n in range(1000)]
     texts += _seen_words()
     found = {word for text in texts for word in re.findall("[a-z']+", plain(text))}
     return frozenset(found)

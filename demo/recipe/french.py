@@ -48,6 +48,10 @@ peindre: peins peint peignons peignez peignent; peint; peindr
 éteindre: éteins éteint éteignons éteignez éteignent; éteint; éteindr
 envoyer: envoie envoie envoyons envoyez envoient; envoyé; enverr
 """
+_NUMBERS = ("zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze "
+           "quinze seize dix-sept dix-huit dix-neuf").split()
+_TENS = ("_ _ vingt trente quarante cinquante soixante soixante quatre-vingt "
+                "quatre-vingt").split()
 _PREFIXES = {"apprendre": "prendre", "comprendre": "prendre", "revenir": "venir",
              "devenir": "venir", "sourire": "rire", "traduire": "conduire",
              "construire": "conduire"}
@@ -201,3 +205,26 @@ def elide(text: str) -> str:
         return match[1][:-1] + "'" if starts_with_vowel(text[match.end():]) else match[0]
 
     return re.sub(r"(?<![\w'-])(je|ne|me|se|le|la|de|que) ", shorten, text)
+
+
+def number(n: int, gender: str = "m") -> str:
+    """The number (0 to 999) in words, agreeing with its noun ("vingt et une pommes")."""
+    if n < 20:
+        return "une" if n == 1 and gender == "f" else _NUMBERS[n]
+    if n < 100:
+        return _below_100(n, gender)
+    hundreds, rest = divmod(n, 100)
+    head = "cent" if hundreds == 1 else _NUMBERS[hundreds] + " cent"
+    if rest == 0:
+        return head + ("s" if hundreds > 1 else "")
+    return f"{head} {number(rest, gender)}"
+
+
+def _below_100(n: int, gender: str) -> str:
+    tens = n // 10
+    unit = n % 10 + (10 if tens in (7, 9) else 0)
+    if unit == 0:
+        return _TENS[tens] + ("s" if tens == 8 else "")
+    linked = unit in (1, 11) and tens < 8
+    word = number(unit, gender)
+    return f"{_TENS[tens]} et {word}" if linked else f"{_TENS[tens]}-{word}"

@@ -9,11 +9,11 @@ import random
 import re
 from dataclasses import dataclass, replace
 
-from demo.recipe import french, number_words
+from demo.recipe import french
 from demo.recipe import predicates as say
 from demo.recipe.circumstances import place, time
 from demo.recipe.clauses import Manner, Predicate, ambiguous, clause, english_clause, french_clause
-from demo.recipe.english import COUNTED, mark, parse_verb, plain
+from demo.recipe.english import COUNTED, mark, number, parse_verb, plain
 from demo.recipe.phrases import (
     NounPhrase,
     Words,
@@ -97,8 +97,8 @@ def price(g: Words) -> Both:
     thing = noun_phrase(g, noun, g.rng.choice(("the", "the+", "this", "this+")), modify=0.5)
     amount = g.rng.choice((g.rng.randint(2, 99), g.rng.randint(100, 999)))
     predicate = Predicate(parse_verb("cost/cost"), french.conjugate("coûter"),
-                          f"{number_words.english(amount)} {mark('euros', COUNTED)}",
-                          f"{number_words.french(amount)} euros", state=True)
+                          f"{number(amount)} {mark('euros', COUNTED)}",
+                          f"{french.number(amount)} euros", state=True)
     tense = g.rng.choice(("present", "future")) if not thing.plural else "future"
     return clause(thing, predicate, Manner(tense))
 

@@ -7,8 +7,8 @@ A noun phrase knows how it changes under negation ("some bread" -> "any bread", 
 import random
 from dataclasses import dataclass, replace
 
-from demo.recipe import french, lexicon, number_words
-from demo.recipe.english import ADJECTIVE, COUNTED, MANY, SUBJECT, article, join_list, mark
+from demo.recipe import french, lexicon
+from demo.recipe.english import ADJECTIVE, COUNTED, MANY, SUBJECT, article, join_list, mark, number
 from demo.recipe.lexicon import Action, Adjective, Noun
 
 SINGULAR_KIN = ("mother", "father", "husband", "grandmother", "grandfather")
@@ -174,8 +174,8 @@ def _unspecific(g: Words, mode: str, base: NounPhrase, noun: Noun,
                        en_negative="any " + en, **negative)
     if mode == "number":
         n = g.rng.choice((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, g.rng.randint(11, 99)))
-        word = number_words.french(n, gender)
-        return replace(base, en=f"{number_words.english(n)} {en}", fr=f"{word} {fr}")
+        word = french.number(n, gender)
+        return replace(base, en=f"{number(n)} {en}", fr=f"{word} {fr}")
     if mode == "measure":
         return _measure(g, noun) or replace(base, en="some " + en, fr=_partitive(fr, gender),
                                             after_de=fr, en_negative="any " + en, **negative)

@@ -3,10 +3,10 @@
 import re
 from dataclasses import replace
 
-from demo.recipe import french, number_words
+from demo.recipe import french
 from demo.recipe.circumstances import destination, place
 from demo.recipe.clauses import Predicate
-from demo.recipe.english import MANY, Verb, mark
+from demo.recipe.english import MANY, Verb, mark, number
 from demo.recipe.lexicon import Action, Noun
 from demo.recipe.phrases import (
     NounPhrase,
@@ -154,8 +154,8 @@ def feeling(g: Words) -> Predicate:
 def age(g: Words) -> Predicate:
     """be ten years old -> avoir dix ans."""
     n = g.rng.randint(2, 99)
-    return Predicate(_BE, french.conjugate("avoir"), f"{number_words.english(n)} years old",
-                     f"{number_words.french(n)} ans", state=True)
+    return Predicate(_BE, french.conjugate("avoir"), f"{number(n)} years old",
+                     f"{french.number(n)} ans", state=True)
 
 
 def being(en: str, fr: str) -> Predicate:

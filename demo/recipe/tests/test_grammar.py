@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from demo.recipe import french, number_words
+from demo.recipe import english, french
 from demo.recipe import predicates as say
 from demo.recipe.circumstances import clock
 from demo.recipe.clauses import Manner, Predicate, clause, imperative, question
@@ -106,7 +106,7 @@ def test_unknown_verb_is_refused_with_a_cure():
      "two hundred eighty"), (342, "m", "trois cent quarante-deux", "three hundred forty-two"),
 ])
 def test_numbers(n, gender, fr, en):
-    assert (number_words.french(n, gender), number_words.english(n)) == (fr, en)
+    assert (french.number(n, gender), english.number(n)) == (fr, en)
 
 
 # -- phenomena -----------------------------------------------------------------------------------
