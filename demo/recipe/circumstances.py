@@ -27,8 +27,9 @@ def _made_time(g: Words, tense: str) -> tuple[str, str]:
         return mark(f"on {en}", TIME), fr
     if kind == "day part":
         en, fr = g.phrase("day")
-        part = g.rng.choice((("morning", "matin"), ("evening", "soir"),
-                             ("afternoon", "après-midi")))
+        part = g.rng.choice(
+            (("morning", "matin"), ("evening", "soir"), ("afternoon", "après-midi"))
+        )
         return mark(f"on {en} {part[0]}", TIME), f"{fr} {part[1]}"
     if kind == "month":
         en, fr = g.phrase("month")
@@ -60,20 +61,25 @@ def duration(g: Words) -> tuple[str, str]:
     """ "three weeks"."""
     unit = g.noun("unit")
     n = g.rng.randint(2, 20)
-    return (f"{number(n)} {mark(unit.en_plural, COUNTED)}",
-            f"{french.number(n, unit.gender)} {unit.fr_plural}")
+    return (
+        f"{number(n)} {mark(unit.en_plural, COUNTED)}",
+        f"{french.number(n, unit.gender)} {unit.fr_plural}",
+    )
 
 
 def place(g: Words) -> tuple[str, str]:
     """Where something happens: "at the market", "in the kitchen", "in Paris"."""
     draw = g.rng.random()
     if draw < 0.35:
-        where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES),
-                            modify=0.1)
+        where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES), modify=0.1)
         return f"at {where.en}", french.to(where.fr)
     if draw < 0.6:
-        where = noun_phrase(g, g.noun("room", "room", "region"),
-                            g.rng.choice(("the", "the", "my", "this")), modify=0.1)
+        where = noun_phrase(
+            g,
+            g.noun("room", "room", "region"),
+            g.rng.choice(("the", "the", "my", "this")),
+            modify=0.1,
+        )
         return f"in {where.en}", f"dans {where.fr}"
     if draw < 0.7:
         en, fr = g.phrase("city")
@@ -83,10 +89,12 @@ def place(g: Words) -> tuple[str, str]:
         return f"in {en}", fr
     if draw < 0.88:
         where = noun_phrase(g, g.noun("building", "place"), "the", modify=0)
-        en, fr = g.rng.choice((("near", ""), ("behind", "derrière"), ("in front of", "devant"),
-                               ("next to", "à côté")))
-        return f"{en} {where.en}", (f"{fr} {where.fr}" if fr in ("derrière", "devant")
-                                     else f"{fr or 'près'} {where.of()}")
+        en, fr = g.rng.choice(
+            (("near", ""), ("behind", "derrière"), ("in front of", "devant"), ("next to", "à côté"))
+        )
+        return f"{en} {where.en}", (
+            f"{fr} {where.fr}" if fr in ("derrière", "devant") else f"{fr or 'près'} {where.of()}"
+        )
     return g.phrase("place fixed")
 
 
@@ -94,8 +102,7 @@ def destination(g: Words) -> tuple[str, str]:
     """Where somebody goes: "to the market", "to Paris", "to Canada"."""
     draw = g.rng.random()
     if draw < 0.6:
-        where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES),
-                            modify=0.1)
+        where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES), modify=0.1)
         return f"to {where.en}", french.to(where.fr)
     if draw < 0.8:
         en, fr = g.phrase("city")

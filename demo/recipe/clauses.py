@@ -54,9 +54,12 @@ class Predicate:
     def extended(self, en: str, fr: str) -> "Predicate":
         """The same with one more complement."""
         return replace(
-            self, en_tail=f"{self.en_tail} {en}".strip(), fr_tail=f"{self.fr_tail} {fr}".strip(),
+            self,
+            en_tail=f"{self.en_tail} {en}".strip(),
+            fr_tail=f"{self.fr_tail} {fr}".strip(),
             en_negative=self.en_negative and f"{self.en_negative} {en}",
-            fr_negative=self.fr_negative and f"{self.fr_negative} {fr}")
+            fr_negative=self.fr_negative and f"{self.fr_negative} {fr}",
+        )
 
 
 @dataclass(frozen=True)
@@ -80,23 +83,43 @@ _OUTER = {
     "hope_to": (Verb("hope", "hoped", "hoped"), "present", "espérer", "present", ""),
     "prefer_to": (Verb("prefer", "preferred", "preferred"), "present", "préférer", "present", ""),
 }
-_MODAL = {"future": "will", "conditional": "would", "can": "can", "must": "must",
-          "should": "should"}
-_HELPER = {"can": ("pouvoir", "present", ""), "must": ("devoir", "present", ""),
-           "should": ("devoir", "conditional", ""), "going_to": ("aller", "present", ""),
-           "just": ("venir", "present", "de")}
-_SIMPLE = {"present": "present", "progressive": "present", "past_progressive": "imperfect",
-           "used_to": "imperfect", "future": "future", "conditional": "conditional",
-           "when_future": "future", "if_past": "imperfect"}
+_MODAL = {
+    "future": "will",
+    "conditional": "would",
+    "can": "can",
+    "must": "must",
+    "should": "should",
+}
+_HELPER = {
+    "can": ("pouvoir", "present", ""),
+    "must": ("devoir", "present", ""),
+    "should": ("devoir", "conditional", ""),
+    "going_to": ("aller", "present", ""),
+    "just": ("venir", "present", "de"),
+}
+_SIMPLE = {
+    "present": "present",
+    "progressive": "present",
+    "past_progressive": "imperfect",
+    "used_to": "imperfect",
+    "future": "future",
+    "conditional": "conditional",
+    "when_future": "future",
+    "if_past": "imperfect",
+}
 _NOT = {"am": "am not", "will": "won't", "can": "can't", "must": "must not"}
 
 
 def ambiguous(predicate: Predicate, manner: Manner, subject: NounPhrase) -> bool:
     """True for "they read": present or past, so no single translation."""
     verb = predicate.en
-    return (verb.base == verb.past and manner.tense in ("present", "past", "if_past", "when_future")
-            and not (subject.person == 1 and manner.tense != "when_future") or
-            verb.base == verb.past and manner.negative in ("jamais",))
+    return (
+        verb.base == verb.past
+        and manner.tense in ("present", "past", "if_past", "when_future")
+        and not (subject.person == 1 and manner.tense != "when_future")
+        or verb.base == verb.past
+        and manner.negative in ("jamais",)
+    )
 
 
 def _be(subject: NounPhrase, past: bool) -> str:
@@ -154,7 +177,7 @@ def _contract(aux: str, contracted: bool) -> str:
     if not contracted:
         return "cannot" if word == "can" else f"{aux} not"
     negated = _NOT.get(word, word + "n't")
-    return negated + aux[len(word):]
+    return negated + aux[len(word) :]
 
 
 def english_clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> str:
@@ -206,8 +229,9 @@ def french_verb(subject: NounPhrase, predicate: Predicate, manner: Manner) -> st
     return _join(ne, clitic, getattr(verb, form)[person], not_, adverb)
 
 
-def _compound(subject: NounPhrase, predicate: Predicate, ne: str, not_: str, adverb: str,
-              clitic: str) -> str:
+def _compound(
+    subject: NounPhrase, predicate: Predicate, ne: str, not_: str, adverb: str, clitic: str
+) -> str:
     """Passé composé."""
     verb = predicate.fr
     with_etre = predicate.reflexive or verb.auxiliary == "être"
@@ -225,8 +249,9 @@ def clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> tuple[s
     return english_clause(subject, predicate, manner), french_clause(subject, predicate, manner)
 
 
-def question(subject: NounPhrase, predicate: Predicate, manner: Manner,
-             word: tuple[str, str] = ("", "")) -> tuple[str, str]:
+def question(
+    subject: NounPhrase, predicate: Predicate, manner: Manner, word: tuple[str, str] = ("", "")
+) -> tuple[str, str]:
     """A question with "est-ce que"; `word` is an English and French question word."""
     en = _join(word[0], english_question(subject, predicate, manner))
     positive = replace(manner, negative="")
@@ -248,11 +273,15 @@ def imperative(predicate: Predicate, person: int, negative: bool = False) -> tup
 def infinitive(predicate: Predicate, person: int) -> tuple[str, str]:
     """ "to buy some bread" without "to"; a reflexive pronoun agrees with `person`."""
     base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
-    return (_join(base, predicate.en_tail),
-            _join(_clitic(predicate, person), predicate.fr.infinitive, predicate.fr_tail))
+    return (
+        _join(base, predicate.en_tail),
+        _join(_clitic(predicate, person), predicate.fr.infinitive, predicate.fr_tail),
+    )
 
 
 def gerund(predicate: Predicate, person: int) -> tuple[str, str]:
     """ "buying some bread" with a French infinitive ("avant de", "sans")."""
-    return (_join(_with_rest(predicate.en.gerund, predicate.en), predicate.en_tail),
-            infinitive(predicate, person)[1])
+    return (
+        _join(_with_rest(predicate.en.gerund, predicate.en), predicate.en_tail),
+        infinitive(predicate, person)[1],
+    )

@@ -13,8 +13,9 @@ from demo.recipe import errors, grammar
 
 TRANSLATE = "translate English to French: "
 FIX = "fix grammar: "
-DEFAULT_SENTENCE = ("Let's go to the store and buy some groceries including eggs, avocadoes, "
-                    "and bread.")
+DEFAULT_SENTENCE = (
+    "Let's go to the store and buy some groceries including eggs, avocadoes, and bread."
+)
 HELD_OUT_OF_256 = 6
 TRANSLATED_SHARE = 0.6
 
@@ -34,8 +35,9 @@ def is_held_out(english: str) -> bool:
     return digest[0] < HELD_OUT_OF_256 or english == DEFAULT_SENTENCE
 
 
-def examples(seed: int | str, held_out: bool = False,
-             translated: float = TRANSLATED_SHARE) -> Iterator[Example]:
+def examples(
+    seed: int | str, held_out: bool = False, translated: float = TRANSLATED_SHARE
+) -> Iterator[Example]:
     """An endless stream of examples of one side of the split; equal seeds give equal streams.
 
     Args:

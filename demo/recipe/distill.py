@@ -35,7 +35,7 @@ def answers(target: T5ForConditionalGeneration, words: object, seed: int, path: 
         rows: Rows = []
         for chunk in range(POOL_CHUNKS):
             rows += learning.chunk_rows(words, seed, 10_000 + chunk)
-        torch.save(_answer(target, rows[learning.rank()::learning.world()]), own)
+        torch.save(_answer(target, rows[learning.rank() :: learning.world()]), own)
     if distributed.is_initialized():
         distributed.barrier()
     pool: Rows = []
@@ -48,14 +48,17 @@ def _answer(target: T5ForConditionalGeneration, rows: Rows) -> Rows:
     rows = sorted(rows, key=lambda row: len(row[1]))
     start, done = time.monotonic(), []
     for i in range(0, len(rows), GENERATION_BATCH):
-        part = rows[i:i + GENERATION_BATCH]
+        part = rows[i : i + GENERATION_BATCH]
         limit = max(len(t) for _, t in part) + 8
         outputs = learning.greedy(target, learning.pad([s for s, _ in part], 0), limit)
         target.eval()
         done += [(s, out) for (s, _), out in zip(part, outputs, strict=True) if out[-1] == 1]
         if i // GENERATION_BATCH % 20 == 0 and learning.rank() == 0:
-            print(f"answers: {len(done)}/{len(rows)}, "
-                  f"{len(done) / (time.monotonic() - start):.0f} examples/s", flush=True)
+            print(
+                f"answers: {len(done)}/{len(rows)}, "
+                f"{len(done) / (time.monotonic() - start):.0f} examples/s",
+                flush=True,
+            )
     return done
 
 
@@ -71,8 +74,9 @@ def portion(pool: Rows, chunk: int) -> Rows:
     return (pool[start:] + pool[:start])[:CHUNK]
 
 
-def distillation_loss(draft: T5ForConditionalGeneration, target: T5ForConditionalGeneration,
-                      batch: Batch) -> torch.Tensor:
+def distillation_loss(
+    draft: T5ForConditionalGeneration, target: T5ForConditionalGeneration, batch: Batch
+) -> torch.Tensor:
     """Half cross entropy with the greedy tokens, half with the target's distribution."""
     real = batch.target != IGNORED
     arguments = {"input_ids": batch.source, "attention_mask": batch.mask, "labels": batch.target}
@@ -97,12 +101,14 @@ def acceptance(draft: T5ForConditionalGeneration, rows: Rows, gamma: int = 5) ->
     draft.eval()
     accepted = drafted = 0
     for i in range(0, len(rows), GENERATION_BATCH):
-        batch = learning.to_batch(rows[i:i + GENERATION_BATCH])
-        best = draft(input_ids=batch.source, attention_mask=batch.mask,
-                     labels=batch.target).logits.argmax(-1)
-        for hits, (_, answer) in zip((best == batch.target).tolist(),
-                                     rows[i:i + GENERATION_BATCH], strict=True):
-            kept, tried = count_accepted(hits[:len(answer)], gamma)
+        batch = learning.to_batch(rows[i : i + GENERATION_BATCH])
+        best = draft(
+            input_ids=batch.source, attention_mask=batch.mask, labels=batch.target
+        ).logits.argmax(-1)
+        for hits, (_, answer) in zip(
+            (best == batch.target).tolist(), rows[i : i + GENERATION_BATCH], strict=True
+        ):
+            kept, tried = count_accepted(hits[: len(answer)], gamma)
             accepted, drafted = accepted + kept, drafted + tried
     draft.train()
     return accepted / drafted

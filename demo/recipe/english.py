@@ -13,11 +13,14 @@ ADJECTIVE, ADVERB, TO, SUBJECT, COUNTED, PARTICLE = map(chr, range(0xE006, 0xE00
 ARTICLE, AUXILIARY, TIME, MANY = map(chr, range(0xE00C, 0xE010))
 MARKS = "".join(map(chr, range(0xE000, 0xE010)))
 
-_NUMBERS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
-            "fourteen fifteen sixteen seventeen eighteen nineteen").split()
+_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen "
+    "fourteen fifteen sixteen seventeen eighteen nineteen"
+).split()
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
-_DOUBLING = frozenset(["put", "cut", "get", "run", "swim", "shop", "sit", "stop", "begin",
-                       "forget", "plan", "prefer"])
+_DOUBLING = frozenset(
+    ["put", "cut", "get", "run", "swim", "shop", "sit", "stop", "begin", "forget", "plan", "prefer"]
+)
 
 
 def mark(word: str, kind: str) -> str:
@@ -61,7 +64,7 @@ def ing_form(word: str) -> str:
 
 
 def article(text: str) -> str:
-    """"a" or "an" before a text, by the sound it begins with."""
+    """ "a" or "an" before a text, by the sound it begins with."""
     word = plain(text)
     vowel = word[0] in "aeio" or word.startswith("u") and not re.match("uni|use|usu", word)
     return mark("an" if vowel or word.startswith("hour") else "a", ARTICLE) + " " + text
@@ -100,7 +103,7 @@ def parse_verb(text: str, particle: bool = False) -> Verb:
 
 
 def join_list(parts: list[str], conjunction: str = "and") -> str:
-    """"a, b, and c": with the serial comma."""
+    """ "a, b, and c": with the serial comma."""
     if len(parts) < 3:
         return f" {conjunction} ".join(parts)
     return ", ".join(parts[:-1]) + f", {conjunction} {parts[-1]}"

@@ -38,8 +38,17 @@ from demo.recipe.english import (
 
 Error = Callable[[random.Random, list[str]], list[str] | None]
 _OBJECT_CASE = {"I": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
-_WRONG_BE = {"am": "is", "is": "are", "are": "is", "was": "were", "were": "was", "has": "have",
-             "have": "has", "do": "does", "does": "do"}
+_WRONG_BE = {
+    "am": "is",
+    "is": "are",
+    "are": "is",
+    "was": "were",
+    "were": "was",
+    "has": "have",
+    "have": "has",
+    "do": "does",
+    "does": "do",
+}
 _WRONG_PREPOSITION = {"on": ("in", "at"), "in": ("on", "at"), "at": ("in", "on")}
 
 
@@ -58,8 +67,12 @@ def _verbs() -> dict[str, dict[str, str]]:
 
 
 def _same_past() -> frozenset[str]:
-    return frozenset(a.en.base for entries in lexicon.load().actions.values() for a in entries
-                     if a.en.base == a.en.past) | {"cost"}
+    return frozenset(
+        a.en.base
+        for entries in lexicon.load().actions.values()
+        for a in entries
+        if a.en.base == a.en.past
+    ) | {"cost"}
 
 
 def _find(words: list[str], kind: str) -> list[int]:
@@ -77,7 +90,7 @@ def _replace(words: list[str], i: int, new: str) -> list[str]:
     core = re.sub(r"[.,?]+$", "", old)
     if core[:1].isupper() and core != "I" or i == 0:
         new = new[:1].upper() + new[1:]
-    return words[:i] + [new + old[len(core):]] + words[i + 1:]
+    return words[:i] + [new + old[len(core) :]] + words[i + 1 :]
 
 
 def _core(word: str) -> str:
@@ -134,7 +147,7 @@ def wrong_article(rng: random.Random, words: list[str]) -> list[str] | None:
 
 
 def _drop(words: list[str], i: int) -> list[str]:
-    rest = words[:i] + words[i + 1:]
+    rest = words[:i] + words[i + 1 :]
     if i == 0 and rest:
         rest[0] = rest[0][:1].upper() + rest[0][1:]
     return rest
@@ -165,7 +178,7 @@ def _swap(words: list[str], i: int) -> list[str]:
     core = _core(words[i + 1])
     if re.search("[.,?]$", words[i]) or core == "I" or first[:1].isupper():
         return None
-    return words[:i] + [core, first + second[len(core):]] + words[i + 2:]
+    return words[:i] + [core, first + second[len(core) :]] + words[i + 2 :]
 
 
 def doubled_word(rng: random.Random, words: list[str]) -> list[str] | None:
@@ -206,7 +219,7 @@ def wrong_comparison(rng: random.Random, words: list[str]) -> list[str] | None:
     if not places:
         return None
     i = rng.choice(places)
-    return words[:i] + ["more", plain(words[i])] + words[i + 1:]
+    return words[:i] + ["more", plain(words[i])] + words[i + 1 :]
 
 
 def wrong_writing(rng: random.Random, words: list[str]) -> list[str] | None:
@@ -217,8 +230,11 @@ def wrong_writing(rng: random.Random, words: list[str]) -> list[str] | None:
     if draw < 0.7 and words[-1][-1] in ".?":
         return words[:-1] + [words[-1][:-1]]
     places = [i for i, word in enumerate(words) if re.search("n't|Let's|let's", plain(word))]
-    return _replace(words, rng.choice(places), _core(words[rng.choice(places)]).replace("'", "")) \
-        if len(places) == 1 else None
+    return (
+        _replace(words, rng.choice(places), _core(words[rng.choice(places)]).replace("'", ""))
+        if len(places) == 1
+        else None
+    )
 
 
 def misspelled(rng: random.Random, words: list[str]) -> list[str] | None:
@@ -238,20 +254,20 @@ def _typo(rng: random.Random, word: str) -> str:
     i = rng.randrange(1, len(word) - 1)
     kind = rng.choice(("drop", "double", "swap", "swap", "drop", "vowel"))
     if kind == "drop":
-        return word[:i] + word[i + 1:]
+        return word[:i] + word[i + 1 :]
     if kind == "double":
         return word[:i] + word[i] + word[i:]
     if kind == "swap":
-        return word[:i] + word[i + 1] + word[i] + word[i + 2:]
+        return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
     vowels = [j for j in range(1, len(word)) if word[j] in "aeiou"]
     if not vowels:
         return ""
     j = rng.choice(vowels)
-    return word[:j] + rng.choice("aeiou".replace(word[j], "")) + word[j + 1:]
+    return word[:j] + rng.choice("aeiou".replace(word[j], "")) + word[j + 1 :]
 
 
 def _deletions(word: str) -> set[str]:
-    return {word[:i] + word[i + 1:] for i in range(len(word))}
+    return {word[:i] + word[i + 1 :] for i in range(len(word))}
 
 
 @lru_cache(maxsize=1)
@@ -259,13 +275,24 @@ def _lower_words() -> frozenset[str]:
     """Every lower-case English word the grammar can write."""
     lex = lexicon.load()
     texts = [t for entries in lex.nouns.values() for n in entries for t in (n.en, n.en_plural)]
-    texts += [t for entries in lex.adjectives.values() for a in entries
-              for t in (a.en, a.comparative or "")]
+    texts += [
+        t
+        for entries in lex.adjectives.values()
+        for a in entries
+        for t in (a.en, a.comparative or "")
+    ]
     for entries in lex.actions.values():
         for action in entries:
             verb = action.en
-            texts += [verb.base, verb.third, verb.past, verb.participle, verb.gerund, verb.rest,
-                      past_form(verb.base)]
+            texts += [
+                verb.base,
+                verb.third,
+                verb.past,
+                verb.participle,
+                verb.gerund,
+                verb.rest,
+                past_form(verb.base),
+            ]
     texts += [en for section, entries in lex.phrases.items() for en, _ in entries]
     texts += [number(n) for n in range(1000)]
     texts += _seen_words()
@@ -296,9 +323,19 @@ def nearest(typo: str) -> set[str]:
 
 
 _ERRORS: tuple[tuple[Error, int], ...] = (
-    (wrong_verb_form, 6), (wrong_tense_form, 4), (wrong_article, 4), (wrong_number, 3),
-    (wrong_order, 3), (doubled_word, 2), (missing_word, 3), (wrong_preposition, 3),
-    (wrong_pronoun, 2), (wrong_comparison, 3), (wrong_writing, 2), (misspelled, 7))
+    (wrong_verb_form, 6),
+    (wrong_tense_form, 4),
+    (wrong_article, 4),
+    (wrong_number, 3),
+    (wrong_order, 3),
+    (doubled_word, 2),
+    (missing_word, 3),
+    (wrong_preposition, 3),
+    (wrong_pronoun, 2),
+    (wrong_comparison, 3),
+    (wrong_writing, 2),
+    (misspelled, 7),
+)
 
 
 def corrupt(rng: random.Random, marked: str) -> str:

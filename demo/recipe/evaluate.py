@@ -36,32 +36,41 @@ def run(decoder: SpeculativeDecoder, examples: list[corpus.Example], batch_size:
         (prompt, wanted, got).
     """
     start = time.perf_counter()
-    results = decoder.generate([e.source for e in examples], max_tokens=200,
-                               batch_size=batch_size)
+    results = decoder.generate([e.source for e in examples], max_tokens=200, batch_size=batch_size)
     seconds = time.perf_counter() - start
-    misses = [(e.source, e.target, r.text) for e, r in zip(examples, results, strict=True)
-              if r.text != e.target]
+    misses = [
+        (e.source, e.target, r.text)
+        for e, r in zip(examples, results, strict=True)
+        if r.text != e.target
+    ]
     drafted = sum(r.stats.drafted for r in results)
     accepted = sum(r.stats.accepted for r in results)
-    return {"exact_match": 1 - len(misses) / len(examples),
-            "acceptance_rate": accepted / drafted if drafted else None,
-            "drafted": drafted, "accepted": accepted,
-            "generated_tokens": sum(r.stats.generated_tokens for r in results),
-            "seconds": seconds, "misses": misses}
+    return {
+        "exact_match": 1 - len(misses) / len(examples),
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "drafted": drafted,
+        "accepted": accepted,
+        "generated_tokens": sum(r.stats.generated_tokens for r in results),
+        "seconds": seconds,
+        "misses": misses,
+    }
 
 
 def evaluate(args: argparse.Namespace) -> dict:
     """All figures: {task: {"pair": ..., "draft_alone": ...}}."""
     target, tokenizer = load(args.target)
     draft, draft_tokenizer = load(args.draft)
-    pair = SpeculativeDecoder(target, draft, tokenizer, num_draft=args.num_draft,
-                              draft_tokenizer=draft_tokenizer)
+    pair = SpeculativeDecoder(
+        target, draft, tokenizer, num_draft=args.num_draft, draft_tokenizer=draft_tokenizer
+    )
     alone = SpeculativeDecoder(draft, None, tokenizer)
     figures = {}
     for task in TASKS:
         examples = held_out(task, args.count, args.seed)
-        figures[task] = {"pair": run(pair, examples, args.batch_size),
-                         "draft_alone": run(alone, examples, args.batch_size)}
+        figures[task] = {
+            "pair": run(pair, examples, args.batch_size),
+            "draft_alone": run(alone, examples, args.batch_size),
+        }
         report(task, figures[task], args)
     return figures
 
@@ -72,9 +81,11 @@ def report(task: str, figures: dict, args: argparse.Namespace) -> None:
     print(f"{task}: {args.count} held-out prompts")
     print(f"  target exact match      {pair['exact_match']:.1%}")
     print(f"  draft alone exact match {draft['exact_match']:.1%}")
-    print(f"  acceptance, num_draft {args.num_draft}: {pair['acceptance_rate']:.1%} "
-          f"({pair['accepted']} of {pair['drafted']} drafted tokens)")
-    for source, wanted, got in pair["misses"][:args.show_misses]:
+    print(
+        f"  acceptance, num_draft {args.num_draft}: {pair['acceptance_rate']:.1%} "
+        f"({pair['accepted']} of {pair['drafted']} drafted tokens)"
+    )
+    for source, wanted, got in pair["misses"][: args.show_misses]:
         print(f"  prompt {source}\n  wanted {wanted}\n  got    {got}")
 
 

@@ -48,17 +48,41 @@ peindre: peins peint peignons peignez peignent; peint; peindr
 éteindre: éteins éteint éteignons éteignez éteignent; éteint; éteindr
 envoyer: envoie envoie envoyons envoyez envoient; envoyé; enverr
 """
-_NUMBERS = ("zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze "
-           "quinze seize dix-sept dix-huit dix-neuf").split()
-_TENS = ("_ _ vingt trente quarante cinquante soixante soixante quatre-vingt "
-                "quatre-vingt").split()
-_PREFIXES = {"apprendre": "prendre", "comprendre": "prendre", "revenir": "venir",
-             "devenir": "venir", "sourire": "rire", "traduire": "conduire",
-             "construire": "conduire"}
-_REPLACED = {"sourire": ("ri", "souri"), "traduire": ("condui", "tradui"),
-             "construire": ("condui", "construi")}
-_ETRE_VERBS = frozenset(["aller", "venir", "arriver", "partir", "entrer", "rester", "tomber",
-                         "rentrer", "retourner", "revenir", "devenir", "sortir"])
+_NUMBERS = (
+    "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze "
+    "quinze seize dix-sept dix-huit dix-neuf"
+).split()
+_TENS = ("_ _ vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt").split()
+_PREFIXES = {
+    "apprendre": "prendre",
+    "comprendre": "prendre",
+    "revenir": "venir",
+    "devenir": "venir",
+    "sourire": "rire",
+    "traduire": "conduire",
+    "construire": "conduire",
+}
+_REPLACED = {
+    "sourire": ("ri", "souri"),
+    "traduire": ("condui", "tradui"),
+    "construire": ("condui", "construi"),
+}
+_ETRE_VERBS = frozenset(
+    [
+        "aller",
+        "venir",
+        "arriver",
+        "partir",
+        "entrer",
+        "rester",
+        "tomber",
+        "rentrer",
+        "retourner",
+        "revenir",
+        "devenir",
+        "sortir",
+    ]
+)
 _IMPERATIVE = {"être": ("soyons", "soyez"), "avoir": ("ayons", "ayez")}
 _IMPERFECT_ENDINGS = ("ais", "ait", "ions", "iez", "aient")
 _FUTURE_ENDINGS = ("ai", "a", "ons", "ez", "ont")
@@ -91,8 +115,11 @@ def _irregular_table() -> dict[str, tuple[tuple[str, ...], str, str]]:
     for verb, base in _PREFIXES.items():
         old, new = _REPLACED.get(verb, ("", verb[: -len(base)]))
         present, participle, future = table[base]
-        table[verb] = (tuple(new + form[len(old):] for form in present),
-                       new + participle[len(old):], new + future[len(old):])
+        table[verb] = (
+            tuple(new + form[len(old) :] for form in present),
+            new + participle[len(old) :],
+            new + future[len(old) :],
+        )
     return table
 
 
@@ -137,8 +164,9 @@ def conjugate(infinitive: str) -> Verb:
     present, participle, future = _forms(infinitive)
     base = "ét" if infinitive == "être" else present[2].removesuffix("ons")
     short = re.sub("ç$", "c", base[:-1] if base.endswith("ge") else base)  # before "i"
-    imperfect = tuple((short if ending[0] == "i" else base) + ending
-                      for ending in _IMPERFECT_ENDINGS)
+    imperfect = tuple(
+        (short if ending[0] == "i" else base) + ending for ending in _IMPERFECT_ENDINGS
+    )
     return Verb(
         infinitive=infinitive,
         present=present,
@@ -180,12 +208,12 @@ def starts_with_vowel(text: str) -> bool:
 
 
 def of(text: str) -> str:
-    """"de" before a noun phrase: du, des, de la, de l'."""
+    """ "de" before a noun phrase: du, des, de la, de l'."""
     return _contract(text, "de", "du ", "des ")
 
 
 def to(text: str) -> str:
-    """"à" before a noun phrase: au, aux, à la, à l'."""
+    """ "à" before a noun phrase: au, aux, à la, à l'."""
     return _contract(text, "à", "au ", "aux ")
 
 
@@ -202,7 +230,7 @@ def elide(text: str) -> str:
     text = re.sub(r"(?<![\w'-])si (?=ils?\b)", "s'", text)
 
     def shorten(match: re.Match) -> str:
-        return match[1][:-1] + "'" if starts_with_vowel(text[match.end():]) else match[0]
+        return match[1][:-1] + "'" if starts_with_vowel(text[match.end() :]) else match[0]
 
     return re.sub(r"(?<![\w'-])(je|ne|me|se|le|la|de|que) ", shorten, text)
 

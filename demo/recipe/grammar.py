@@ -61,23 +61,27 @@ def weather(g: Words, period: str = "") -> Both:
         verb, forms = g.phrase("weather verb")
         present, past, imperfect, future, base = forms.split(", ")
         english = parse_verb(verb)
-        return {"present": (f"it is {english.gerund}", f"il {present}"),
-                "past": (f"it {english.past}", f"il {past}"),
-                "was": (f"it was {english.gerund}", f"il {imperfect}"),
-                "future": (f"it will {verb}", f"il {future}"),
-                "if": (f"it {english.third}", f"il {present}"),
-                "going": (f"it is going to {verb}", f"il va {base}")}[period]
+        return {
+            "present": (f"it is {english.gerund}", f"il {present}"),
+            "past": (f"it {english.past}", f"il {past}"),
+            "was": (f"it was {english.gerund}", f"il {imperfect}"),
+            "future": (f"it will {verb}", f"il {future}"),
+            "if": (f"it {english.third}", f"il {present}"),
+            "going": (f"it is going to {verb}", f"il va {base}"),
+        }[period]
     en, fr = g.phrase("weather state")
     there = fr.startswith("du ")  # "il y a du vent", but "il fait froid"
     verb = french.conjugate("avoir" if there else "faire")
     lead = "il y" if there else "il"
     infinitive = "il va y avoir" if there else "il va faire"
-    return {"present": (f"it is {en}", f"{lead} {verb.present[1]} {fr}"),
-            "past": (f"it was {en}", f"{lead} {verb.imperfect[1]} {fr}"),
-            "was": (f"it was {en}", f"{lead} {verb.imperfect[1]} {fr}"),
-            "future": (f"it will be {en}", f"{lead} {verb.future[1]} {fr}"),
-            "if": (f"it is {en}", f"{lead} {verb.present[1]} {fr}"),
-            "going": (f"it is going to be {en}", f"{infinitive} {fr}")}[period]
+    return {
+        "present": (f"it is {en}", f"{lead} {verb.present[1]} {fr}"),
+        "past": (f"it was {en}", f"{lead} {verb.imperfect[1]} {fr}"),
+        "was": (f"it was {en}", f"{lead} {verb.imperfect[1]} {fr}"),
+        "future": (f"it will be {en}", f"{lead} {verb.future[1]} {fr}"),
+        "if": (f"it is {en}", f"{lead} {verb.present[1]} {fr}"),
+        "going": (f"it is going to be {en}", f"{infinitive} {fr}"),
+    }[period]
 
 
 def weather_report(g: Words) -> Both:
@@ -96,9 +100,13 @@ def price(g: Words) -> Both:
     noun = g.noun("clothes", "item", "furniture", "device", "reading:book", "vehicle", "tool")
     thing = noun_phrase(g, noun, g.rng.choice(("the", "the+", "this", "this+")), modify=0.5)
     amount = g.rng.choice((g.rng.randint(2, 99), g.rng.randint(100, 999)))
-    predicate = Predicate(parse_verb("cost/cost"), french.conjugate("coûter"),
-                          f"{number(amount)} {mark('euros', COUNTED)}",
-                          f"{french.number(amount)} euros", state=True)
+    predicate = Predicate(
+        parse_verb("cost/cost"),
+        french.conjugate("coûter"),
+        f"{number(amount)} {mark('euros', COUNTED)}",
+        f"{french.number(amount)} euros",
+        state=True,
+    )
     tense = g.rng.choice(("present", "future")) if not thing.plural else "future"
     return clause(thing, predicate, Manner(tense))
 
@@ -106,23 +114,47 @@ def price(g: Words) -> Both:
 def possession(g: Words) -> Both:
     """My brother has two cats and a dog."""
     have = g.verb("have")
-    nouns = [g.noun("animal:dog", "animal:cat", "item", "vehicle:car", "furniture", "reading",
-                    "building:house")
-             for _ in range(2)]
+    nouns = [
+        g.noun(
+            "animal:dog",
+            "animal:cat",
+            "item",
+            "vehicle:car",
+            "furniture",
+            "reading",
+            "building:house",
+        )
+        for _ in range(2)
+    ]
     modes = ("a", "number+", "several+")
     first, second = (noun_phrase(g, n, g.rng.choice(modes), modify=0.3) for n in nouns)
-    thing = first if nouns[0] == nouns[1] else NounPhrase(
-        f"{first.en} and {second.en}", f"{first.fr} et {second.fr}", 4, negatable=False)
-    return simple(g, make=lambda g: say.with_object(have, thing), timed=0, negation=0,
-                  period=g.rng.choice(("none", "none", "future", "past")))
+    thing = (
+        first
+        if nouns[0] == nouns[1]
+        else NounPhrase(
+            f"{first.en} and {second.en}", f"{first.fr} et {second.fr}", 4, negatable=False
+        )
+    )
+    return simple(
+        g,
+        make=lambda g: say.with_object(have, thing),
+        timed=0,
+        negation=0,
+        period=g.rng.choice(("none", "none", "future", "past")),
+    )
 
 
 def because(g: Words) -> Both:
     """... because ..."""
     period = g.rng.choice(("past", "future", "none"))
     first = simple(g, period=period, timed=0.3)
-    reason = g.rng.choice((lambda: described(g, subject(g), period), lambda: simple(
-        g, period=period, timed=0), lambda: weather(g, {"none": "present"}.get(period, period))))()
+    reason = g.rng.choice(
+        (
+            lambda: described(g, subject(g), period),
+            lambda: simple(g, period=period, timed=0),
+            lambda: weather(g, {"none": "present"}.get(period, period)),
+        )
+    )()
     return f"{first[0]} because {reason[0]}", f"{first[1]} parce que {reason[1]}"
 
 
@@ -135,8 +167,17 @@ def contrast(g: Words) -> Both:
 
 def _part(g: Words) -> Both:
     """One half of a compound sentence: short, or with a clause of its own."""
-    makers = (simple, described, because, when_future, opinion, who_relative, that_relative,
-              existence, purpose)
+    makers = (
+        simple,
+        described,
+        because,
+        when_future,
+        opinion,
+        who_relative,
+        that_relative,
+        existence,
+        purpose,
+    )
     return g.rng.choices(makers, (8, 4, 1, 1, 1, 1, 1, 1, 1))[0](g)
 
 
@@ -161,8 +202,10 @@ def _when_clause(g: Words, who: NounPhrase) -> Both:
     while True:
         predicate = say.doing(g)
         if not ambiguous(predicate, Manner("when_future"), who):
-            return (english_clause(who, predicate, Manner("present")),
-                    french_clause(who, predicate, Manner("when_future")))
+            return (
+                english_clause(who, predicate, Manner("present")),
+                french_clause(who, predicate, Manner("when_future")),
+            )
 
 
 def if_real(g: Words) -> Both:
@@ -171,8 +214,9 @@ def if_real(g: Words) -> Both:
         first, when = weather(g, "if"), g.phrase("time future")
         first = f"{first[0]} {when[0]}", f"{first[1]} {when[1]}"
     else:
-        first = _plain_action(g, subject(g), Manner("present", "pas" if g.chance(0.2) else ""),
-                              _positive_or_negatable)
+        first = _plain_action(
+            g, subject(g), Manner("present", "pas" if g.chance(0.2) else ""), _positive_or_negatable
+        )
     second = _plain_action(g, subject(g), Manner("future"))
     if g.chance(0.6):
         return f"if {first[0]}, {second[0]}", f"si {first[1]}, {second[1]}"
@@ -190,11 +234,20 @@ def if_unreal(g: Words) -> Both:
     have = g.verb("have")
     who = subject(g)
     if g.chance(0.6):
-        noun = g.noun("vehicle:car", "vehicle:boat", "item", "animal:horse", "animal:dog", "tool",
-                      "device", "school")
+        noun = g.noun(
+            "vehicle:car",
+            "vehicle:boat",
+            "item",
+            "animal:horse",
+            "animal:dog",
+            "tool",
+            "device",
+            "school",
+        )
         thing = noun_phrase(g, noun, "a", modify=0.4)
-        first = clause(who, say.with_object(have, thing),
-                       Manner("if_past", "pas" if g.chance(0.2) else ""))
+        first = clause(
+            who, say.with_object(have, thing), Manner("if_past", "pas" if g.chance(0.2) else "")
+        )
     else:
         first = _plain_action(g, who, Manner("if_past"))
     other = subject(g)
@@ -216,8 +269,12 @@ def opinion(g: Words) -> Both:
     """My mother thinks that ..., Paul said that ..."""
     en, fr = g.phrase("opinion")
     who = subject(g)
-    verb = Predicate(parse_verb(en.removesuffix(" that")),
-                     french.conjugate(fr.removesuffix(" que")), "that", "que")
+    verb = Predicate(
+        parse_verb(en.removesuffix(" that")),
+        french.conjugate(fr.removesuffix(" que")),
+        "that",
+        "que",
+    )
     first = clause(who, verb, Manner("present"))
     inner = g.rng.choice((lambda: simple(g), lambda: described(g), lambda: existence(g)))()
     return f"{first[0]} {inner[0]}", f"{first[1]} {inner[1]}"
@@ -237,8 +294,13 @@ def who_relative(g: Words) -> Both:
 
 def that_relative(g: Words) -> Both:
     """The car that Anna bought is red: the participle agrees with what precedes."""
-    action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
-                           if not a.fr_rest and a.en.base != a.en.past and not a.state])
+    action = g.rng.choice(
+        [
+            a
+            for a in g.lexicon.actions["transitive"]
+            if not a.fr_rest and a.en.base != a.en.past and not a.state
+        ]
+    )
     classes = [c for c in action.objects if c not in ("person", "region", "place")]
     if not classes:
         return that_relative(g)
@@ -250,8 +312,13 @@ def that_relative(g: Words) -> Both:
     head = replace(thing, en=f"{thing.en} that {en}", fr=f"{thing.fr} que {fr}")
     draw = g.rng.random()
     if draw < 0.5:
-        return simple(g, head, g.rng.choice(("none", "past", "future")), timed=0,
-                      make=lambda g: say.being_adjective(g, head, noun))
+        return simple(
+            g,
+            head,
+            g.rng.choice(("none", "past", "future")),
+            timed=0,
+            make=lambda g: say.being_adjective(g, head, noun),
+        )
     if draw < 0.7:
         return simple(g, head, "none", timed=0, make=say.being_somewhere)
     finder = g.verb(g.rng.choice(("find", "look")))
@@ -260,8 +327,14 @@ def that_relative(g: Words) -> Both:
 
 def shopping_list(g: Words) -> Both:
     """We bought three apples, a cake, and some bread at the market."""
-    kinds = g.rng.choice((("food", "mass", "vegetable", "drink"), ("clothes",),
-                          ("item", "school"), ("food", "vegetable")))
+    kinds = g.rng.choice(
+        (
+            ("food", "mass", "vegetable", "drink"),
+            ("clothes",),
+            ("item", "school"),
+            ("food", "vegetable"),
+        )
+    )
     buy = g.verb(g.rng.choice(("buy", "sell", "buy")))
     if g.chance(0.4):
         items = list_of(g, kinds, 2, 4)
@@ -285,8 +358,9 @@ def _determined(g: Words, kinds: tuple[str, ...]) -> NounPhrase:
         if noun not in nouns:
             nouns.append(noun)
     modes = ("a", "some+", "number+", "several+")
-    return several([noun_phrase(g, n, "some" if n.mass else g.rng.choice(modes), modify=0.2)
-                    for n in nouns])
+    return several(
+        [noun_phrase(g, n, "some" if n.mass else g.rng.choice(modes), modify=0.2) for n in nouns]
+    )
 
 
 def liking_to(g: Words) -> Both:
@@ -302,11 +376,28 @@ def liking_to(g: Words) -> Both:
     return f"{first[0]}, but {second[0]}", f"{first[1]}, mais {second[1]}"
 
 
-_TEMPLATES = ((statement, 24), (asking, 13), (commands, 9), (errand, 9), (existence, 5),
-              (purpose, 6), (weather_report, 3), (price, 2), (possession, 3), (because, 5),
-              (contrast, 8), (when_future, 3), (if_real, 3), (if_unreal, 2), (meanwhile, 3),
-              (opinion, 4), (who_relative, 4), (that_relative, 4), (shopping_list, 5),
-              (liking_to, 3))
+_TEMPLATES = (
+    (statement, 24),
+    (asking, 13),
+    (commands, 9),
+    (errand, 9),
+    (existence, 5),
+    (purpose, 6),
+    (weather_report, 3),
+    (price, 2),
+    (possession, 3),
+    (because, 5),
+    (contrast, 8),
+    (when_future, 3),
+    (if_real, 3),
+    (if_unreal, 2),
+    (meanwhile, 3),
+    (opinion, 4),
+    (who_relative, 4),
+    (that_relative, 4),
+    (shopping_list, 5),
+    (liking_to, 3),
+)
 
 
 def finish(en: str, fr: str) -> Pair:
@@ -326,6 +417,7 @@ def sample(rng: random.Random) -> Pair:
     while True:
         make = rng.choices(makers, weights)[0]
         pair = finish(*make(g))
-        if all(MIN_WORDS <= len(text.rstrip(" ?").split()) <= MAX_WORDS
-               for text in (pair.en, pair.fr)) and not _DOUBLED.search(pair.en):
+        if all(
+            MIN_WORDS <= len(text.rstrip(" ?").split()) <= MAX_WORDS for text in (pair.en, pair.fr)
+        ) and not _DOUBLED.search(pair.en):
             return pair

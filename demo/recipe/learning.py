@@ -40,12 +40,22 @@ class Recipe:
 def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
     """A T5 (v1.0 style: ReLU, tied and scaled embeddings) with random weights."""
     config = T5Config(
-        vocab_size=vocab_size, d_model=recipe.d_model, d_kv=64, d_ff=recipe.d_ff,
-        num_heads=recipe.num_heads, num_layers=recipe.num_layers,
-        num_decoder_layers=recipe.num_decoder_layers, feed_forward_proj="relu",
-        tie_word_embeddings=True, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+        vocab_size=vocab_size,
+        d_model=recipe.d_model,
+        d_kv=64,
+        d_ff=recipe.d_ff,
+        num_heads=recipe.num_heads,
+        num_layers=recipe.num_layers,
+        num_decoder_layers=recipe.num_decoder_layers,
+        feed_forward_proj="relu",
+        tie_word_embeddings=True,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
         eos_token_id=1,
-        relative_attention_num_buckets=32, relative_attention_max_distance=128)
+        relative_attention_num_buckets=32,
+        relative_attention_max_distance=128,
+    )
     model = T5ForConditionalGeneration(config)
     model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
     point_heads(model)
@@ -60,8 +70,10 @@ def point_heads(model: T5ForConditionalGeneration) -> None:
     knows places by its relative biases only, and from near zero those take thousands of steps to
     tell neighbours apart.
     """
-    encoder, decoder = (stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-                        for stack in (model.encoder, model.decoder))
+    encoder, decoder = (
+        stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        for stack in (model.encoder, model.decoder)
+    )
     after = encoder.shape[0] // 2 + 1  # the bucket of the next token
     for head, bucket in zip(range(encoder.shape[1]), (1, after), strict=False):
         encoder[bucket, head] = 5.0
@@ -111,7 +123,7 @@ def bucketed(rows: list, size: int, seed: str) -> list[list]:
     """Batches of rows of like length, in random order."""
     rng = random.Random(seed)
     rows = sorted(rows, key=lambda row: (len(row[1]) // 3, len(row[0]), rng.random()))
-    batches = [rows[i:i + size] for i in range(0, len(rows) - size + 1, size)]
+    batches = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
     rng.shuffle(batches)
     return batches
 
@@ -124,7 +136,7 @@ def chunk_rows(words: object, seed: int, chunk: int) -> list[tuple[list[int], li
 
 def shared_batches(rows: list, size: int, seed: str) -> list[Batch]:
     """This process's part of every batch."""
-    return [to_batch(batch[rank()::world()]) for batch in bucketed(rows, size, seed)]
+    return [to_batch(batch[rank() :: world()]) for batch in bucketed(rows, size, seed)]
 
 
 def rank() -> int:
@@ -168,12 +180,18 @@ def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[
 class Trainer:
     """One model's run: optimizer, schedule, checkpoints."""
 
-    def __init__(self, name: str, recipe: Recipe, model: T5ForConditionalGeneration,
-                 work: Path) -> None:
+    def __init__(
+        self, name: str, recipe: Recipe, model: T5ForConditionalGeneration, work: Path
+    ) -> None:
         self.name, self.recipe, self.model = name, recipe, model.train()
         self.path = work / f"{name}.pt"
-        self.optimizer = torch.optim.AdamW(parameter_groups(model, recipe), betas=(0.9, 0.98),
-                                           eps=1e-9, weight_decay=0.01, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(model, recipe),
+            betas=(0.9, 0.98),
+            eps=1e-9,
+            weight_decay=0.01,
+            fused=True,
+        )
         self.chunk = self.step = 0
         self.seconds = 0.0
         if self.path.exists():
@@ -198,8 +216,13 @@ class Trainer:
         """Writes the checkpoint atomically."""
         if rank() != 0:
             return
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                 "chunk": self.chunk, "step": self.step, "seconds": self.seconds}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "chunk": self.chunk,
+            "step": self.step,
+            "seconds": self.seconds,
+        }
         partial = self.path.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.path)
@@ -224,8 +247,11 @@ class Trainer:
             total, count = total + loss.item(), count + 1
             if count % 40 == 0 and rank() == 0:
                 speed = count * self.recipe.batch / (time.monotonic() - start)
-                print(f"{self.name} step {self.step}/{self.steps} loss {total / count:.4f} "
-                      f"{speed:.0f} examples/s", flush=True)
+                print(
+                    f"{self.name} step {self.step}/{self.steps} loss {total / count:.4f} "
+                    f"{speed:.0f} examples/s",
+                    flush=True,
+                )
         self.chunk += 1
         self.seconds += time.monotonic() - start
         self.save()
@@ -234,28 +260,36 @@ class Trainer:
 def token_loss(model: T5ForConditionalGeneration, batch: Batch) -> torch.Tensor:
     """Cross entropy per token."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(input_ids=batch.source, attention_mask=batch.mask,
-                       labels=batch.target).logits
-    return functional.cross_entropy(logits.float().flatten(0, 1), batch.target.flatten(),
-                                    ignore_index=IGNORED)
+        logits = model(
+            input_ids=batch.source, attention_mask=batch.mask, labels=batch.target
+        ).logits
+    return functional.cross_entropy(
+        logits.float().flatten(0, 1), batch.target.flatten(), ignore_index=IGNORED
+    )
 
 
 @torch.no_grad()
 def greedy(model: T5ForConditionalGeneration, source: torch.Tensor, limit: int) -> list[list[int]]:
     """The model's own answers, without start token and padding, with EOS if it came."""
     model.eval()
-    out = model.generate(input_ids=source, attention_mask=source != 0, max_new_tokens=limit,
-                         do_sample=False, num_beams=1)
+    out = model.generate(
+        input_ids=source,
+        attention_mask=source != 0,
+        max_new_tokens=limit,
+        do_sample=False,
+        num_beams=1,
+    )
     model.train()
     return [_until_eos(row[1:]) for row in out.tolist()]
 
 
 def _until_eos(row: list[int]) -> list[int]:
-    return row[:row.index(1) + 1] if 1 in row else row
+    return row[: row.index(1) + 1] if 1 in row else row
 
 
-def exact_match(model: T5ForConditionalGeneration, words: object, count: int,
-                seed: str = "check") -> dict[str, float]:
+def exact_match(
+    model: T5ForConditionalGeneration, words: object, count: int, seed: str = "check"
+) -> dict[str, float]:
     """Share of held-out prompts answered exactly, by task."""
     result = {}
     for task, share in (("translate", 1.0), ("fix", 0.0)):
@@ -264,7 +298,7 @@ def exact_match(model: T5ForConditionalGeneration, words: object, count: int,
         rows.sort(key=lambda row: len(row[1]))
         right = 0
         for i in range(0, count, 100):
-            part = rows[i:i + 100]
+            part = rows[i : i + 100]
             longest = max(len(t) for _, t in part)
             answers = greedy(model, pad([s for s, _ in part], 0), longest + 4)
             right += sum(a == t for a, (_, t) in zip(answers, part, strict=True))
@@ -278,8 +312,9 @@ def export(model: T5ForConditionalGeneration, tokenizer_folder: Path, folder: Pa
     state = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
     copy = T5ForConditionalGeneration(model.config).to(torch.bfloat16)
     copy.load_state_dict(state)
-    copy.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=0,
-                                              eos_token_id=1)
+    copy.generation_config = GenerationConfig(
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1
+    )
     copy.save_pretrained(folder)
     for name in tokenizer.FILES:
         shutil.copy(tokenizer_folder / name, folder / name)

@@ -71,8 +71,12 @@ class Lexicon:
 
     def of_class(self, classes: tuple[str, ...]) -> tuple[Noun, ...]:
         """The nouns of classes such as "food", "food:egg" or "person"."""
-        return tuple(noun for kind, word in _matching(classes) for noun in self.nouns[kind]
-                     if not word or noun.en == word)
+        return tuple(
+            noun
+            for kind, word in _matching(classes)
+            for noun in self.nouns[kind]
+            if not word or noun.en == word
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -108,8 +112,15 @@ def _noun(section: str, line: str) -> Noun:
     fr, _, fr_plural = match[1].partition("/")
     if section in ("mass", "drink"):
         en_plural, fr_plural = en, fr
-    return Noun(en, en_plural or english.s_form(en), fr, fr_plural or french.plural(fr),
-                match[2], section, tuple((match[3] or "").split(",")) if match[3] else ())
+    return Noun(
+        en,
+        en_plural or english.s_form(en),
+        fr,
+        fr_plural or french.plural(fr),
+        match[2],
+        section,
+        tuple((match[3] or "").split(",")) if match[3] else (),
+    )
 
 
 def _adjective(line: str) -> Adjective:
@@ -127,8 +138,13 @@ def _adjective(line: str) -> Adjective:
         comparative = None
     elif not comparative:
         comparative = "more " + en
-    return Adjective(en, comparative, (masculine, fem, masculine_plural, fem_plural, vowel),
-                     before, tuple(classes.split()))
+    return Adjective(
+        en,
+        comparative,
+        (masculine, fem, masculine_plural, fem_plural, vowel),
+        before,
+        tuple(classes.split()),
+    )
 
 
 def _action(line: str) -> Action:
@@ -137,9 +153,15 @@ def _action(line: str) -> Action:
     state, clitic = left.startswith("*"), left.startswith("+ ")
     reflexive = right.startswith(("se ", "s'"))
     infinitive, _, rest = re.sub("^(se |s')", "", right).partition(" ")
-    return Action(english.parse_verb(left.lstrip("*+ "), particle=bool(classes)),
-                  french.conjugate(infinitive), rest, reflexive, state, clitic,
-                  tuple(classes.split()))
+    return Action(
+        english.parse_verb(left.lstrip("*+ "), particle=bool(classes)),
+        french.conjugate(infinitive),
+        rest,
+        reflexive,
+        state,
+        clitic,
+        tuple(classes.split()),
+    )
 
 
 def _phrase(line: str) -> tuple[str, str]:

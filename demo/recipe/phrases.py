@@ -13,11 +13,34 @@ from demo.recipe.lexicon import Action, Adjective, Noun
 
 SINGULAR_KIN = ("mother", "father", "husband", "grandmother", "grandfather")
 # English: French before m., f., plural nouns; "ma" is "mon" before a vowel.
-POSSESSIVES = {"my": ("mon", "ma", "mes"), "his": ("son", "sa", "ses"), "her": ("son", "sa", "ses"),
-               "our": ("notre", "notre", "nos"), "your": ("votre", "votre", "vos"),
-               "their": ("leur", "leur", "leurs")}
-COUNT_MODES = ("the", "the", "a", "a", "a", "the+", "some+", "some+", "number+", "my", "my", "my+",
-               "this", "this+", "several+", "many+", "few+", "owner")
+POSSESSIVES = {
+    "my": ("mon", "ma", "mes"),
+    "his": ("son", "sa", "ses"),
+    "her": ("son", "sa", "ses"),
+    "our": ("notre", "notre", "nos"),
+    "your": ("votre", "votre", "vos"),
+    "their": ("leur", "leur", "leurs"),
+}
+COUNT_MODES = (
+    "the",
+    "the",
+    "a",
+    "a",
+    "a",
+    "the+",
+    "some+",
+    "some+",
+    "number+",
+    "my",
+    "my",
+    "my+",
+    "this",
+    "this+",
+    "several+",
+    "many+",
+    "few+",
+    "owner",
+)
 MASS_MODES = ("the", "some", "some", "some", "my", "this", "lot", "measure", "enough")
 
 
@@ -124,8 +147,9 @@ def demonstrative(gender: str, many: bool, following: str) -> str:
     return "cet" if french.starts_with_vowel(following) else "ce"
 
 
-def noun_phrase(g: Words, noun: Noun, mode: str = "", adjective: Adjective | None = None,
-                modify: float = 0.3) -> NounPhrase:
+def noun_phrase(
+    g: Words, noun: Noun, mode: str = "", adjective: Adjective | None = None, modify: float = 0.3
+) -> NounPhrase:
     """A noun with determiner and perhaps an adjective; `mode` as in COUNT_MODES, "" for any."""
     if not mode:
         mode = g.rng.choice(MASS_MODES if noun.mass else COUNT_MODES)
@@ -154,43 +178,65 @@ def _specific(g: Words, mode: str, base: NounPhrase) -> NounPhrase:
         owner = g.rng.choice(("my", "her", "your") if en == "husband" else tuple(POSSESSIVES))
         return replace(base, en=f"{owner} {en}", fr=f"{possessive(owner, gender, many, fr)} {fr}")
     owner = name(g) if g.chance(0.6) else noun_phrase(g, g.noun("kin"), "my", modify=0)
-    return replace(base, en=f"{owner.en}'s {en}",
-                   fr=f"{definite(gender, many)} {fr} {owner.of()}")
+    return replace(base, en=f"{owner.en}'s {en}", fr=f"{definite(gender, many)} {fr} {owner.of()}")
 
 
-def _unspecific(g: Words, mode: str, base: NounPhrase, noun: Noun,
-                adjective: Adjective | None) -> NounPhrase:
+def _unspecific(
+    g: Words, mode: str, base: NounPhrase, noun: Noun, adjective: Adjective | None
+) -> NounPhrase:
     en, fr, gender = base.en, base.fr, base.gender
     negative = {"fr_negative": "de " + fr}
     if mode == "a":
         one = "une" if gender == "f" else "un"
         return replace(base, en=article(en), fr=f"{one} {fr}", en_negative=article(en), **negative)
     if mode == "some" and not base.plural:  # "du" before a mass noun
-        return replace(base, en="some " + en, fr=_partitive(fr, gender), after_de=fr,
-                       en_negative="any " + en, **negative)
+        return replace(
+            base,
+            en="some " + en,
+            fr=_partitive(fr, gender),
+            after_de=fr,
+            en_negative="any " + en,
+            **negative,
+        )
     if mode == "some":
         begin = "de" if adjective and adjective.before else "des"
-        return replace(base, en="some " + en, fr=f"{begin} {fr}", after_de=fr,
-                       en_negative="any " + en, **negative)
+        return replace(
+            base,
+            en="some " + en,
+            fr=f"{begin} {fr}",
+            after_de=fr,
+            en_negative="any " + en,
+            **negative,
+        )
     if mode == "number":
         n = g.rng.choice((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, g.rng.randint(11, 99)))
         word = french.number(n, gender)
         return replace(base, en=f"{number(n)} {en}", fr=f"{word} {fr}")
     if mode == "measure":
-        return _measure(g, noun) or replace(base, en="some " + en, fr=_partitive(fr, gender),
-                                            after_de=fr, en_negative="any " + en, **negative)
+        return _measure(g, noun) or replace(
+            base,
+            en="some " + en,
+            fr=_partitive(fr, gender),
+            after_de=fr,
+            en_negative="any " + en,
+            **negative,
+        )
     if mode in ("lot", "enough"):
-        english, quantity = (("a lot of", "beaucoup de") if mode == "lot"
-                             else ("enough", "assez de"))
-        return replace(base, en=f"{mark(english, MANY) if mode == 'lot' else english} {en}",
-                       fr=f"{quantity} {fr}")
-    english, quantity = {"several": ("several", "plusieurs"), "few": ("a few", "quelques"),
-                         "many": g.rng.choice((("many", "beaucoup de"),
-                                               ("a lot of", "beaucoup de"),
-                                               ("too many", "trop de")))}[mode]
+        english, quantity = ("a lot of", "beaucoup de") if mode == "lot" else ("enough", "assez de")
+        return replace(
+            base,
+            en=f"{mark(english, MANY) if mode == 'lot' else english} {en}",
+            fr=f"{quantity} {fr}",
+        )
+    english, quantity = {
+        "several": ("several", "plusieurs"),
+        "few": ("a few", "quelques"),
+        "many": g.rng.choice(
+            (("many", "beaucoup de"), ("a lot of", "beaucoup de"), ("too many", "trop de"))
+        ),
+    }[mode]
     english = mark(english, MANY) if english == "a lot of" else english
-    return replace(base, en=f"{english} {en}", fr=f"{quantity} {fr}",
-                   negatable=mode == "many")
+    return replace(base, en=f"{english} {en}", fr=f"{quantity} {fr}", negatable=mode == "many")
 
 
 def _partitive(fr: str, gender: str) -> str:
@@ -208,23 +254,35 @@ def _measure(g: Words, noun: Noun) -> NounPhrase | None:
     mode = "a" if g.chance(0.6) else "number+"
     outer = noun_phrase(g, g.rng.choice(fitting), mode, modify=0)
     negative = outer.fr_negative and f"{outer.fr_negative} de {noun.fr_plural}"
-    return replace(outer, en=f"{outer.en} of {noun.en_plural}",
-                   fr=f"{outer.fr} de {noun.fr_plural}", fr_negative=negative,
-                   en_negative=outer.en_negative and f"{outer.en_negative} of {noun.en_plural}")
+    return replace(
+        outer,
+        en=f"{outer.en} of {noun.en_plural}",
+        fr=f"{outer.fr} de {noun.fr_plural}",
+        fr_negative=negative,
+        en_negative=outer.en_negative and f"{outer.en_negative} of {noun.en_plural}",
+    )
 
 
 def bare(g: Words, noun: Noun) -> NounPhrase:
     """ "eggs", "bread" -> "des œufs", "du pain": a member of a list."""
     fr = _partitive(noun.fr, noun.gender) if noun.mass else "des " + noun.fr_plural
-    return NounPhrase(noun.en_plural, fr, 1 if noun.mass else 4, noun.gender, not noun.mass,
-                      noun.kind, after_de=noun.fr_plural)
+    return NounPhrase(
+        noun.en_plural,
+        fr,
+        1 if noun.mass else 4,
+        noun.gender,
+        not noun.mass,
+        noun.kind,
+        after_de=noun.fr_plural,
+    )
 
 
 def generic(noun: Noun) -> NounPhrase:
     """ "apples" -> "les pommes", after a verb of liking."""
     fr = f"{definite(noun.gender, not noun.mass)} {noun.fr_plural}"
-    return NounPhrase(noun.en_plural, fr, 1 if noun.mass else 4, noun.gender, not noun.mass,
-                      noun.kind)
+    return NounPhrase(
+        noun.en_plural, fr, 1 if noun.mass else 4, noun.gender, not noun.mass, noun.kind
+    )
 
 
 def name(g: Words) -> NounPhrase:
@@ -237,16 +295,24 @@ def name(g: Words) -> NounPhrase:
 def both(first: NounPhrase, second: NounPhrase) -> NounPhrase:
     """Two joined by "and"."""
     gender = "f" if first.gender == second.gender == "f" else "m"
-    return NounPhrase(f"{first.en} and {second.en}", f"{first.fr} et {second.fr}", 4, gender, True,
-                      first.kind, joined=(first, second))
+    return NounPhrase(
+        f"{first.en} and {second.en}",
+        f"{first.fr} et {second.fr}",
+        4,
+        gender,
+        True,
+        first.kind,
+        joined=(first, second),
+    )
 
 
 def several(items: list[NounPhrase]) -> NounPhrase:
     """A list: serial comma in English, none in French."""
     fr = [item.fr for item in items]
     joined = ", ".join(fr[:-1]) + " et " + fr[-1]
-    return NounPhrase(join_list([item.en for item in items]), joined, 4, "m", True, items[0].kind,
-                      negatable=False)
+    return NounPhrase(
+        join_list([item.en for item in items]), joined, 4, "m", True, items[0].kind, negatable=False
+    )
 
 
 def list_of(g: Words, classes: tuple[str, ...], low: int = 2, high: int = 4) -> NounPhrase:
@@ -260,8 +326,14 @@ def list_of(g: Words, classes: tuple[str, ...], low: int = 2, high: int = 4) -> 
     return several([bare(g, noun) for noun in nouns])
 
 
-_PRONOUNS = (("I", "je", 0, "m"), ("he", "il", 1, "m"), ("she", "elle", 1, "f"),
-             ("we", "nous", 2, "m"), ("you", "vous", 3, "m"), ("they", "ils", 4, "m"))
+_PRONOUNS = (
+    ("I", "je", 0, "m"),
+    ("he", "il", 1, "m"),
+    ("she", "elle", 1, "f"),
+    ("we", "nous", 2, "m"),
+    ("you", "vous", 3, "m"),
+    ("they", "ils", 4, "m"),
+)
 
 
 def pronoun(g: Words) -> NounPhrase:
@@ -279,8 +351,9 @@ def person(g: Words, mode: str = "") -> NounPhrase:
         first, second = name(g), name(g)
         return both(first, second) if first.en != second.en else first
     if draw < 0.75:
-        return noun_phrase(g, g.noun("kin"), mode or g.rng.choice(("my", "my", "my", "my+",
-                                                                     "owner")))
+        return noun_phrase(
+            g, g.noun("kin"), mode or g.rng.choice(("my", "my", "my", "my+", "owner"))
+        )
     return noun_phrase(g, g.noun("role"), mode or g.rng.choice(("the", "the", "the+", "this")))
 
 

@@ -25,8 +25,14 @@ _MANNER_VERBS = ("work", "travel", "sleep", "paint", "cook", "wait")
 
 def from_action(action: Action, en: str = "", fr: str = "") -> Predicate:
     """The verb of a lexicon entry with a complement."""
-    return Predicate(action.en, action.fr, en, f"{action.fr_rest} {fr}".strip(),
-                     reflexive=action.reflexive, state=action.state)
+    return Predicate(
+        action.en,
+        action.fr,
+        en,
+        f"{action.fr_rest} {fr}".strip(),
+        reflexive=action.reflexive,
+        state=action.state,
+    )
 
 
 def with_object(action: Action, thing: NounPhrase) -> Predicate:
@@ -40,8 +46,13 @@ def with_object(action: Action, thing: NounPhrase) -> Predicate:
         fr = f"{lead} {thing.to()}".strip()
         return replace(base, en_tail=thing.en, fr_tail=fr)
     negative = thing.fr_negative and f"{action.fr_rest} {thing.fr_negative}".strip()
-    return replace(base, en_tail=thing.en, fr_tail=f"{action.fr_rest} {thing.fr}".strip(),
-                   en_negative=thing.en_negative, fr_negative=negative)
+    return replace(
+        base,
+        en_tail=thing.en,
+        fr_tail=f"{action.fr_rest} {thing.fr}".strip(),
+        en_negative=thing.en_negative,
+        fr_negative=negative,
+    )
 
 
 def _object_classes(g: Words, action: Action) -> tuple[str, ...]:
@@ -55,9 +66,14 @@ def thing_for(g: Words, action: Action, modify: float = 0.3) -> NounPhrase:
         return person(g)
     noun = g.noun(*kind)
     if noun.kind == "kin":  # "have two brothers"
-        return noun_phrase(g, noun, "a" if noun.en in ("mother", "father", "husband",
-                                                       "grandmother", "grandfather")
-                           else g.rng.choice(("a", "number+", "several+")), modify=0)
+        return noun_phrase(
+            g,
+            noun,
+            "a"
+            if noun.en in ("mother", "father", "husband", "grandmother", "grandfather")
+            else g.rng.choice(("a", "number+", "several+")),
+            modify=0,
+        )
     return noun_phrase(g, noun, modify=modify)
 
 
@@ -66,8 +82,11 @@ def transitive(g: Words) -> Predicate:
     action = g.rng.choice(g.lexicon.actions["transitive"])
     if action.clitic and g.chance(0.3):
         return with_pronoun(g, action)
-    if g.chance(0.12) and action.objects[0] in ("food", "vegetable", "drink", "clothes", "item") \
-            and action.fr_rest == "":
+    if (
+        g.chance(0.12)
+        and action.objects[0] in ("food", "vegetable", "drink", "clothes", "item")
+        and action.fr_rest == ""
+    ):
         kinds = tuple(c for c in action.objects if ":" not in c and c != "region")
         items = list_of(g, (g.rng.choice(kinds),))
         return with_object(action, items)
@@ -76,8 +95,9 @@ def transitive(g: Words) -> Predicate:
 
 def with_pronoun(g: Words, action: Action) -> Predicate:
     """ "calls her" -> "l'appelle"."""
-    en, fr, gender, many = g.rng.choice((("him", "le", "m", False), ("her", "la", "f", False),
-                                         ("them", "les", "m", True)))
+    en, fr, gender, many = g.rng.choice(
+        (("him", "le", "m", False), ("her", "la", "f", False), ("them", "les", "m", True))
+    )
     return replace(from_action(action), en_tail=en, clitic=fr, agreement=(gender, many))
 
 
@@ -154,8 +174,13 @@ def feeling(g: Words) -> Predicate:
 def age(g: Words) -> Predicate:
     """be ten years old -> avoir dix ans."""
     n = g.rng.randint(2, 99)
-    return Predicate(_BE, french.conjugate("avoir"), f"{number(n)} years old",
-                     f"{french.number(n)} ans", state=True)
+    return Predicate(
+        _BE,
+        french.conjugate("avoir"),
+        f"{number(n)} years old",
+        f"{french.number(n)} ans",
+        state=True,
+    )
 
 
 def being(en: str, fr: str) -> Predicate:
@@ -180,14 +205,23 @@ def being_adjective(g: Words, subject: NounPhrase, noun: Noun | None = None) -> 
 
 def comparing(g: Words, subject: NounPhrase, noun: Noun) -> Predicate:
     """be bigger than, as big as, less ... than something of the same kind."""
-    fitting = [a for a in g.lexicon.adjectives["attribute"] if a.comparative
-               and not {noun.kind, f"{noun.kind}:{noun.en}"}.isdisjoint(a.classes)
-               or a.comparative and subject.is_person and "person" in a.classes]
+    fitting = [
+        a
+        for a in g.lexicon.adjectives["attribute"]
+        if a.comparative
+        and not {noun.kind, f"{noun.kind}:{noun.en}"}.isdisjoint(a.classes)
+        or a.comparative
+        and subject.is_person
+        and "person" in a.classes
+    ]
     if not fitting:
         return being_adjective(g, subject, noun)
     adjective = g.rng.choice(fitting)
-    other = name(g) if subject.is_person else noun_phrase(
-        g, noun, g.rng.choice(("my", "this", "owner")), modify=0)
+    other = (
+        name(g)
+        if subject.is_person
+        else noun_phrase(g, noun, g.rng.choice(("my", "this", "owner")), modify=0)
+    )
     fr = adjective.form(subject.gender, subject.plural)
     if g.chance(0.6):
         more = mark(adjective.comparative, MANY)
@@ -215,5 +249,11 @@ def shopping(g: Words, category: Noun) -> Predicate:
     """buy some groceries including eggs, avocadoes, and bread."""
     items = list_of(g, category.members)
     verb = g.verb("buy")
-    return replace(from_action(verb, f"some {category.en} including {items.en}",
-                               f"des {category.fr}, notamment {items.fr}"), negatable=False)
+    return replace(
+        from_action(
+            verb,
+            f"some {category.en} including {items.en}",
+            f"des {category.fr}, notamment {items.fr}",
+        ),
+        negatable=False,
+    )

@@ -37,8 +37,9 @@ def _asker(g: Words) -> tuple[NounPhrase, Predicate]:
 def _yes_no(g: Words) -> Both:
     if g.chance(0.25):
         who = subject(g)
-        predicate = g.rng.choice((say.being_somewhere, say.feeling,
-                                  lambda g: say.being_adjective(g, who)))(g)
+        predicate = g.rng.choice(
+            (say.being_somewhere, say.feeling, lambda g: say.being_adjective(g, who))
+        )(g)
     else:
         who, predicate = _asker(g)
     period = choose_period(g)
@@ -57,22 +58,29 @@ def _wh(g: Words) -> Both:
 
 
 def _object_question(g: Words) -> tuple[NounPhrase, Predicate]:
-    action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
-                           if not a.fr_rest and not a.en.rest and a.en.base != a.en.past])
+    action = g.rng.choice(
+        [
+            a
+            for a in g.lexicon.actions["transitive"]
+            if not a.fr_rest and not a.en.rest and a.en.base != a.en.past
+        ]
+    )
     return subject(g), say.from_action(action)
 
 
 def _how_many(g: Words) -> Both:
     who = subject(g)
     while True:
-        action = g.rng.choice([a for a in g.lexicon.actions["transitive"]
-                               if not a.fr_rest and a.en.base != a.en.past])
+        action = g.rng.choice(
+            [a for a in g.lexicon.actions["transitive"] if not a.fr_rest and a.en.base != a.en.past]
+        )
         noun = g.noun(g.rng.choice(action.objects))
         if noun.kind not in ("kin", "role", "region"):
             break
     amount = "how much" if noun.mass else "how many"
-    predicate = Predicate(action.en, action.fr, state=action.state,
-                          agreement=(noun.gender, not noun.mass))
+    predicate = Predicate(
+        action.en, action.fr, state=action.state, agreement=(noun.gender, not noun.mass)
+    )
     manner = _question_manner(g, who, predicate, g.rng.choice(("past", "future", "none")))
     word = f"{amount} {noun.en_plural if noun.mass else _counted_plural(noun)}"
     return question(who, predicate, manner, (word, f"combien de {noun.fr_plural}"))
@@ -101,8 +109,12 @@ def _who(g: Words) -> Both:
 
 def _where_is(g: Words) -> Both:
     noun = g.noun("item", "clothes", "school", "tool", "place", "kin", "vehicle")
-    thing = noun_phrase(g, noun, "my" if noun.kind == "kin" else g.rng.choice(
-        ("the", "my", "my+", "owner")), modify=0.4)
+    thing = noun_phrase(
+        g,
+        noun,
+        "my" if noun.kind == "kin" else g.rng.choice(("the", "my", "my+", "owner")),
+        modify=0.4,
+    )
     past = g.chance(0.25)
     be = ("were" if past else "are") if thing.plural else ("was" if past else "is")
     verb = french.conjugate("être")

@@ -31,24 +31,47 @@ Both = tuple[str, str]
 _TENSES = {
     "habit": ("present",) * 9 + ("should", "can", "like_to", "would_like_to", "used_to"),
     "past": ("past",) * 9 + ("past_progressive", "wanted_to"),
-    "future": ("future",) * 5 + ("going_to",) * 4 + ("must", "have_to", "want_to", "need_to",
-                                                     "would_like_to", "can", "hope_to"),
+    "future": ("future",) * 5
+    + ("going_to",) * 4
+    + ("must", "have_to", "want_to", "need_to", "would_like_to", "can", "hope_to"),
     "present": ("progressive",) * 3 + ("must", "want_to", "have_to"),
-    "none": ("present", "present", "progressive", "past", "past", "perfect", "future", "going_to",
-             "can", "must", "should", "just", "want_to", "have_to", "need_to", "would_like_to",
-             "used_to", "prefer_to"),
+    "none": (
+        "present",
+        "present",
+        "progressive",
+        "past",
+        "past",
+        "perfect",
+        "future",
+        "going_to",
+        "can",
+        "must",
+        "should",
+        "just",
+        "want_to",
+        "have_to",
+        "need_to",
+        "would_like_to",
+        "used_to",
+        "prefer_to",
+    ),
 }
-_STATE_TENSES = {"habit": ("present", "present", "used_to"), "past": ("past",),
-                 "future": ("future", "future", "going_to"), "present": ("present",),
-                 "none": ("present", "present", "past", "future", "used_to")}
+_STATE_TENSES = {
+    "habit": ("present", "present", "used_to"),
+    "past": ("past",),
+    "future": ("future", "future", "going_to"),
+    "present": ("present",),
+    "none": ("present", "present", "past", "future", "used_to"),
+}
 _PORTABLE = ("food", "mass", "clothes", "item", "reading", "animal")
 _NEVER = ("present", "past", "perfect")
 _NO_NEGATION = ("used_to", "have_to", "just", "hope_to", "prefer_to")
 NO_QUESTION = ("used_to", "just", "hope_to", "prefer_to", "wanted_to", "would_like_to")
 
 
-def choose_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str,
-                  negation: float = 0.2) -> Manner | None:
+def choose_manner(
+    g: Words, who: NounPhrase, predicate: Predicate, period: str, negation: float = 0.2
+) -> Manner | None:
     """A tense that goes with the period; None if the English would be ambiguous."""
     tense = g.rng.choice((_STATE_TENSES if predicate.state else _TENSES)[period])
     negative, adverb = "", ("", "")
@@ -61,8 +84,11 @@ def choose_manner(g: Words, who: NounPhrase, predicate: Predicate, period: str,
     at_will = not predicate.state or predicate.en.base == "be"
     often = period == "none" and tense == "present" and at_will and negative in ("", "pas")
     if often and g.chance(0.3):
-        adverb = g.phrase("frequency") if not negative else g.rng.choice(
-            g.lexicon.phrases["frequency"][:2])
+        adverb = (
+            g.phrase("frequency")
+            if not negative
+            else g.rng.choice(g.lexicon.phrases["frequency"][:2])
+        )
     elif tense == "perfect" and not negative and g.chance(0.5):
         adverb = ("already", "déjà")
     manner = Manner(tense, negative, adverb, g.chance(0.7))
@@ -74,8 +100,14 @@ def choose_period(g: Words) -> str:
     return g.rng.choices(("habit", "past", "future", "present", "none"), (4, 6, 5, 1, 5))[0]
 
 
-def simple(g: Words, who: NounPhrase | None = None, period: str = "", timed: float = 0.5,
-           make: Callable[[Words], Predicate] = say.action, negation: float = 0.2) -> Both:
+def simple(
+    g: Words,
+    who: NounPhrase | None = None,
+    period: str = "",
+    timed: float = 0.5,
+    make: Callable[[Words], Predicate] = say.action,
+    negation: float = 0.2,
+) -> Both:
     """A clause, perhaps with place or time, no punctuation."""
     who = who or subject(g)
     period = period or choose_period(g)
@@ -99,13 +131,35 @@ def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Both
     draw = g.rng.random()
     if who or draw < 0.5:
         who = who or subject(g)
-        make = g.rng.choice((lambda g: say.being_adjective(g, who), say.being_somewhere,
-                             say.feeling, say.age, lambda g: say.being_job(g, who)))
+        make = g.rng.choice(
+            (
+                lambda g: say.being_adjective(g, who),
+                say.being_somewhere,
+                say.feeling,
+                say.age,
+                lambda g: say.being_job(g, who),
+            )
+        )
         return simple(g, who, period, make=make)
-    noun = g.noun("food", "mass", "clothes", "item", "furniture", "vehicle", "building", "room",
-                  "animal", "reading", "topic", "place", "device", "region")
-    thing = noun_phrase(g, noun, g.rng.choice(("the", "the+", "my", "my+", "this", "owner")),
-                        modify=0)
+    noun = g.noun(
+        "food",
+        "mass",
+        "clothes",
+        "item",
+        "furniture",
+        "vehicle",
+        "building",
+        "room",
+        "animal",
+        "reading",
+        "topic",
+        "place",
+        "device",
+        "region",
+    )
+    thing = noun_phrase(
+        g, noun, g.rng.choice(("the", "the+", "my", "my+", "this", "owner")), modify=0
+    )
     if draw < 0.7 or draw > 0.85 and noun.kind not in _PORTABLE:
         return simple(g, thing, period, make=lambda g: say.being_adjective(g, thing, noun))
     if draw < 0.85:
@@ -115,10 +169,12 @@ def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Both
 
 def _position(g: Words) -> Predicate:
     """be on the table, under the bed ..."""
-    en, fr = g.rng.choice((("on", "sur"), ("under", "sous"), ("behind", "derrière"), ("in", "dans"),
-                           ("next to", "")))
-    noun = g.noun("item:box", "item:bag", "item:basket", "room") if en == "in" else g.noun(
-        "furniture")
+    en, fr = g.rng.choice(
+        (("on", "sur"), ("under", "sous"), ("behind", "derrière"), ("in", "dans"), ("next to", ""))
+    )
+    noun = (
+        g.noun("item:box", "item:bag", "item:basket", "room") if en == "in" else g.noun("furniture")
+    )
     where = noun_phrase(g, noun, g.rng.choice(("the", "the", "my")), modify=0.1)
     return say.being(f"{en} {where.en}", f"{fr} {where.fr}" if fr else f"à côté {where.of()}")
 
@@ -192,11 +248,21 @@ def errand(g: Words) -> Both:
     if draw < 0.4:
         who = g.rng.choice((2, 2, 3))
         first, second = imperative(go, who), imperative(buy, who)
-        return (f"{first[0]} and {second[0].removeprefix(lets(who))}",
-                f"{first[1]} et {second[1]}")
+        return (f"{first[0]} and {second[0].removeprefix(lets(who))}", f"{first[1]} et {second[1]}")
     who = subject(g)
-    tense = g.rng.choice(("past", "future", "going_to", "want_to", "must", "have_to", "should",
-                          "would_like_to", "need_to"))
+    tense = g.rng.choice(
+        (
+            "past",
+            "future",
+            "going_to",
+            "want_to",
+            "must",
+            "have_to",
+            "should",
+            "would_like_to",
+            "need_to",
+        )
+    )
     if draw < 0.6:
         return clause(who, buy, Manner(tense))
     if draw < 0.8:
@@ -214,9 +280,14 @@ def _silent(who: NounPhrase) -> NounPhrase:
     return NounPhrase("", "", who.person, who.gender, who.plural, who.kind)
 
 
-_SHOPS = {"clothes": ("store",), "school supplies": ("store", "bookstore", "supermarket"),
-          "tools": ("store",), "furniture": ("store",), "gifts": ("store", "market"),
-          "household goods": ("store", "supermarket")}
+_SHOPS = {
+    "clothes": ("store",),
+    "school supplies": ("store", "bookstore", "supermarket"),
+    "tools": ("store",),
+    "furniture": ("store",),
+    "gifts": ("store", "market"),
+    "household goods": ("store", "supermarket"),
+}
 
 
 def _to_shop(g: Words, category: Noun) -> Both:
@@ -227,20 +298,44 @@ def _to_shop(g: Words, category: Noun) -> Both:
 
 def existence(g: Words) -> Both:
     """There are some apples in the basket."""
-    noun = g.noun("food", "mass", "drink", "item", "furniture", "animal", "reading", "role",
-                  "vegetable", "school", "device")
+    noun = g.noun(
+        "food",
+        "mass",
+        "drink",
+        "item",
+        "furniture",
+        "animal",
+        "reading",
+        "role",
+        "vegetable",
+        "school",
+        "device",
+    )
     modes = ("some", "lot") if noun.mass else ("a", "some+", "number+", "several+", "many+")
     thing = noun_phrase(g, noun, g.rng.choice(modes))
-    fr_form, past, future = g.rng.choice((("il y a", False, False), ("il y a", False, False),
-                                          ("il y avait", True, False), ("il y aura", False, True)))
-    be = "will be" if future else mark(
-        ("were" if past else "are") if thing.plural else ("was" if past else "is"), AUXILIARY)
+    fr_form, past, future = g.rng.choice(
+        (
+            ("il y a", False, False),
+            ("il y a", False, False),
+            ("il y avait", True, False),
+            ("il y aura", False, True),
+        )
+    )
+    be = (
+        "will be"
+        if future
+        else mark(
+            ("were" if past else "are") if thing.plural else ("was" if past else "is"), AUXILIARY
+        )
+    )
     where = _inside(g) if noun.kind in _PORTABLE and g.chance(0.6) else place(g)
     if thing.fr_negative and g.chance(0.3):
-        negated = "won't be" if future else plain(be) + "n't" + be[len(plain(be)):]
+        negated = "won't be" if future else plain(be) + "n't" + be[len(plain(be)) :]
         fr = fr_form.replace("il y", "il n'y") + " pas"
-        return (f"there {negated} {thing.en_negative} {where[0]}",
-                f"{fr} {thing.fr_negative} {where[1]}")
+        return (
+            f"there {negated} {thing.en_negative} {where[0]}",
+            f"{fr} {thing.fr_negative} {where[1]}",
+        )
     return f"there {be} {thing.en} {where[0]}", f"{fr_form} {thing.fr} {where[1]}"
 
 

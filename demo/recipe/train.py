@@ -24,8 +24,9 @@ from demo.recipe.learning import Recipe, Trainer
 FOLDER = Path(__file__).resolve().parent
 RECIPES = {
     "target": Recipe(256, 1024, 4, 3, 3, examples=450_000, batch=64, relative_rate=1.5e-2),
-    "draft": Recipe(96, 256, 2, 2, 1, examples=160_000, batch=96, relative_rate=3e-2,
-                    warmup_steps=100),
+    "draft": Recipe(
+        96, 256, 2, 2, 1, examples=160_000, batch=96, relative_rate=3e-2, warmup_steps=100
+    ),
 }
 CHECK_EVERY = 3  # chunks
 
@@ -58,8 +59,9 @@ def train_draft(args: argparse.Namespace, recipe: Recipe) -> None:
     while not trainer.done:
         rows = distill.portion(pool, trainer.chunk)
         batches = learning.shared_batches(rows, recipe.batch, f"draft {args.seed} {trainer.chunk}")
-        trainer.run_chunk(distill.distillation_loss(trainer.model, target, batch)
-                          for batch in batches)
+        trainer.run_chunk(
+            distill.distillation_loss(trainer.model, target, batch) for batch in batches
+        )
         if learning.rank() == 0:
             rate = distill.acceptance(trainer.model, check)
             print(f"draft: {trainer.seconds:.0f} s, held-out acceptance {rate:.3f}", flush=True)
@@ -69,8 +71,11 @@ def train_draft(args: argparse.Namespace, recipe: Recipe) -> None:
 def describe(trainer: Trainer) -> None:
     """Says what is being trained."""
     if learning.rank() == 0:
-        print(f"{trainer.name}: {trainer.model.num_parameters():,} parameters, "
-              f"{asdict(trainer.recipe)}", flush=True)
+        print(
+            f"{trainer.name}: {trainer.model.num_parameters():,} parameters, "
+            f"{asdict(trainer.recipe)}",
+            flush=True,
+        )
 
 
 def worker(index: int, args: argparse.Namespace, recipe: Recipe) -> None:
@@ -78,8 +83,9 @@ def worker(index: int, args: argparse.Namespace, recipe: Recipe) -> None:
     torch.set_num_threads(args.threads)
     if args.processes > 1:
         store = f"file://{args.work_dir.resolve()}/rendezvous {args.stage}"
-        distributed.init_process_group("gloo", init_method=store, rank=index,
-                                       world_size=args.processes)
+        distributed.init_process_group(
+            "gloo", init_method=store, rank=index, world_size=args.processes
+        )
     {"target": train_target, "draft": train_draft}[args.stage](args, recipe)
 
 
@@ -87,12 +93,17 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--stage", choices=("tokenizer", "target", "draft"), required=True)
-    parser.add_argument("--work-dir", type=Path, default=FOLDER / "work",
-                        help="checkpoints and results (default: demo/recipe/work)")
+    parser.add_argument(
+        "--work-dir",
+        type=Path,
+        default=FOLDER / "work",
+        help="checkpoints and results (default: demo/recipe/work)",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", type=int, help="length of the run (default: the recipe's)")
-    parser.add_argument("--check", type=int, default=300,
-                        help="held-out prompts per check and task")
+    parser.add_argument(
+        "--check", type=int, default=300, help="held-out prompts per check and task"
+    )
     parser.add_argument("--processes", type=int, default=2, help="each takes a part of a batch")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     return parser.parse_args(argv)

@@ -41,51 +41,99 @@ def said(subject: NounPhrase, predicate: Predicate, manner: Manner) -> str:
 # -- French by the letter ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("written", "spoken"), [
-    ("je aime le ami de Anna", "j'aime l'ami d'Anna"),
-    ("la école que il ne a pas", "l'école qu'il n'a pas"),
-    ("le haricot vert et le yaourt", "le haricot vert et le yaourt"),
-    ("si il pleut, si elle vient", "s'il pleut, si elle vient"),
-    ("il se habille parce que on me attend", "il s'habille parce qu'on m'attend"),
-    ("de onze à huit", "de onze à huit"),
-    ("il ne y a pas de eau", "il n'y a pas d'eau"),
-    ("suivez-la et attendez-le ici", "suivez-la et attendez-le ici"),
-])
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("je aime le ami de Anna", "j'aime l'ami d'Anna"),
+        ("la école que il ne a pas", "l'école qu'il n'a pas"),
+        ("le haricot vert et le yaourt", "le haricot vert et le yaourt"),
+        ("si il pleut, si elle vient", "s'il pleut, si elle vient"),
+        ("il se habille parce que on me attend", "il s'habille parce qu'on m'attend"),
+        ("de onze à huit", "de onze à huit"),
+        ("il ne y a pas de eau", "il n'y a pas d'eau"),
+        ("suivez-la et attendez-le ici", "suivez-la et attendez-le ici"),
+    ],
+)
 def test_elision(written, spoken):
     assert french.elide(written) == spoken
 
 
-@pytest.mark.parametrize(("phrase", "to", "of"), [
-    ("le marché", "au marché", "du marché"), ("les enfants", "aux enfants", "des enfants"),
-    ("la gare", "à la gare", "de la gare"), ("le hôtel", "à le hôtel", "de le hôtel"),
-    ("Paul", "à Paul", "de Paul"), ("mes amis", "à mes amis", "de mes amis"),
-])
+@pytest.mark.parametrize(
+    ("phrase", "to", "of"),
+    [
+        ("le marché", "au marché", "du marché"),
+        ("les enfants", "aux enfants", "des enfants"),
+        ("la gare", "à la gare", "de la gare"),
+        ("le hôtel", "à le hôtel", "de le hôtel"),
+        ("Paul", "à Paul", "de Paul"),
+        ("mes amis", "à mes amis", "de mes amis"),
+    ],
+)
 def test_contraction(phrase, to, of):
     assert (french.to(phrase), french.of(phrase)) == (to, of)
 
 
-@pytest.mark.parametrize(("infinitive", "present", "imperfect", "future", "participle"), [
-    ("manger", "mange mange mangeons mangez mangent", "mangions", "mangerai", "mangé"),
-    ("commencer", "commence commence commençons commencez commencent", "commencions",
-     "commencerai", "commencé"),
-    ("acheter", "achète achète achetons achetez achètent", "achetions", "achèterai", "acheté"),
-    ("appeler", "appelle appelle appelons appelez appellent", "appelions", "appellerai", "appelé"),
-    ("préférer", "préfère préfère préférons préférez préfèrent", "préférions", "préférerai",
-     "préféré"),
-    ("dépêcher", "dépêche dépêche dépêchons dépêchez dépêchent", "dépêchions", "dépêcherai",
-     "dépêché"),
-    ("nettoyer", "nettoie nettoie nettoyons nettoyez nettoient", "nettoyions", "nettoierai",
-     "nettoyé"),
-    ("finir", "finis finit finissons finissez finissent", "finissions", "finirai", "fini"),
-    ("vendre", "vends vend vendons vendez vendent", "vendions", "vendrai", "vendu"),
-    ("être", "suis est sommes êtes sont", "étions", "serai", "été"),
-    ("faire", "fais fait faisons faites font", "faisions", "ferai", "fait"),
-    ("comprendre", "comprends comprend comprenons comprenez comprennent", "comprenions",
-     "comprendrai", "compris"),
-    ("construire", "construis construit construisons construisez construisent", "construisions",
-     "construirai", "construit"),
-    ("sourire", "souris sourit sourions souriez sourient", "souriions", "sourirai", "souri"),
-])
+@pytest.mark.parametrize(
+    ("infinitive", "present", "imperfect", "future", "participle"),
+    [
+        ("manger", "mange mange mangeons mangez mangent", "mangions", "mangerai", "mangé"),
+        (
+            "commencer",
+            "commence commence commençons commencez commencent",
+            "commencions",
+            "commencerai",
+            "commencé",
+        ),
+        ("acheter", "achète achète achetons achetez achètent", "achetions", "achèterai", "acheté"),
+        (
+            "appeler",
+            "appelle appelle appelons appelez appellent",
+            "appelions",
+            "appellerai",
+            "appelé",
+        ),
+        (
+            "préférer",
+            "préfère préfère préférons préférez préfèrent",
+            "préférions",
+            "préférerai",
+            "préféré",
+        ),
+        (
+            "dépêcher",
+            "dépêche dépêche dépêchons dépêchez dépêchent",
+            "dépêchions",
+            "dépêcherai",
+            "dépêché",
+        ),
+        (
+            "nettoyer",
+            "nettoie nettoie nettoyons nettoyez nettoient",
+            "nettoyions",
+            "nettoierai",
+            "nettoyé",
+        ),
+        ("finir", "finis finit finissons finissez finissent", "finissions", "finirai", "fini"),
+        ("vendre", "vends vend vendons vendez vendent", "vendions", "vendrai", "vendu"),
+        ("être", "suis est sommes êtes sont", "étions", "serai", "été"),
+        ("faire", "fais fait faisons faites font", "faisions", "ferai", "fait"),
+        (
+            "comprendre",
+            "comprends comprend comprenons comprenez comprennent",
+            "comprenions",
+            "comprendrai",
+            "compris",
+        ),
+        (
+            "construire",
+            "construis construit construisons construisez construisent",
+            "construisions",
+            "construirai",
+            "construit",
+        ),
+        ("sourire", "souris sourit sourions souriez sourient", "souriions", "sourirai", "souri"),
+    ],
+)
 def test_conjugation(infinitive, present, imperfect, future, participle):
     verb = french.conjugate(infinitive)
     assert " ".join(verb.present) == present
@@ -97,14 +145,23 @@ def test_unknown_verb_is_refused_with_a_cure():
         french.conjugate("xyz")
 
 
-@pytest.mark.parametrize(("n", "gender", "fr", "en"), [
-    (1, "f", "une", "one"), (21, "f", "vingt et une", "twenty-one"), (22, "m", "vingt-deux",
-     "twenty-two"), (71, "m", "soixante et onze", "seventy-one"), (80, "m", "quatre-vingts",
-     "eighty"), (81, "f", "quatre-vingt-une", "eighty-one"), (91, "m", "quatre-vingt-onze",
-     "ninety-one"), (99, "m", "quatre-vingt-dix-neuf", "ninety-nine"), (100, "m", "cent",
-     "one hundred"), (200, "m", "deux cents", "two hundred"), (280, "m", "deux cent quatre-vingts",
-     "two hundred eighty"), (342, "m", "trois cent quarante-deux", "three hundred forty-two"),
-])
+@pytest.mark.parametrize(
+    ("n", "gender", "fr", "en"),
+    [
+        (1, "f", "une", "one"),
+        (21, "f", "vingt et une", "twenty-one"),
+        (22, "m", "vingt-deux", "twenty-two"),
+        (71, "m", "soixante et onze", "seventy-one"),
+        (80, "m", "quatre-vingts", "eighty"),
+        (81, "f", "quatre-vingt-une", "eighty-one"),
+        (91, "m", "quatre-vingt-onze", "ninety-one"),
+        (99, "m", "quatre-vingt-dix-neuf", "ninety-nine"),
+        (100, "m", "cent", "one hundred"),
+        (200, "m", "deux cents", "two hundred"),
+        (280, "m", "deux cent quatre-vingts", "two hundred eighty"),
+        (342, "m", "trois cent quarante-deux", "three hundred forty-two"),
+    ],
+)
 def test_numbers(n, gender, fr, en):
     assert (french.number(n, gender), english.number(n)) == (fr, en)
 
@@ -112,16 +169,19 @@ def test_numbers(n, gender, fr, en):
 # -- phenomena -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verb", "noun", "mode", "expected"), [
-    ("buy", "egg", "some+", "he buys some eggs | il achète des œufs"),
-    ("buy", "bread", "some", "he buys some bread | il achète du pain"),
-    ("buy", "jam", "some", "he buys some jam | il achète de la confiture"),
-    ("drink", "water", "some", "he drinks some water | il boit de l'eau"),
-    ("buy", "apple", "a", "he buys an apple | il achète une pomme"),
-    ("buy", "avocado", "several+", "he buys several avocadoes | il achète plusieurs avocats"),
-    ("buy", "bread", "lot", "he buys a lot of bread | il achète beaucoup de pain"),
-    ("clean", "oven", "the", "he cleans the oven | il nettoie le four"),
-])
+@pytest.mark.parametrize(
+    ("verb", "noun", "mode", "expected"),
+    [
+        ("buy", "egg", "some+", "he buys some eggs | il achète des œufs"),
+        ("buy", "bread", "some", "he buys some bread | il achète du pain"),
+        ("buy", "jam", "some", "he buys some jam | il achète de la confiture"),
+        ("drink", "water", "some", "he drinks some water | il boit de l'eau"),
+        ("buy", "apple", "a", "he buys an apple | il achète une pomme"),
+        ("buy", "avocado", "several+", "he buys several avocadoes | il achète plusieurs avocats"),
+        ("buy", "bread", "lot", "he buys a lot of bread | il achète beaucoup de pain"),
+        ("clean", "oven", "the", "he cleans the oven | il nettoie le four"),
+    ],
+)
 def test_articles_and_partitives(words, verb, noun, mode, expected):
     thing = noun_phrase(words, the_noun(words, noun), mode, modify=0)
     assert said(HE, say.with_object(words.verb(verb), thing), Manner()) == expected
@@ -130,12 +190,18 @@ def test_articles_and_partitives(words, verb, noun, mode, expected):
 def test_negation_takes_de(words):
     eggs = noun_phrase(words, the_noun(words, "egg"), "some+", modify=0)
     predicate = say.with_object(words.verb("buy"), eggs)
-    assert said(SHE, predicate, Manner("past", "pas")) == \
-        "she didn't buy any eggs | elle n'a pas acheté d'œufs"
-    assert said(HE, predicate, Manner("present", "jamais")) == \
-        "he never buys any eggs | il n'achète jamais d'œufs"
-    assert said(HE, predicate, Manner("present", "plus", contracted=False)) == \
-        "he does not buy any eggs anymore | il n'achète plus d'œufs"
+    assert (
+        said(SHE, predicate, Manner("past", "pas"))
+        == "she didn't buy any eggs | elle n'a pas acheté d'œufs"
+    )
+    assert (
+        said(HE, predicate, Manner("present", "jamais"))
+        == "he never buys any eggs | il n'achète jamais d'œufs"
+    )
+    assert (
+        said(HE, predicate, Manner("present", "plus", contracted=False))
+        == "he does not buy any eggs anymore | il n'achète plus d'œufs"
+    )
 
 
 def test_plural_article_before_an_adjective_that_precedes(words):
@@ -156,14 +222,20 @@ def test_determiners_before_a_vowel():
     assert noun_phrase(words, shelf, "this", modify=0).fr == "cette étagère"
 
 
-@pytest.mark.parametrize(("subject", "expected"), [
-    (SHE, "she went home | elle est rentrée à la maison"),
-    (THEY, "they went home | ils sont rentrés à la maison"),
-    (I_, "I went home | je suis rentré à la maison"),
-])
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        (SHE, "she went home | elle est rentrée à la maison"),
+        (THEY, "they went home | ils sont rentrés à la maison"),
+        (I_, "I went home | je suis rentré à la maison"),
+    ],
+)
 def test_participle_agrees_with_the_subject_after_etre(words, subject, expected):
-    action = next(a for a in words.lexicon.actions["intransitive"]
-                  if a.en.base == "go" and a.en.rest == "home")
+    action = next(
+        a
+        for a in words.lexicon.actions["intransitive"]
+        if a.en.base == "go" and a.en.rest == "home"
+    )
     assert said(subject, say.from_action(action), Manner("past")) == expected
 
 
@@ -172,30 +244,40 @@ def test_participle_agrees_with_a_preceding_object(words):
     her = replace(say.from_action(call), en_tail="her", clitic="la", agreement=("f", False))
     them = replace(say.from_action(call), en_tail="them", clitic="les", agreement=("m", True))
     assert said(HE, her, Manner("past")) == "he called her | il l'a appelée"
-    assert said(WE, them, Manner("past", "pas")) == \
-        "we didn't call them | nous ne les avons pas appelés"
+    assert (
+        said(WE, them, Manner("past", "pas"))
+        == "we didn't call them | nous ne les avons pas appelés"
+    )
     assert said(HE, her, Manner("going_to")) == "he is going to call her | il va l'appeler"
 
 
 def test_reflexive_verbs(words):
     rest = the_action(words, "intransitive", "rest")
     assert said(SHE, say.from_action(rest), Manner("past")) == "she rested | elle s'est reposée"
-    assert said(WE, say.from_action(rest), Manner("want_to")) == \
-        "we want to rest | nous voulons nous reposer"
+    assert (
+        said(WE, say.from_action(rest), Manner("want_to"))
+        == "we want to rest | nous voulons nous reposer"
+    )
     assert imperative(say.from_action(rest), 3)[1] == "reposez-vous"
-    assert french.elide(imperative(say.from_action(rest), 2, negative=True)[1]) == \
-        "ne nous reposons pas"
+    assert (
+        french.elide(imperative(say.from_action(rest), 2, negative=True)[1])
+        == "ne nous reposons pas"
+    )
 
 
-@pytest.mark.parametrize(("tense", "expected"), [
-    ("present", "he has a dog | il a un chien"), ("past", "he had a dog | il avait un chien"),
-    ("future", "he will have a dog | il aura un chien"),
-    ("going_to", "he is going to have a dog | il va avoir un chien"),
-    ("can", "he can have a dog | il peut avoir un chien"),
-    ("need_to", "he needs to have a dog | il a besoin d'avoir un chien"),
-    ("would_like_to", "he would like to have a dog | il aimerait avoir un chien"),
-    ("should", "he should have a dog | il devrait avoir un chien"),
-])
+@pytest.mark.parametrize(
+    ("tense", "expected"),
+    [
+        ("present", "he has a dog | il a un chien"),
+        ("past", "he had a dog | il avait un chien"),
+        ("future", "he will have a dog | il aura un chien"),
+        ("going_to", "he is going to have a dog | il va avoir un chien"),
+        ("can", "he can have a dog | il peut avoir un chien"),
+        ("need_to", "he needs to have a dog | il a besoin d'avoir un chien"),
+        ("would_like_to", "he would like to have a dog | il aimerait avoir un chien"),
+        ("should", "he should have a dog | il devrait avoir un chien"),
+    ],
+)
 def test_tenses(words, tense, expected):
     dog = noun_phrase(words, the_noun(words, "dog"), "a", modify=0)
     assert said(HE, say.with_object(words.verb("have"), dog), Manner(tense)) == expected
@@ -204,8 +286,11 @@ def test_tenses(words, tense, expected):
 def test_prepositions_that_contract_with_the_object(words):
     need, answer = words.verb("need"), words.verb("answer")
     ladder = the_noun(words, "ladder")
-    for mode, expected in (("a", "il a besoin d'une échelle"), ("the+", "il a besoin des échelles"),
-                           ("some+", "il a besoin d'échelles")):
+    for mode, expected in (
+        ("a", "il a besoin d'une échelle"),
+        ("the+", "il a besoin des échelles"),
+        ("some+", "il a besoin d'échelles"),
+    ):
         thing = noun_phrase(words, ladder, mode, modify=0)
         assert said(HE, say.with_object(need, thing), Manner()).endswith(f"| {expected}")
     message = noun_phrase(words, the_noun(words, "message"), "the", modify=0)
@@ -221,8 +306,10 @@ def test_generic_and_listed_nouns(words):
 def test_questions(words):
     action = the_action(words, "intransitive", "work")
     en, fr = question(SHE, say.from_action(action), Manner("past"), ("why", "pourquoi"))
-    assert (plain(en), french.elide(fr)) == \
-        ("why did she work", "pourquoi est-ce qu'elle a travaillé")
+    assert (plain(en), french.elide(fr)) == (
+        "why did she work",
+        "pourquoi est-ce qu'elle a travaillé",
+    )
 
 
 def test_times_of_the_clock():
@@ -236,5 +323,9 @@ def test_times_of_the_clock():
 def test_english_verbs():
     forms = [Verb(b, "", "").gerund for b in ("swim", "use", "study", "be")]
     assert forms == ["swimming", "using", "studying", "being"]
-    assert [Verb(b, "", "").third for b in ("go", "carry", "play", "watch")] == \
-        ["goes", "carries", "plays", "watches"]
+    assert [Verb(b, "", "").third for b in ("go", "carry", "play", "watch")] == [
+        "goes",
+        "carries",
+        "plays",
+        "watches",
+    ]
