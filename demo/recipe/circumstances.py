@@ -72,7 +72,7 @@ def place(g: Words) -> tuple[str, str]:
     draw = g.rng.random()
     if draw < 0.35:
         where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES), modify=0.1)
-        return f"at {where.en}", french.to(where.fr)
+        return f"at {where.en}", french.with_a(where.fr)
     if draw < 0.6:
         where = noun_phrase(
             g,
@@ -93,7 +93,9 @@ def place(g: Words) -> tuple[str, str]:
             (("near", ""), ("behind", "derrière"), ("in front of", "devant"), ("next to", "à côté"))
         )
         return f"{en} {where.en}", (
-            f"{fr} {where.fr}" if fr in ("derrière", "devant") else f"{fr or 'près'} {where.of()}"
+            f"{fr} {where.fr}"
+            if fr in ("derrière", "devant")
+            else f"{fr or 'près'} {where.with_de()}"
         )
     return g.phrase("place fixed")
 
@@ -103,7 +105,7 @@ def destination(g: Words) -> tuple[str, str]:
     draw = g.rng.random()
     if draw < 0.6:
         where = noun_phrase(g, g.noun("place"), g.rng.choice(_PLACE_MODES), modify=0.1)
-        return f"to {where.en}", french.to(where.fr)
+        return f"to {where.en}", french.with_a(where.fr)
     if draw < 0.8:
         en, fr = g.phrase("city")
         return f"to {en}", f"à {fr}"

@@ -207,12 +207,12 @@ def starts_with_vowel(text: str) -> bool:
     return first == "y" or first not in ASPIRATED and first[:1] in set("aeiouhâàéèêëîïôûùœ")
 
 
-def of(text: str) -> str:
+def with_de(text: str) -> str:
     """ "de" before a noun phrase: du, des, de la, de l'."""
     return _contract(text, "de", "du ", "des ")
 
 
-def to(text: str) -> str:
+def with_a(text: str) -> str:
     """ "à" before a noun phrase: au, aux, à la, à l'."""
     return _contract(text, "à", "au ", "aux ")
 

@@ -27,7 +27,7 @@ from demo.recipe.phrases import (
 )
 from demo.recipe.questions import asking
 from demo.recipe.templates import (
-    Both,
+    Bilingual,
     commands,
     described,
     errand,
@@ -54,7 +54,7 @@ class Pair:
         return plain(self.marked)
 
 
-def weather(g: Words, period: str = "") -> Both:
+def weather(g: Words, period: str = "") -> Bilingual:
     """It is raining; it will be cold; it was sunny."""
     period = period or g.rng.choice(("present", "past", "future", "was", "going"))
     if g.chance(0.5):
@@ -84,7 +84,7 @@ def weather(g: Words, period: str = "") -> Both:
     }[period]
 
 
-def weather_report(g: Words) -> Both:
+def weather_report(g: Words) -> Bilingual:
     """It will be cold tomorrow in Paris."""
     period = g.rng.choice(("present", "past", "future", "was", "going"))
     en, fr = weather(g, period)
@@ -95,7 +95,7 @@ def weather_report(g: Words) -> Both:
     return f"{en} {when[0]}", f"{fr} {when[1]}"
 
 
-def price(g: Words) -> Both:
+def price(g: Words) -> Bilingual:
     """The red shirt costs twelve euros."""
     noun = g.noun("clothes", "item", "furniture", "device", "reading:book", "vehicle", "tool")
     thing = noun_phrase(g, noun, g.rng.choice(("the", "the+", "this", "this+")), modify=0.5)
@@ -111,7 +111,7 @@ def price(g: Words) -> Both:
     return clause(thing, predicate, Manner(tense))
 
 
-def possession(g: Words) -> Both:
+def possession(g: Words) -> Bilingual:
     """My brother has two cats and a dog."""
     have = g.verb("have")
     nouns = [
@@ -144,7 +144,7 @@ def possession(g: Words) -> Both:
     )
 
 
-def because(g: Words) -> Both:
+def because(g: Words) -> Bilingual:
     """... because ..."""
     period = g.rng.choice(("past", "future", "none"))
     first = simple(g, period=period, timed=0.3)
@@ -158,14 +158,14 @@ def because(g: Words) -> Both:
     return f"{first[0]} because {reason[0]}", f"{first[1]} parce que {reason[1]}"
 
 
-def contrast(g: Words) -> Both:
+def contrast(g: Words) -> Bilingual:
     """..., but ..."""
     en, fr = g.rng.choice((("but", "mais"), ("and", "et"), ("so", "donc")))
     first, second = _part(g), _part(g)
     return f"{first[0]}, {en} {second[0]}", f"{first[1]}, {fr} {second[1]}"
 
 
-def _part(g: Words) -> Both:
+def _part(g: Words) -> Bilingual:
     """One half of a compound sentence: short, or with a clause of its own."""
     makers = (
         simple,
@@ -181,13 +181,13 @@ def _part(g: Words) -> Both:
     return g.rng.choices(makers, (8, 4, 1, 1, 1, 1, 1, 1, 1))[0](g)
 
 
-def _plain_action(g: Words, who: NounPhrase, manner: Manner, make=say.doing) -> Both:
+def _plain_action(g: Words, who: NounPhrase, manner: Manner, make=say.doing) -> Bilingual:
     while ambiguous(predicate := make(g), manner, who):
         pass
     return clause(who, predicate, manner)
 
 
-def when_future(g: Words) -> Both:
+def when_future(g: Words) -> Bilingual:
     """When Anna arrives, we will eat: the future in French."""
     who = subject(g)
     first = _when_clause(g, who)
@@ -197,7 +197,7 @@ def when_future(g: Words) -> Both:
     return f"{second[0]} when {first[0]}", f"{second[1]} quand {first[1]}"
 
 
-def _when_clause(g: Words, who: NounPhrase) -> Both:
+def _when_clause(g: Words, who: NounPhrase) -> Bilingual:
     """English present, French future."""
     while True:
         predicate = say.doing(g)
@@ -208,7 +208,7 @@ def _when_clause(g: Words, who: NounPhrase) -> Both:
             )
 
 
-def if_real(g: Words) -> Both:
+def if_real(g: Words) -> Bilingual:
     """If it rains tomorrow, we will stay at home."""
     if g.chance(0.4):
         first, when = weather(g, "if"), g.phrase("time future")
@@ -229,7 +229,7 @@ def _positive_or_negatable(g: Words) -> Predicate:
     return predicate
 
 
-def if_unreal(g: Words) -> Both:
+def if_unreal(g: Words) -> Bilingual:
     """If Paul had a car, he would drive to the market."""
     have = g.verb("have")
     who = subject(g)
@@ -255,7 +255,7 @@ def if_unreal(g: Words) -> Both:
     return f"if {first[0]}, {second[0]}", f"si {first[1]}, {second[1]}"
 
 
-def meanwhile(g: Words) -> Both:
+def meanwhile(g: Words) -> Bilingual:
     """Anna was cooking when Paul arrived; while ... was ..., ... was ..."""
     first = _plain_action(g, subject(g), Manner("past_progressive"))
     if g.chance(0.5):
@@ -265,7 +265,7 @@ def meanwhile(g: Words) -> Both:
     return f"while {first[0]}, {second[0]}", f"pendant que {first[1]}, {second[1]}"
 
 
-def opinion(g: Words) -> Both:
+def opinion(g: Words) -> Bilingual:
     """My mother thinks that ..., Paul said that ..."""
     en, fr = g.phrase("opinion")
     who = subject(g)
@@ -280,7 +280,7 @@ def opinion(g: Words) -> Both:
     return f"{first[0]} {inner[0]}", f"{first[1]} {inner[1]}"
 
 
-def who_relative(g: Words) -> Both:
+def who_relative(g: Words) -> Bilingual:
     """The man who sells bread is tired."""
     noun = g.noun("role")
     who = noun_phrase(g, noun, g.rng.choice(("the", "the", "the+")), modify=0.15)
@@ -292,7 +292,7 @@ def who_relative(g: Words) -> Both:
     return simple(g, head, timed=0.3)
 
 
-def that_relative(g: Words) -> Both:
+def that_relative(g: Words) -> Bilingual:
     """The car that Anna bought is red: the participle agrees with what precedes."""
     action = g.rng.choice(
         [
@@ -325,7 +325,7 @@ def that_relative(g: Words) -> Both:
     return simple(g, make=lambda g: say.with_object(finder, head), timed=0.2, negation=0.1)
 
 
-def shopping_list(g: Words) -> Both:
+def shopping_list(g: Words) -> Bilingual:
     """We bought three apples, a cake, and some bread at the market."""
     kinds = g.rng.choice(
         (
@@ -363,7 +363,7 @@ def _determined(g: Words, kinds: tuple[str, ...]) -> NounPhrase:
     )
 
 
-def liking_to(g: Words) -> Both:
+def liking_to(g: Words) -> Bilingual:
     """Marie likes to swim, but she hates ..."""
     who = name(g) if g.chance(0.6) else pronoun(g)
     tense = g.rng.choice(("like_to", "prefer_to", "want_to", "would_like_to"))

@@ -60,15 +60,15 @@ class NounPhrase:
     negatable: bool = True
     joined: tuple["NounPhrase", ...] = ()
 
-    def to(self) -> str:
+    def with_a(self) -> str:
         """French "à" + this, the preposition before each of two joined phrases."""
-        return " et ".join(french.to(part.fr) for part in self.joined or (self,))
+        return " et ".join(french.with_a(part.fr) for part in self.joined or (self,))
 
-    def of(self) -> str:
+    def with_de(self) -> str:
         """French "de" + this."""
         if self.joined:
-            return " et ".join(part.of() for part in self.joined)
-        return "de " + self.after_de if self.after_de else french.of(self.fr)
+            return " et ".join(part.with_de() for part in self.joined)
+        return "de " + self.after_de if self.after_de else french.with_de(self.fr)
 
     @property
     def is_person(self) -> bool:
@@ -178,7 +178,9 @@ def _specific(g: Words, mode: str, base: NounPhrase) -> NounPhrase:
         owner = g.rng.choice(("my", "her", "your") if en == "husband" else tuple(POSSESSIVES))
         return replace(base, en=f"{owner} {en}", fr=f"{possessive(owner, gender, many, fr)} {fr}")
     owner = name(g) if g.chance(0.6) else noun_phrase(g, g.noun("kin"), "my", modify=0)
-    return replace(base, en=f"{owner.en}'s {en}", fr=f"{definite(gender, many)} {fr} {owner.of()}")
+    return replace(
+        base, en=f"{owner.en}'s {en}", fr=f"{definite(gender, many)} {fr} {owner.with_de()}"
+    )
 
 
 def _unspecific(

@@ -40,10 +40,10 @@ def with_object(action: Action, thing: NounPhrase) -> Predicate:
     base = replace(from_action(action), negatable=thing.negatable)
     lead, _, preposition = action.fr_rest.rpartition(" ")
     if preposition == "de":
-        fr = f"{lead} {thing.of()}".strip()
+        fr = f"{lead} {thing.with_de()}".strip()
         return replace(base, en_tail=thing.en, fr_tail=fr, en_negative=thing.en_negative)
     if preposition == "à":
-        fr = f"{lead} {thing.to()}".strip()
+        fr = f"{lead} {thing.with_a()}".strip()
         return replace(base, en_tail=thing.en, fr_tail=fr)
     negative = thing.fr_negative and f"{action.fr_rest} {thing.fr_negative}".strip()
     return replace(
@@ -117,7 +117,7 @@ def giving(g: Words) -> Predicate:
     action = g.rng.choice(g.lexicon.actions["giving"])
     receiver = person(g)
     given = with_object(action, thing_for(g, action, modify=0.2))
-    return given.extended(f"to {receiver.en}", receiver.to())
+    return given.extended(f"to {receiver.en}", receiver.with_a())
 
 
 def intransitive(g: Words) -> Predicate:

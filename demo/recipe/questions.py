@@ -7,12 +7,12 @@ from demo.recipe.clauses import Manner, Predicate, question
 from demo.recipe.english import AUXILIARY, COUNTED, mark
 from demo.recipe.lexicon import Noun
 from demo.recipe.phrases import NounPhrase, Words, noun_phrase, subject
-from demo.recipe.templates import NO_QUESTION, Both, choose_manner, choose_period, simple
+from demo.recipe.templates import NO_QUESTION, Bilingual, choose_manner, choose_period, simple
 
 _WH = (("where", "où"), ("when", "quand"), ("why", "pourquoi"), ("how", "comment"))
 
 
-def asking(g: Words) -> Both:
+def asking(g: Words) -> Bilingual:
     """Does ... ? Why ... ? How many ... ? Where is ... ? Who ... ?"""
     make = g.rng.choices((_yes_no, _wh, _how_many, _what, _who, _where_is), (6, 5, 2, 2, 2, 1))[0]
     en, fr = make(g)
@@ -34,7 +34,7 @@ def _asker(g: Words) -> tuple[NounPhrase, Predicate]:
             return who, predicate
 
 
-def _yes_no(g: Words) -> Both:
+def _yes_no(g: Words) -> Bilingual:
     if g.chance(0.25):
         who = subject(g)
         predicate = g.rng.choice(
@@ -50,7 +50,7 @@ def _yes_no(g: Words) -> Both:
     return f"{en} {when[0]}", f"{fr} {when[1]}"
 
 
-def _wh(g: Words) -> Both:
+def _wh(g: Words) -> Bilingual:
     who, predicate = _asker(g)
     word = g.rng.choice(_WH)
     period = g.rng.choice(("past", "future", "none"))
@@ -68,7 +68,7 @@ def _object_question(g: Words) -> tuple[NounPhrase, Predicate]:
     return subject(g), say.from_action(action)
 
 
-def _how_many(g: Words) -> Both:
+def _how_many(g: Words) -> Bilingual:
     who = subject(g)
     while True:
         action = g.rng.choice(
@@ -92,7 +92,7 @@ def _counted_plural(noun: Noun) -> str:
     return mark(noun.en_plural, COUNTED) if simple_plural else noun.en_plural
 
 
-def _what(g: Words) -> Both:
+def _what(g: Words) -> Bilingual:
     who, predicate = _object_question(g)
     period = g.rng.choice(("past", "future", "habit"))
     manner = _question_manner(g, who, predicate, period)
@@ -102,12 +102,12 @@ def _what(g: Words) -> Both:
     return f"{en} {when[0]}", f"{fr} {when[1]}"
 
 
-def _who(g: Words) -> Both:
+def _who(g: Words) -> Bilingual:
     who = NounPhrase("who", "qui", 1, "m", False, "pronoun")
     return simple(g, who, g.rng.choice(("past", "future", "none")), timed=0, negation=0)
 
 
-def _where_is(g: Words) -> Both:
+def _where_is(g: Words) -> Bilingual:
     noun = g.noun("item", "clothes", "school", "tool", "place", "kin", "vehicle")
     thing = noun_phrase(
         g,

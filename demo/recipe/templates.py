@@ -26,7 +26,7 @@ from demo.recipe.phrases import (
     subject,
 )
 
-Both = tuple[str, str]
+Bilingual = tuple[str, str]
 
 _TENSES = {
     "habit": ("present",) * 9 + ("should", "can", "like_to", "would_like_to", "used_to"),
@@ -107,7 +107,7 @@ def simple(
     timed: float = 0.5,
     make: Callable[[Words], Predicate] = say.action,
     negation: float = 0.2,
-) -> Both:
+) -> Bilingual:
     """A clause, perhaps with place or time, no punctuation."""
     who = who or subject(g)
     period = period or choose_period(g)
@@ -125,7 +125,7 @@ def simple(
     return f"{en} {time_en}", f"{fr} {time_fr}"
 
 
-def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Both:
+def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Bilingual:
     """Somebody or something is somehow, somewhere, some age."""
     period = period or g.rng.choice(("none", "none", "past", "future"))
     draw = g.rng.random()
@@ -176,10 +176,10 @@ def _position(g: Words) -> Predicate:
         g.noun("item:box", "item:bag", "item:basket", "room") if en == "in" else g.noun("furniture")
     )
     where = noun_phrase(g, noun, g.rng.choice(("the", "the", "my")), modify=0.1)
-    return say.being(f"{en} {where.en}", f"{fr} {where.fr}" if fr else f"à côté {where.of()}")
+    return say.being(f"{en} {where.en}", f"{fr} {where.fr}" if fr else f"à côté {where.with_de()}")
 
 
-def statement(g: Words) -> Both:
+def statement(g: Words) -> Bilingual:
     """A main clause, now and then with a place."""
     if g.chance(0.3):
         return described(g)
@@ -190,7 +190,7 @@ def statement(g: Words) -> Both:
     return simple(g)
 
 
-def purpose(g: Words) -> Both:
+def purpose(g: Words) -> Bilingual:
     """... to buy some bread / before going home / without ..."""
     who = subject(g)
     aim = say.doing(g)
@@ -206,7 +206,7 @@ def purpose(g: Words) -> Both:
     return f"{main[0]} {link} {en}", f"{main[1]} {lien} {fr}"
 
 
-def commands(g: Words) -> Both:
+def commands(g: Words) -> Bilingual:
     """Close the door / let's go to the market and buy ... / don't open the window."""
     who = g.rng.choice((2, 3))
     if g.chance(0.2):
@@ -239,7 +239,7 @@ def _to_command(g: Words, negatable: bool = False) -> Predicate:
             return predicate
 
 
-def errand(g: Words) -> Both:
+def errand(g: Words) -> Bilingual:
     """Let's go to the store and buy some groceries including eggs, avocadoes, and bread."""
     category = g.rng.choice(g.lexicon.nouns["category"])
     go = say.from_action(g.lexicon.actions["motion"][0], *_to_shop(g, category))
@@ -290,13 +290,13 @@ _SHOPS = {
 }
 
 
-def _to_shop(g: Words, category: Noun) -> Both:
+def _to_shop(g: Words, category: Noun) -> Bilingual:
     shop = g.rng.choice(_SHOPS.get(category.en, ("store", "market", "supermarket", "farm")))
     where = noun_phrase(g, g.noun(f"place:{shop}"), "the", modify=0.05)
-    return f"to {where.en}", french.to(where.fr)
+    return f"to {where.en}", french.with_a(where.fr)
 
 
-def existence(g: Words) -> Both:
+def existence(g: Words) -> Bilingual:
     """There are some apples in the basket."""
     noun = g.noun(
         "food",
@@ -339,6 +339,6 @@ def existence(g: Words) -> Both:
     return f"there {be} {thing.en} {where[0]}", f"{fr_form} {thing.fr} {where[1]}"
 
 
-def _inside(g: Words) -> Both:
+def _inside(g: Words) -> Bilingual:
     predicate = _position(g)
     return predicate.en_tail, predicate.fr_tail

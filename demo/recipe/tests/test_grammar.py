@@ -70,7 +70,7 @@ def test_elision(written, spoken):
     ],
 )
 def test_contraction(phrase, to, of):
-    assert (french.to(phrase), french.of(phrase)) == (to, of)
+    assert (french.with_a(phrase), french.with_de(phrase)) == (to, of)
 
 
 @pytest.mark.parametrize(
