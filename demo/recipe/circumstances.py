@@ -5,6 +5,12 @@ from demo.recipe.english import COUNTED, TIME, mark, number
 from demo.recipe.phrases import Words, noun_phrase
 
 _PLACE_MODES = ("the", "the", "the", "this")
+_NEARBY = (
+    ("near", "près de"),
+    ("behind", "derrière"),
+    ("in front of", "devant"),
+    ("next to", "à côté de"),
+)
 
 
 def time(g: Words, tense: str) -> tuple[str, str]:
@@ -89,14 +95,8 @@ def place(g: Words) -> tuple[str, str]:
         return f"in {en}", fr
     if draw < 0.88:
         where = noun_phrase(g, g.noun("building", "place"), "the", modify=0)
-        en, fr = g.rng.choice(
-            (("near", ""), ("behind", "derrière"), ("in front of", "devant"), ("next to", "à côté"))
-        )
-        return f"{en} {where.en}", (
-            f"{fr} {where.fr}"
-            if fr in ("derrière", "devant")
-            else f"{fr or 'près'} {where.with_de()}"
-        )
+        en, fr = g.rng.choice(_NEARBY)
+        return f"{en} {where.en}", where.after(fr)
     return g.phrase("place fixed")
 
 

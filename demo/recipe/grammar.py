@@ -337,7 +337,7 @@ def shopping_list(g: Words) -> Bilingual:
     )
     buy = g.verb(g.rng.choice(("buy", "sell", "buy")))
     if g.chance(0.4):
-        items = list_of(g, kinds, 2, 4)
+        items = list_of(g, kinds)
     else:
         items = _determined(g, kinds)
     make = say.with_object(buy, items)

@@ -29,6 +29,12 @@ class Noun:
         """True for bread, water: no plural, "some"."""
         return self.kind in ("mass", "drink")
 
+    @property
+    def classes(self) -> set[str]:
+        """Every class that adjectives and containers may name: "food", "food:egg", "person"."""
+        own = {self.kind, f"{self.kind}:{self.en}"}
+        return own | {"person"} if self.kind in PERSONS else own
+
 
 @dataclass(frozen=True)
 class Adjective:
@@ -38,7 +44,7 @@ class Adjective:
     comparative: str | None
     fr: tuple[str, str, str, str, str]
     before: bool
-    classes: tuple[str, ...]
+    classes: frozenset[str]
 
     def form(self, gender: str, is_plural: bool, following: str = "") -> str:
         """The form that agrees; `following` is the French text it stands before."""
@@ -69,24 +75,11 @@ class Lexicon:
     actions: dict[str, tuple[Action, ...]]
     phrases: dict[str, tuple[tuple[str, str], ...]]
 
-    def of_class(self, classes: tuple[str, ...]) -> tuple[Noun, ...]:
-        """The nouns of classes such as "food", "food:egg" or "person"."""
-        return tuple(
-            noun
-            for kind, word in _matching(classes)
-            for noun in self.nouns[kind]
-            if not word or noun.en == word
-        )
-
-
-@lru_cache(maxsize=4096)
-def _matching(classes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    found = []
-    for item in classes:
-        kind, _, word = item.partition(":")
+    def of_class(self, name: str) -> tuple[Noun, ...]:
+        """The nouns of a class such as "food", "food:egg" or "person"."""
+        kind, _, word = name.partition(":")
         kinds = PERSONS if kind == "person" else (kind,)
-        found += [(k, word) for k in kinds]
-    return tuple(found)
+        return tuple(n for k in kinds for n in self.nouns[k] if not word or n.en == word)
 
 
 def _sections(name: str) -> Iterator[tuple[str, str]]:
@@ -143,7 +136,7 @@ def _adjective(line: str) -> Adjective:
         comparative,
         (masculine, fem, masculine_plural, fem_plural, vowel),
         before,
-        tuple(classes.split()),
+        frozenset(classes.split()),
     )
 
 

@@ -5,6 +5,7 @@ A noun phrase knows how it changes under negation ("some bread" -> "any bread", 
 """
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from demo.recipe import french, lexicon
@@ -42,6 +43,13 @@ COUNT_MODES = (
     "owner",
 )
 MASS_MODES = ("the", "some", "some", "some", "my", "this", "lot", "measure", "enough")
+_QUANTITIES = {
+    "lot": ("a lot of", "beaucoup de"),
+    "enough": ("enough", "assez de"),
+    "several": ("several", "plusieurs"),
+    "few": ("a few", "quelques"),
+}
+_MANY = (("many", "beaucoup de"), ("a lot of", "beaucoup de"), ("too many", "trop de"))
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,16 @@ class NounPhrase:
             return " et ".join(part.with_de() for part in self.joined)
         return "de " + self.after_de if self.after_de else french.with_de(self.fr)
 
-    @property
-    def is_person(self) -> bool:
-        """True for pronouns, names, kin and roles."""
-        return self.kind in ("pronoun", "name", *lexicon.PERSONS)
+    def after(self, words: str) -> str:
+        """French words + this; "de" or "à" at their end contracts with the article."""
+        lead, _, last = words.rpartition(" ")
+        if last in ("de", "à"):
+            return f"{lead} {self.with_de() if last == 'de' else self.with_a()}".strip()
+        return f"{words} {self.fr}".strip()
+
+    def silent(self) -> "NounPhrase":
+        """The same subject left out: what agrees with it still does."""
+        return replace(self, en="", fr="")
 
 
 class Words:
@@ -97,19 +111,14 @@ class Words:
 
     def noun(self, *classes: str) -> Noun:
         """One noun, each class being equally likely."""
-        return self.rng.choice(self.lexicon.of_class((self.rng.choice(classes),)))
+        return self.rng.choice(self.lexicon.of_class(self.rng.choice(classes)))
 
 
-def _fits(adjective: Adjective, noun: Noun) -> bool:
-    kinds = {noun.kind, f"{noun.kind}:{noun.en}"}
-    if noun.kind in lexicon.PERSONS:
-        kinds.add("person")
-    return not kinds.isdisjoint(adjective.classes)
-
-
-def adjective_for(g: Words, noun: Noun, section: str = "attribute") -> Adjective | None:
-    """An adjective that makes sense with the noun."""
-    fitting = [a for a in g.lexicon.adjectives[section] if _fits(a, noun)]
+def adjective_for(
+    g: Words, classes: Collection[str], section: str = "attribute"
+) -> Adjective | None:
+    """An adjective that makes sense with what belongs to these classes."""
+    fitting = [a for a in g.lexicon.adjectives[section] if not a.classes.isdisjoint(classes)]
     return g.rng.choice(fitting) if fitting else None
 
 
@@ -158,7 +167,7 @@ def noun_phrase(
     many = mode.endswith("+")
     mode = mode.rstrip("+")
     if adjective is None and g.chance(modify) and noun.kind != "kin":
-        adjective = adjective_for(g, noun)
+        adjective = adjective_for(g, noun.classes)
     counted = mode in ("number", "several", "many", "few")
     en, fr = _group(noun, many, adjective, counted)
     base = NounPhrase(en, fr, 4 if many else 1, noun.gender, many, noun.kind)
@@ -191,54 +200,27 @@ def _unspecific(
     if mode == "a":
         one = "une" if gender == "f" else "un"
         return replace(base, en=article(en), fr=f"{one} {fr}", en_negative=article(en), **negative)
-    if mode == "some" and not base.plural:  # "du" before a mass noun
-        return replace(
-            base,
-            en="some " + en,
-            fr=_partitive(fr, gender),
-            after_de=fr,
-            en_negative="any " + en,
-            **negative,
-        )
-    if mode == "some":
-        begin = "de" if adjective and adjective.before else "des"
-        return replace(
-            base,
-            en="some " + en,
-            fr=f"{begin} {fr}",
-            after_de=fr,
-            en_negative="any " + en,
-            **negative,
-        )
+    if mode == "measure" and (measured := _measure(g, noun)):
+        return measured
+    if mode in ("some", "measure"):
+        some = _partitive(fr, gender)
+        if base.plural:
+            some = f"{'de' if adjective and adjective.before else 'des'} {fr}"
+        negative["en_negative"] = "any " + en
+        return replace(base, en="some " + en, fr=some, after_de=fr, **negative)
     if mode == "number":
         n = g.rng.choice((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, g.rng.randint(11, 99)))
-        word = french.number(n, gender)
-        return replace(base, en=f"{number(n)} {en}", fr=f"{word} {fr}")
-    if mode == "measure":
-        return _measure(g, noun) or replace(
-            base,
-            en="some " + en,
-            fr=_partitive(fr, gender),
-            after_de=fr,
-            en_negative="any " + en,
-            **negative,
-        )
-    if mode in ("lot", "enough"):
-        english, quantity = ("a lot of", "beaucoup de") if mode == "lot" else ("enough", "assez de")
-        return replace(
-            base,
-            en=f"{mark(english, MANY) if mode == 'lot' else english} {en}",
-            fr=f"{quantity} {fr}",
-        )
-    english, quantity = {
-        "several": ("several", "plusieurs"),
-        "few": ("a few", "quelques"),
-        "many": g.rng.choice(
-            (("many", "beaucoup de"), ("a lot of", "beaucoup de"), ("too many", "trop de"))
-        ),
-    }[mode]
-    english = mark(english, MANY) if english == "a lot of" else english
-    return replace(base, en=f"{english} {en}", fr=f"{quantity} {fr}", negatable=mode == "many")
+        return replace(base, en=f"{number(n)} {en}", fr=f"{french.number(n, gender)} {fr}")
+    many = ()
+    if mode in ("several", "few", "many"):  # one draw for each of them
+        many = g.rng.choice(_MANY)
+    english, quantity = many if mode == "many" else _QUANTITIES[mode]
+    return replace(
+        base,
+        en=f"{mark(english, MANY) if english == 'a lot of' else english} {en}",
+        fr=f"{quantity} {fr}",
+        negatable=mode not in ("several", "few"),
+    )
 
 
 def _partitive(fr: str, gender: str) -> str:
@@ -249,8 +231,7 @@ def _partitive(fr: str, gender: str) -> str:
 
 def _measure(g: Words, noun: Noun) -> NounPhrase | None:
     """ "a bottle of milk", "three kilos of rice": None where no container fits."""
-    kinds = {noun.kind, f"{noun.kind}:{noun.en}"}
-    fitting = [c for c in g.lexicon.nouns["container"] if not kinds.isdisjoint(c.members)]
+    fitting = [c for c in g.lexicon.nouns["container"] if not noun.classes.isdisjoint(c.members)]
     if not fitting:
         return None
     mode = "a" if g.chance(0.6) else "number+"
@@ -265,7 +246,7 @@ def _measure(g: Words, noun: Noun) -> NounPhrase | None:
     )
 
 
-def bare(g: Words, noun: Noun) -> NounPhrase:
+def bare(noun: Noun) -> NounPhrase:
     """ "eggs", "bread" -> "des œufs", "du pain": a member of a list."""
     fr = _partitive(noun.fr, noun.gender) if noun.mass else "des " + noun.fr_plural
     return NounPhrase(
@@ -317,15 +298,20 @@ def several(items: list[NounPhrase]) -> NounPhrase:
     )
 
 
-def list_of(g: Words, classes: tuple[str, ...], low: int = 2, high: int = 4) -> NounPhrase:
-    """Different bare nouns: "eggs, avocadoes, and bread"."""
+def different_nouns(g: Words, classes: tuple[str, ...]) -> list[Noun]:
+    """Two to four nouns of these classes."""
     nouns: list[Noun] = []
-    size = g.rng.randint(low, high)
+    size = g.rng.randint(2, 4)
     while len(nouns) < size:
         noun = g.noun(*classes)
         if noun not in nouns:
             nouns.append(noun)
-    return several([bare(g, noun) for noun in nouns])
+    return nouns
+
+
+def list_of(g: Words, classes: tuple[str, ...]) -> NounPhrase:
+    """Different bare nouns: "eggs, avocadoes, and bread"."""
+    return several([bare(noun) for noun in different_nouns(g, classes)])
 
 
 _PRONOUNS = (
@@ -344,7 +330,7 @@ def pronoun(g: Words) -> NounPhrase:
     return NounPhrase(mark(en, SUBJECT), fr, person, gender, person in (2, 4), "pronoun")
 
 
-def person(g: Words, mode: str = "") -> NounPhrase:
+def person(g: Words) -> NounPhrase:
     """A named, related or otherwise known person, or two of them."""
     draw = g.rng.random()
     if draw < 0.4:
@@ -353,10 +339,8 @@ def person(g: Words, mode: str = "") -> NounPhrase:
         first, second = name(g), name(g)
         return both(first, second) if first.en != second.en else first
     if draw < 0.75:
-        return noun_phrase(
-            g, g.noun("kin"), mode or g.rng.choice(("my", "my", "my", "my+", "owner"))
-        )
-    return noun_phrase(g, g.noun("role"), mode or g.rng.choice(("the", "the", "the+", "this")))
+        return noun_phrase(g, g.noun("kin"), g.rng.choice(("my", "my", "my", "my+", "owner")))
+    return noun_phrase(g, g.noun("role"), g.rng.choice(("the", "the", "the+", "this")))
 
 
 def subject(g: Words) -> NounPhrase:

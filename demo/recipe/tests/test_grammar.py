@@ -300,7 +300,7 @@ def test_prepositions_that_contract_with_the_object(words):
 def test_generic_and_listed_nouns(words):
     assert generic(the_noun(words, "apple")).fr == "les pommes"
     assert generic(the_noun(words, "bread")).fr == "le pain"
-    assert bare(words, the_noun(words, "jam")).fr == "de la confiture"
+    assert bare(the_noun(words, "jam")).fr == "de la confiture"
 
 
 def test_questions(words):
