@@ -21,7 +21,7 @@ from demo.recipe.english import (
     mark,
     plain,
 )
-from demo.recipe.phrases import NounPhrase
+from demo.recipe.phrases import Bilingual, NounPhrase
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Predicate:
     agreement: tuple[str, bool] | None = None
     negatable: bool = True
 
-    def tails(self, negative: bool) -> tuple[str, str]:
+    def tails(self, negative: bool) -> Bilingual:
         """What follows the verb, by polarity."""
         if negative:
             return self.en_negative or self.en_tail, self.fr_negative or self.fr_tail
@@ -68,7 +68,7 @@ class Manner:
 
     tense: str = "present"
     negative: str = ""
-    adverb: tuple[str, str] = ("", "")
+    adverb: Bilingual = ("", "")
     contracted: bool = True
 
 
@@ -113,13 +113,9 @@ _NOT = {"am": "am not", "will": "won't", "can": "can't", "must": "must not"}
 def ambiguous(predicate: Predicate, manner: Manner, subject: NounPhrase) -> bool:
     """True for "they read": present or past, so no single translation."""
     verb = predicate.en
-    return (
-        verb.base == verb.past
-        and manner.tense in ("present", "past", "if_past", "when_future")
-        and not (subject.person == 1 and manner.tense != "when_future")
-        or verb.base == verb.past
-        and manner.negative in ("jamais",)
-    )
+    finite = manner.tense in ("present", "past", "if_past") and subject.person != 1
+    undecided = finite or manner.tense == "when_future" or manner.negative == "jamais"
+    return verb.same_past and undecided
 
 
 def _be(subject: NounPhrase, past: bool) -> str:
@@ -244,21 +240,21 @@ def _compound(
     return _join(ne, clitic, auxiliary, not_, adverb, participle)
 
 
-def clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> tuple[str, str]:
+def clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> Bilingual:
     """A statement in both languages, without capital and full stop."""
     return english_clause(subject, predicate, manner), french_clause(subject, predicate, manner)
 
 
 def question(
-    subject: NounPhrase, predicate: Predicate, manner: Manner, word: tuple[str, str] = ("", "")
-) -> tuple[str, str]:
+    subject: NounPhrase, predicate: Predicate, manner: Manner, word: Bilingual = ("", "")
+) -> Bilingual:
     """A question with "est-ce que"; `word` is an English and French question word."""
     en = _join(word[0], english_question(subject, predicate, manner))
     positive = replace(manner, negative="")
     return en, _join(word[1], "est-ce que", french_clause(subject, predicate, positive))
 
 
-def imperative(predicate: Predicate, person: int, negative: bool = False) -> tuple[str, str]:
+def imperative(predicate: Predicate, person: int, negative: bool = False) -> Bilingual:
     """A command: person 3 "close the door", person 2 "let's close the door"."""
     base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
     en_tail, fr_tail = predicate.tails(negative)
@@ -270,7 +266,7 @@ def imperative(predicate: Predicate, person: int, negative: bool = False) -> tup
     return en, _join(f"{finite}-{clitic}" if clitic else finite, fr_tail)
 
 
-def infinitive(predicate: Predicate, person: int) -> tuple[str, str]:
+def infinitive(predicate: Predicate, person: int) -> Bilingual:
     """ "to buy some bread" without "to"; a reflexive pronoun agrees with `person`."""
     base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
     return (
@@ -279,7 +275,7 @@ def infinitive(predicate: Predicate, person: int) -> tuple[str, str]:
     )
 
 
-def gerund(predicate: Predicate, person: int) -> tuple[str, str]:
+def gerund(predicate: Predicate, person: int) -> Bilingual:
     """ "buying some bread" with a French infinitive ("avant de", "sans")."""
     return (
         _join(_with_rest(predicate.en.gerund, predicate.en), predicate.en_tail),

@@ -80,6 +80,11 @@ class Verb:
     rest: str = ""
 
     @property
+    def same_past(self) -> bool:
+        """True for "read" and "put", whose past is spelled like the present."""
+        return self.base == self.past
+
+    @property
     def third(self) -> str:
         """He ... s."""
         return s_form(self.base)

@@ -13,6 +13,15 @@ REFLEXIVE = ("me", "se", "nous", "vous", "se")
 # Words that look as if they began with a vowel sound but block elision.
 ASPIRATED = frozenset(["onze", "onzième", "huit", "haricot", "haricots", "hors"])
 
+# English: French before m., f., plural nouns; "ma" is "mon" before a vowel.
+POSSESSIVES = {
+    "my": ("mon", "ma", "mes"),
+    "his": ("son", "sa", "ses"),
+    "her": ("son", "sa", "ses"),
+    "our": ("notre", "notre", "nos"),
+    "your": ("votre", "votre", "vos"),
+    "their": ("leur", "leur", "leurs"),
+}
 # infinitive: present (je il nous vous ils); past participle; future stem
 _IRREGULAR = """
 être: suis est sommes êtes sont; été; ser
@@ -205,6 +214,35 @@ def starts_with_vowel(text: str) -> bool:
     """True when the first word of a text takes l', d', mon, cet ... before it."""
     first = re.split(r"[ ,.?!']", text.lower(), maxsplit=1)[0]
     return first == "y" or first not in ASPIRATED and first[:1] in set("aeiouhâàéèêëîïôûùœ")
+
+
+def possessive(owner: str, gender: str, many: bool, following: str) -> str:
+    """French possessive adjective before `following`."""
+    masculine, fem, plural = POSSESSIVES[owner]
+    if many:
+        return plural
+    return masculine if gender == "m" or starts_with_vowel(following) else fem
+
+
+def definite(gender: str, many: bool) -> str:
+    """le, la, les (elision comes later)."""
+    return "les" if many else "la" if gender == "f" else "le"
+
+
+def demonstrative(gender: str, many: bool, following: str) -> str:
+    """ce, cet, cette, ces."""
+    if many:
+        return "ces"
+    if gender == "f":
+        return "cette"
+    return "cet" if starts_with_vowel(following) else "ce"
+
+
+def partitive(fr: str, gender: str) -> str:
+    """du, de la, de l' before a noun."""
+    if starts_with_vowel(fr):
+        return f"de l'{fr}"
+    return f"de la {fr}" if gender == "f" else f"du {fr}"
 
 
 def with_de(text: str) -> str:

@@ -7,16 +7,23 @@ and participles after I, you, we and they are masculine).
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from demo.recipe import french
 from demo.recipe import predicates as say
-from demo.recipe.circumstances import place, time
+from demo.recipe.circumstances import place, weather, weather_report
 from demo.recipe.clauses import Manner, Predicate, ambiguous, clause, english_clause, french_clause
 from demo.recipe.english import COUNTED, mark, number, parse_verb, plain
 from demo.recipe.phrases import (
+    COMMA,
+    SPACE,
+    Bilingual,
     NounPhrase,
     Words,
+    both,
+    concat,
+    different_nouns,
     list_of,
     name,
     noun_phrase,
@@ -27,7 +34,6 @@ from demo.recipe.phrases import (
 )
 from demo.recipe.questions import asking
 from demo.recipe.templates import (
-    Bilingual,
     commands,
     described,
     errand,
@@ -38,6 +44,14 @@ from demo.recipe.templates import (
 )
 
 MIN_WORDS, MAX_WORDS = 5, 40
+_OWNED = "animal:dog animal:cat item vehicle:car furniture reading building:house".split()
+_WISHED = "vehicle:car vehicle:boat item animal:horse animal:dog tool device school".split()
+_BOUGHT_TOGETHER = (
+    ("food", "mass", "vegetable", "drink"),
+    ("clothes",),
+    ("item", "school"),
+    ("food", "vegetable"),
+)
 _DOUBLED = re.compile(r"\b(\w+) \1\b")  # "that that": correct, but it looks like an error
 
 
@@ -52,47 +66,6 @@ class Pair:
     def en(self) -> str:
         """The English sentence."""
         return plain(self.marked)
-
-
-def weather(g: Words, period: str = "") -> Bilingual:
-    """It is raining; it will be cold; it was sunny."""
-    period = period or g.rng.choice(("present", "past", "future", "was", "going"))
-    if g.chance(0.5):
-        verb, forms = g.phrase("weather verb")
-        present, past, imperfect, future, base = forms.split(", ")
-        english = parse_verb(verb)
-        return {
-            "present": (f"it is {english.gerund}", f"il {present}"),
-            "past": (f"it {english.past}", f"il {past}"),
-            "was": (f"it was {english.gerund}", f"il {imperfect}"),
-            "future": (f"it will {verb}", f"il {future}"),
-            "if": (f"it {english.third}", f"il {present}"),
-            "going": (f"it is going to {verb}", f"il va {base}"),
-        }[period]
-    en, fr = g.phrase("weather state")
-    there = fr.startswith("du ")  # "il y a du vent", but "il fait froid"
-    verb = french.conjugate("avoir" if there else "faire")
-    lead = "il y" if there else "il"
-    infinitive = "il va y avoir" if there else "il va faire"
-    return {
-        "present": (f"it is {en}", f"{lead} {verb.present[1]} {fr}"),
-        "past": (f"it was {en}", f"{lead} {verb.imperfect[1]} {fr}"),
-        "was": (f"it was {en}", f"{lead} {verb.imperfect[1]} {fr}"),
-        "future": (f"it will be {en}", f"{lead} {verb.future[1]} {fr}"),
-        "if": (f"it is {en}", f"{lead} {verb.present[1]} {fr}"),
-        "going": (f"it is going to be {en}", f"{infinitive} {fr}"),
-    }[period]
-
-
-def weather_report(g: Words) -> Bilingual:
-    """It will be cold tomorrow in Paris."""
-    period = g.rng.choice(("present", "past", "future", "was", "going"))
-    en, fr = weather(g, period)
-    when = time(g, {"was": "past", "going": "future", "present": "present"}.get(period, period))
-    if g.chance(0.5):
-        where = g.phrase("city")
-        en, fr = f"{en} in {where[0]}", f"{fr} à {where[1]}"
-    return f"{en} {when[0]}", f"{fr} {when[1]}"
 
 
 def price(g: Words) -> Bilingual:
@@ -114,116 +87,76 @@ def price(g: Words) -> Bilingual:
 def possession(g: Words) -> Bilingual:
     """My brother has two cats and a dog."""
     have = g.verb("have")
-    nouns = [
-        g.noun(
-            "animal:dog",
-            "animal:cat",
-            "item",
-            "vehicle:car",
-            "furniture",
-            "reading",
-            "building:house",
-        )
-        for _ in range(2)
-    ]
+    nouns = [g.noun(*_OWNED) for _ in range(2)]
     modes = ("a", "number+", "several+")
     first, second = (noun_phrase(g, n, g.rng.choice(modes), modify=0.3) for n in nouns)
-    thing = (
-        first
-        if nouns[0] == nouns[1]
-        else NounPhrase(
-            f"{first.en} and {second.en}", f"{first.fr} et {second.fr}", 4, negatable=False
-        )
-    )
-    return simple(
-        g,
-        make=lambda g: say.with_object(have, thing),
-        timed=0,
-        negation=0,
-        period=g.rng.choice(("none", "none", "future", "past")),
-    )
+    thing = first if nouns[0] == nouns[1] else replace(both(first, second), negatable=False)
+    period = g.rng.choice(("none", "none", "future", "past"))
+    return simple(g, None, period, 0, lambda g: say.with_object(have, thing), negation=0)
 
 
 def because(g: Words) -> Bilingual:
     """... because ..."""
     period = g.rng.choice(("past", "future", "none"))
     first = simple(g, period=period, timed=0.3)
-    reason = g.rng.choice(
-        (
-            lambda: described(g, subject(g), period),
-            lambda: simple(g, period=period, timed=0),
-            lambda: weather(g, {"none": "present"}.get(period, period)),
-        )
-    )()
-    return f"{first[0]} because {reason[0]}", f"{first[1]} parce que {reason[1]}"
+    makers = (
+        lambda: described(g, subject(g), period),
+        lambda: simple(g, period=period, timed=0),
+        lambda: weather(g, "present" if period == "none" else period),
+    )
+    return concat(first, (" because ", " parce que "), g.rng.choice(makers)())
 
 
 def contrast(g: Words) -> Bilingual:
     """..., but ..."""
-    en, fr = g.rng.choice((("but", "mais"), ("and", "et"), ("so", "donc")))
-    first, second = _part(g), _part(g)
-    return f"{first[0]}, {en} {second[0]}", f"{first[1]}, {fr} {second[1]}"
+    link = g.rng.choice(((", but ", ", mais "), (", and ", ", et "), (", so ", ", donc ")))
+    return concat(_part(g), link, _part(g))
 
 
 def _part(g: Words) -> Bilingual:
     """One half of a compound sentence: short, or with a clause of its own."""
-    makers = (
-        simple,
-        described,
-        because,
-        when_future,
-        opinion,
-        who_relative,
-        that_relative,
-        existence,
-        purpose,
-    )
-    return g.rng.choices(makers, (8, 4, 1, 1, 1, 1, 1, 1, 1))[0](g)
+    long = (because, when_future, opinion, who_relative, that_relative, existence, purpose)
+    return g.rng.choices((simple, described, *long), (8, 4, *[1] * len(long)))[0](g)
 
 
-def _plain_action(g: Words, who: NounPhrase, manner: Manner, make=say.doing) -> Bilingual:
+def _unambiguous(
+    g: Words, who: NounPhrase, manner: Manner, make: Callable[[Words], Predicate] = say.doing
+) -> Predicate:
+    """Something to do whose tense the English form shows."""
     while ambiguous(predicate := make(g), manner, who):
         pass
-    return clause(who, predicate, manner)
+    return predicate
+
+
+def _plain_action(g: Words, who: NounPhrase, manner: Manner) -> Bilingual:
+    return clause(who, _unambiguous(g, who, manner), manner)
 
 
 def when_future(g: Words) -> Bilingual:
-    """When Anna arrives, we will eat: the future in French."""
-    who = subject(g)
-    first = _when_clause(g, who)
+    """When Anna arrives, we will eat: English present, French future."""
+    who, manner = subject(g), Manner("when_future")
+    predicate = _unambiguous(g, who, manner)
+    first = english_clause(who, predicate, Manner("present")), french_clause(who, predicate, manner)
     second = _plain_action(g, subject(g), Manner("future"))
     if g.chance(0.5):
-        return f"when {first[0]}, {second[0]}", f"quand {first[1]}, {second[1]}"
-    return f"{second[0]} when {first[0]}", f"{second[1]} quand {first[1]}"
-
-
-def _when_clause(g: Words, who: NounPhrase) -> Bilingual:
-    """English present, French future."""
-    while True:
-        predicate = say.doing(g)
-        if not ambiguous(predicate, Manner("when_future"), who):
-            return (
-                english_clause(who, predicate, Manner("present")),
-                french_clause(who, predicate, Manner("when_future")),
-            )
+        return concat(("when ", "quand "), first, COMMA, second)
+    return concat(second, (" when ", " quand "), first)
 
 
 def if_real(g: Words) -> Bilingual:
     """If it rains tomorrow, we will stay at home."""
     if g.chance(0.4):
-        first, when = weather(g, "if"), g.phrase("time future")
-        first = f"{first[0]} {when[0]}", f"{first[1]} {when[1]}"
+        first = concat(weather(g, "if"), SPACE, g.phrase("time future"))
     else:
-        first = _plain_action(
-            g, subject(g), Manner("present", "pas" if g.chance(0.2) else ""), _positive_or_negatable
-        )
+        who, manner = subject(g), Manner("present", "pas" if g.chance(0.2) else "")
+        first = clause(who, _unambiguous(g, who, manner, _negatable), manner)
     second = _plain_action(g, subject(g), Manner("future"))
     if g.chance(0.6):
-        return f"if {first[0]}, {second[0]}", f"si {first[1]}, {second[1]}"
-    return f"{second[0]} if {first[0]}", f"{second[1]} si {first[1]}"
+        return concat(("if ", "si "), first, COMMA, second)
+    return concat(second, (" if ", " si "), first)
 
 
-def _positive_or_negatable(g: Words) -> Predicate:
+def _negatable(g: Words) -> Predicate:
     while not (predicate := say.doing(g)).negatable:
         pass
     return predicate
@@ -234,58 +167,39 @@ def if_unreal(g: Words) -> Bilingual:
     have = g.verb("have")
     who = subject(g)
     if g.chance(0.6):
-        noun = g.noun(
-            "vehicle:car",
-            "vehicle:boat",
-            "item",
-            "animal:horse",
-            "animal:dog",
-            "tool",
-            "device",
-            "school",
-        )
-        thing = noun_phrase(g, noun, "a", modify=0.4)
-        first = clause(
-            who, say.with_object(have, thing), Manner("if_past", "pas" if g.chance(0.2) else "")
-        )
+        thing = noun_phrase(g, g.noun(*_WISHED), "a", modify=0.4)
+        manner = Manner("if_past", "pas" if g.chance(0.2) else "")
+        first = clause(who, say.with_object(have, thing), manner)
     else:
         first = _plain_action(g, who, Manner("if_past"))
-    other = subject(g)
-    second = _plain_action(g, other, Manner("conditional"))
-    return f"if {first[0]}, {second[0]}", f"si {first[1]}, {second[1]}"
+    second = _plain_action(g, subject(g), Manner("conditional"))
+    return concat(("if ", "si "), first, COMMA, second)
 
 
 def meanwhile(g: Words) -> Bilingual:
-    """Anna was cooking when Paul arrived; while ... was ..., ... was ..."""
+    """Anna was cooking when Paul arrived; while Anna was cooking, Paul was sleeping."""
     first = _plain_action(g, subject(g), Manner("past_progressive"))
     if g.chance(0.5):
         second = _plain_action(g, subject(g), Manner("past"))
-        return f"{first[0]} when {second[0]}", f"{first[1]} quand {second[1]}"
+        return concat(first, (" when ", " quand "), second)
     second = _plain_action(g, subject(g), Manner("past_progressive"))
-    return f"while {first[0]}, {second[0]}", f"pendant que {first[1]}, {second[1]}"
+    return concat(("while ", "pendant que "), first, COMMA, second)
 
 
 def opinion(g: Words) -> Bilingual:
-    """My mother thinks that ..., Paul said that ..."""
-    en, fr = g.phrase("opinion")
-    who = subject(g)
-    verb = Predicate(
-        parse_verb(en.removesuffix(" that")),
-        french.conjugate(fr.removesuffix(" que")),
-        "that",
-        "que",
-    )
-    first = clause(who, verb, Manner("present"))
-    inner = g.rng.choice((lambda: simple(g), lambda: described(g), lambda: existence(g)))()
-    return f"{first[0]} {inner[0]}", f"{first[1]} {inner[1]}"
+    """My mother thinks that ..., Paul says that ..."""
+    en, fr = (text.rpartition(" ") for text in g.phrase("opinion"))
+    verb = Predicate(parse_verb(en[0]), french.conjugate(fr[0]), "that", "que")
+    first = clause(subject(g), verb, Manner("present"))
+    return concat(first, SPACE, g.rng.choice((simple, described, existence))(g))
 
 
 def who_relative(g: Words) -> Bilingual:
     """The man who sells bread is tired."""
     noun = g.noun("role")
     who = noun_phrase(g, noun, g.rng.choice(("the", "the", "the+")), modify=0.15)
-    silent = NounPhrase("", "", who.person, who.gender, who.plural, who.kind)
-    inner = _plain_action(g, silent, Manner(g.rng.choice(("present", "past", "progressive"))))
+    manner = Manner(g.rng.choice(("present", "past", "progressive")))
+    inner = _plain_action(g, who.silent(), manner)
     head = replace(who, en=f"{who.en} who {inner[0]}", fr=f"{who.fr} qui {inner[1]}")
     if g.chance(0.5):
         return described(g, head, "none")
@@ -294,13 +208,7 @@ def who_relative(g: Words) -> Bilingual:
 
 def that_relative(g: Words) -> Bilingual:
     """The car that Anna bought is red: the participle agrees with what precedes."""
-    action = g.rng.choice(
-        [
-            a
-            for a in g.lexicon.actions["transitive"]
-            if not a.fr_rest and a.en.base != a.en.past and not a.state
-        ]
-    )
+    action = g.rng.choice([a for a in g.lexicon.plain_transitives if not a.state])
     classes = [c for c in action.objects if c not in ("person", "region", "place")]
     if not classes:
         return that_relative(g)
@@ -312,13 +220,8 @@ def that_relative(g: Words) -> Bilingual:
     head = replace(thing, en=f"{thing.en} that {en}", fr=f"{thing.fr} que {fr}")
     draw = g.rng.random()
     if draw < 0.5:
-        return simple(
-            g,
-            head,
-            g.rng.choice(("none", "past", "future")),
-            timed=0,
-            make=lambda g: say.being_adjective(g, head, noun),
-        )
+        period = g.rng.choice(("none", "past", "future"))
+        return simple(g, head, period, 0, lambda g: say.being_adjective(g, head, noun))
     if draw < 0.7:
         return simple(g, head, "none", timed=0, make=say.being_somewhere)
     finder = g.verb(g.rng.choice(("find", "look")))
@@ -327,39 +230,26 @@ def that_relative(g: Words) -> Bilingual:
 
 def shopping_list(g: Words) -> Bilingual:
     """We bought three apples, a cake, and some bread at the market."""
-    kinds = g.rng.choice(
-        (
-            ("food", "mass", "vegetable", "drink"),
-            ("clothes",),
-            ("item", "school"),
-            ("food", "vegetable"),
-        )
-    )
+    classes = g.rng.choice(_BOUGHT_TOGETHER)
     buy = g.verb(g.rng.choice(("buy", "sell", "buy")))
-    if g.chance(0.4):
-        items = list_of(g, kinds)
-    else:
-        items = _determined(g, kinds)
-    make = say.with_object(buy, items)
+    items = list_of(g, classes) if g.chance(0.4) else _determined(g, classes)
+    purchase = say.with_object(buy, items)
     if g.chance(0.5):
-        where = place(g)
-        make = make.extended(*where)
+        purchase = purchase.extended(*place(g))
     elif g.chance(0.4):
         friend = person(g)
-        make = make.extended(f"for {friend.en}", f"pour {friend.fr}")
-    return simple(g, make=lambda g: make, timed=0.3, negation=0)
+        purchase = purchase.extended(f"for {friend.en}", f"pour {friend.fr}")
+    return simple(g, make=lambda g: purchase, timed=0.3, negation=0)
 
 
-def _determined(g: Words, kinds: tuple[str, ...]) -> NounPhrase:
-    nouns = []
-    size = g.rng.randint(2, 4)
-    while len(nouns) < size:
-        noun = g.noun(*kinds)
-        if noun not in nouns:
-            nouns.append(noun)
+def _determined(g: Words, classes: tuple[str, ...]) -> NounPhrase:
+    """A list whose members have determiners: "three apples, a cake, and some bread"."""
     modes = ("a", "some+", "number+", "several+")
     return several(
-        [noun_phrase(g, n, "some" if n.mass else g.rng.choice(modes), modify=0.2) for n in nouns]
+        [
+            noun_phrase(g, noun, "some" if noun.mass else g.rng.choice(modes), modify=0.2)
+            for noun in different_nouns(g, classes)
+        ]
     )
 
 
@@ -370,10 +260,10 @@ def liking_to(g: Words) -> Bilingual:
     first = clause(who, say.doing(g), Manner(tense))
     if g.chance(0.5):
         return first
-    again = {"f": ("she", "elle"), "m": ("he", "il")}[who.gender]
-    second_who = replace(who, en=again[0], fr=again[1]) if who.kind == "name" else who
-    second = clause(second_who, say.liking(g), Manner("present"))
-    return f"{first[0]}, but {second[0]}", f"{first[1]}, mais {second[1]}"
+    if who.kind == "name":
+        en, fr = ("she", "elle") if who.gender == "f" else ("he", "il")
+        who = replace(who, en=en, fr=fr)
+    return concat(first, (", but ", ", mais "), clause(who, say.liking(g), Manner("present")))
 
 
 _TEMPLATES = (
@@ -415,9 +305,8 @@ def sample(rng: random.Random) -> Pair:
     g = Words(rng)
     makers, weights = zip(*_TEMPLATES, strict=True)
     while True:
-        make = rng.choices(makers, weights)[0]
-        pair = finish(*make(g))
-        if all(
-            MIN_WORDS <= len(text.rstrip(" ?").split()) <= MAX_WORDS for text in (pair.en, pair.fr)
-        ) and not _DOUBLED.search(pair.en):
-            return pair
+        pair = finish(*rng.choices(makers, weights)[0](g))
+        lengths = [len(text.rstrip(" ?").split()) for text in (pair.en, pair.fr)]
+        if MIN_WORDS <= min(lengths) and max(lengths) <= MAX_WORDS:
+            if not _DOUBLED.search(pair.en):
+                return pair

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from demo.recipe import english, french
@@ -28,6 +28,12 @@ class Noun:
     def mass(self) -> bool:
         """True for bread, water: no plural, "some"."""
         return self.kind in ("mass", "drink")
+
+    @property
+    def en_counted(self) -> str:
+        """The plural as after a number: marked where it only adds an "s"."""
+        regular = " " not in self.en and self.en_plural == self.en + "s"
+        return english.mark(self.en_plural, english.COUNTED) if regular else self.en_plural
 
     @property
     def classes(self) -> set[str]:
@@ -74,6 +80,12 @@ class Lexicon:
     adjectives: dict[str, tuple[Adjective, ...]]
     actions: dict[str, tuple[Action, ...]]
     phrases: dict[str, tuple[tuple[str, str], ...]]
+
+    @cached_property
+    def plain_transitives(self) -> list[Action]:
+        """Verbs whose object may stand anywhere, and whose past is not spelled like the present."""
+        verbs = self.actions["transitive"]
+        return [verb for verb in verbs if not verb.fr_rest and not verb.en.same_past]
 
     def of_class(self, name: str) -> tuple[Noun, ...]:
         """The nouns of a class such as "food", "food:egg" or "person"."""

@@ -9,19 +9,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from demo.recipe import french, lexicon
-from demo.recipe.english import ADJECTIVE, COUNTED, MANY, SUBJECT, article, join_list, mark, number
+from demo.recipe.english import ADJECTIVE, MANY, SUBJECT, article, join_list, mark, number
 from demo.recipe.lexicon import Action, Adjective, Noun
 
+Bilingual = tuple[str, str]
+SPACE, COMMA = (" ", " "), (", ", ", ")
 SINGULAR_KIN = ("mother", "father", "husband", "grandmother", "grandfather")
-# English: French before m., f., plural nouns; "ma" is "mon" before a vowel.
-POSSESSIVES = {
-    "my": ("mon", "ma", "mes"),
-    "his": ("son", "sa", "ses"),
-    "her": ("son", "sa", "ses"),
-    "our": ("notre", "notre", "nos"),
-    "your": ("votre", "votre", "vos"),
-    "their": ("leur", "leur", "leurs"),
-}
 COUNT_MODES = (
     "the",
     "the",
@@ -50,6 +43,11 @@ _QUANTITIES = {
     "few": ("a few", "quelques"),
 }
 _MANY = (("many", "beaucoup de"), ("a lot of", "beaucoup de"), ("too many", "trop de"))
+
+
+def concat(*parts: Bilingual) -> Bilingual:
+    """The parts one after the other, in each language by itself."""
+    return "".join(en for en, _ in parts), "".join(fr for _, fr in parts)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Words:
         """True with this probability."""
         return self.rng.random() < probability
 
-    def phrase(self, section: str) -> tuple[str, str]:
+    def phrase(self, section: str) -> Bilingual:
         """One (English, French) entry of phrases.txt."""
         return self.rng.choice(self.lexicon.phrases[section])
 
@@ -122,38 +120,16 @@ def adjective_for(
     return g.rng.choice(fitting) if fitting else None
 
 
-def _group(noun: Noun, many: bool, adjective: Adjective | None, counted: bool) -> tuple[str, str]:
+def _group(noun: Noun, many: bool, adjective: Adjective | None, counted: bool) -> Bilingual:
     """Noun with adjective, without determiner."""
     en, fr = (noun.en_plural, noun.fr_plural) if many else (noun.en, noun.fr)
-    if counted and " " not in en and en == noun.en + "s":
-        en = mark(en, COUNTED)
+    if many and counted:
+        en = noun.en_counted
     if adjective:
         en = f"{mark(adjective.en, ADJECTIVE)} {en}"
         form = adjective.form(noun.gender, many, fr if adjective.before else "")
         fr = f"{form} {fr}" if adjective.before else f"{fr} {form}"
     return en, fr
-
-
-def possessive(owner: str, gender: str, many: bool, following: str) -> str:
-    """French possessive adjective before `following`."""
-    masculine, fem, plural = POSSESSIVES[owner]
-    if many:
-        return plural
-    return masculine if gender == "m" or french.starts_with_vowel(following) else fem
-
-
-def definite(gender: str, many: bool) -> str:
-    """le, la, les (elision comes later)."""
-    return "les" if many else "la" if gender == "f" else "le"
-
-
-def demonstrative(gender: str, many: bool, following: str) -> str:
-    """ce, cet, cette, ces."""
-    if many:
-        return "ces"
-    if gender == "f":
-        return "cette"
-    return "cet" if french.starts_with_vowel(following) else "ce"
 
 
 def noun_phrase(
@@ -179,16 +155,20 @@ def noun_phrase(
 def _specific(g: Words, mode: str, base: NounPhrase) -> NounPhrase:
     en, fr, many, gender = base.en, base.fr, base.plural, base.gender
     if mode == "the":
-        return replace(base, en="the " + en, fr=f"{definite(gender, many)} {fr}")
+        return replace(base, en="the " + en, fr=f"{french.definite(gender, many)} {fr}")
     if mode == "this":
         word = g.rng.choice(("these", "those") if many else ("this", "that"))
-        return replace(base, en=f"{word} {en}", fr=f"{demonstrative(gender, many, fr)} {fr}")
+        return replace(base, en=f"{word} {en}", fr=f"{french.demonstrative(gender, many, fr)} {fr}")
     if mode == "my":
-        owner = g.rng.choice(("my", "her", "your") if en == "husband" else tuple(POSSESSIVES))
-        return replace(base, en=f"{owner} {en}", fr=f"{possessive(owner, gender, many, fr)} {fr}")
+        owner = g.rng.choice(
+            ("my", "her", "your") if en == "husband" else tuple(french.POSSESSIVES)
+        )
+        return replace(
+            base, en=f"{owner} {en}", fr=f"{french.possessive(owner, gender, many, fr)} {fr}"
+        )
     owner = name(g) if g.chance(0.6) else noun_phrase(g, g.noun("kin"), "my", modify=0)
     return replace(
-        base, en=f"{owner.en}'s {en}", fr=f"{definite(gender, many)} {fr} {owner.with_de()}"
+        base, en=f"{owner.en}'s {en}", fr=f"{french.definite(gender, many)} {fr} {owner.with_de()}"
     )
 
 
@@ -203,7 +183,7 @@ def _unspecific(
     if mode == "measure" and (measured := _measure(g, noun)):
         return measured
     if mode in ("some", "measure"):
-        some = _partitive(fr, gender)
+        some = french.partitive(fr, gender)
         if base.plural:
             some = f"{'de' if adjective and adjective.before else 'des'} {fr}"
         negative["en_negative"] = "any " + en
@@ -211,22 +191,15 @@ def _unspecific(
     if mode == "number":
         n = g.rng.choice((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, g.rng.randint(11, 99)))
         return replace(base, en=f"{number(n)} {en}", fr=f"{french.number(n, gender)} {fr}")
-    many = ()
-    if mode in ("several", "few", "many"):  # one draw for each of them
-        many = g.rng.choice(_MANY)
-    english, quantity = many if mode == "many" else _QUANTITIES[mode]
+    # "several" and "few" draw as well: a seed shall go on giving the sentences that it gave.
+    drawn = g.rng.choice(_MANY) if mode in ("several", "few", "many") else ("", "")
+    english, quantity = _QUANTITIES.get(mode, drawn)
     return replace(
         base,
         en=f"{mark(english, MANY) if english == 'a lot of' else english} {en}",
         fr=f"{quantity} {fr}",
         negatable=mode not in ("several", "few"),
     )
-
-
-def _partitive(fr: str, gender: str) -> str:
-    if french.starts_with_vowel(fr):
-        return f"de l'{fr}"
-    return f"de la {fr}" if gender == "f" else f"du {fr}"
 
 
 def _measure(g: Words, noun: Noun) -> NounPhrase | None:
@@ -248,7 +221,7 @@ def _measure(g: Words, noun: Noun) -> NounPhrase | None:
 
 def bare(noun: Noun) -> NounPhrase:
     """ "eggs", "bread" -> "des œufs", "du pain": a member of a list."""
-    fr = _partitive(noun.fr, noun.gender) if noun.mass else "des " + noun.fr_plural
+    fr = french.partitive(noun.fr, noun.gender) if noun.mass else "des " + noun.fr_plural
     return NounPhrase(
         noun.en_plural,
         fr,
@@ -262,7 +235,7 @@ def bare(noun: Noun) -> NounPhrase:
 
 def generic(noun: Noun) -> NounPhrase:
     """ "apples" -> "les pommes", after a verb of liking."""
-    fr = f"{definite(noun.gender, not noun.mass)} {noun.fr_plural}"
+    fr = f"{french.definite(noun.gender, not noun.mass)} {noun.fr_plural}"
     return NounPhrase(
         noun.en_plural, fr, 1 if noun.mass else 4, noun.gender, not noun.mass, noun.kind
     )

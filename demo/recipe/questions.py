@@ -4,10 +4,9 @@ from demo.recipe import french
 from demo.recipe import predicates as say
 from demo.recipe.circumstances import time
 from demo.recipe.clauses import Manner, Predicate, question
-from demo.recipe.english import AUXILIARY, COUNTED, mark
-from demo.recipe.lexicon import Noun
-from demo.recipe.phrases import NounPhrase, Words, noun_phrase, subject
-from demo.recipe.templates import NO_QUESTION, Bilingual, choose_manner, choose_period, simple
+from demo.recipe.english import AUXILIARY, mark
+from demo.recipe.phrases import SPACE, Bilingual, NounPhrase, Words, concat, noun_phrase, subject
+from demo.recipe.templates import NO_QUESTION, choose_manner, choose_period, simple
 
 _WH = (("where", "où"), ("when", "quand"), ("why", "pourquoi"), ("how", "comment"))
 
@@ -30,24 +29,22 @@ def _asker(g: Words) -> tuple[NounPhrase, Predicate]:
     """No "I": one seldom asks about oneself; nothing ambiguous under "did"."""
     while True:
         who, predicate = subject(g), say.action(g)
-        if who.person != 0 and predicate.en.base != predicate.en.past:
+        if who.person != 0 and not predicate.en.same_past:
             return who, predicate
 
 
 def _yes_no(g: Words) -> Bilingual:
     if g.chance(0.25):
         who = subject(g)
-        predicate = g.rng.choice(
-            (say.being_somewhere, say.feeling, lambda g: say.being_adjective(g, who))
-        )(g)
+        adjective = lambda g: say.being_adjective(g, who)  # noqa: E731
+        predicate = g.rng.choice((say.being_somewhere, say.feeling, adjective))(g)
     else:
         who, predicate = _asker(g)
     period = choose_period(g)
-    en, fr = question(who, predicate, _question_manner(g, who, predicate, period))
+    asked = question(who, predicate, _question_manner(g, who, predicate, period))
     if period == "none" or g.chance(0.5):
-        return en, fr
-    when = time(g, period)
-    return f"{en} {when[0]}", f"{fr} {when[1]}"
+        return asked
+    return concat(asked, SPACE, time(g, period))
 
 
 def _wh(g: Words) -> Bilingual:
@@ -57,49 +54,26 @@ def _wh(g: Words) -> Bilingual:
     return question(who, predicate, _question_manner(g, who, predicate, period), word)
 
 
-def _object_question(g: Words) -> tuple[NounPhrase, Predicate]:
-    action = g.rng.choice(
-        [
-            a
-            for a in g.lexicon.actions["transitive"]
-            if not a.fr_rest and not a.en.rest and a.en.base != a.en.past
-        ]
-    )
-    return subject(g), say.from_action(action)
-
-
 def _how_many(g: Words) -> Bilingual:
     who = subject(g)
     while True:
-        action = g.rng.choice(
-            [a for a in g.lexicon.actions["transitive"] if not a.fr_rest and a.en.base != a.en.past]
-        )
+        action = g.rng.choice(g.lexicon.plain_transitives)
         noun = g.noun(g.rng.choice(action.objects))
         if noun.kind not in ("kin", "role", "region"):
             break
-    amount = "how much" if noun.mass else "how many"
-    predicate = Predicate(
-        action.en, action.fr, state=action.state, agreement=(noun.gender, not noun.mass)
-    )
+    many = not noun.mass
+    predicate = Predicate(action.en, action.fr, state=action.state, agreement=(noun.gender, many))
     manner = _question_manner(g, who, predicate, g.rng.choice(("past", "future", "none")))
-    word = f"{amount} {noun.en_plural if noun.mass else _counted_plural(noun)}"
-    return question(who, predicate, manner, (word, f"combien de {noun.fr_plural}"))
-
-
-def _counted_plural(noun: Noun) -> str:
-    """The plural after "how many", marked as counted."""
-    simple_plural = " " not in noun.en and noun.en_plural == noun.en + "s"
-    return mark(noun.en_plural, COUNTED) if simple_plural else noun.en_plural
+    amount = f"how many {noun.en_counted}" if many else f"how much {noun.en}"
+    return question(who, predicate, manner, (amount, f"combien de {noun.fr_plural}"))
 
 
 def _what(g: Words) -> Bilingual:
-    who, predicate = _object_question(g)
+    action = g.rng.choice([verb for verb in g.lexicon.plain_transitives if not verb.en.rest])
+    who, predicate = subject(g), say.from_action(action)
     period = g.rng.choice(("past", "future", "habit"))
-    manner = _question_manner(g, who, predicate, period)
-    en, fr = question(who, predicate, manner, ("what", ""))
-    fr = fr.strip().replace("est-ce que", "qu'est-ce que", 1)
-    when = time(g, period)
-    return f"{en} {when[0]}", f"{fr} {when[1]}"
+    en, fr = question(who, predicate, _question_manner(g, who, predicate, period), ("what", "qu'"))
+    return concat((en, fr.replace("qu' ", "qu'", 1)), SPACE, time(g, period))
 
 
 def _who(g: Words) -> Bilingual:
@@ -109,12 +83,8 @@ def _who(g: Words) -> Bilingual:
 
 def _where_is(g: Words) -> Bilingual:
     noun = g.noun("item", "clothes", "school", "tool", "place", "kin", "vehicle")
-    thing = noun_phrase(
-        g,
-        noun,
-        "my" if noun.kind == "kin" else g.rng.choice(("the", "my", "my+", "owner")),
-        modify=0.4,
-    )
+    mode = "my" if noun.kind == "kin" else g.rng.choice(("the", "my", "my+", "owner"))
+    thing = noun_phrase(g, noun, mode, modify=0.4)
     past = g.chance(0.25)
     be = ("were" if past else "are") if thing.plural else ("was" if past else "is")
     verb = french.conjugate("être")

@@ -4,6 +4,7 @@ Every template returns (English with marks, French before elision), without capi
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from demo.recipe import french
 from demo.recipe import predicates as say
@@ -17,52 +18,56 @@ from demo.recipe.clauses import (
     imperative,
     infinitive,
 )
-from demo.recipe.english import AUXILIARY, mark, plain
+from demo.recipe.english import AUXILIARY, mark
 from demo.recipe.lexicon import Noun
 from demo.recipe.phrases import (
+    COMMA,
+    SPACE,
+    Bilingual,
     NounPhrase,
     Words,
+    concat,
     noun_phrase,
     subject,
 )
 
-Bilingual = tuple[str, str]
-
+# Tenses by what a sentence is about; one that is named several times is as much likelier.
 _TENSES = {
-    "habit": ("present",) * 9 + ("should", "can", "like_to", "would_like_to", "used_to"),
-    "past": ("past",) * 9 + ("past_progressive", "wanted_to"),
-    "future": ("future",) * 5
-    + ("going_to",) * 4
-    + ("must", "have_to", "want_to", "need_to", "would_like_to", "can", "hope_to"),
-    "present": ("progressive",) * 3 + ("must", "want_to", "have_to"),
-    "none": (
-        "present",
-        "present",
-        "progressive",
-        "past",
-        "past",
-        "perfect",
-        "future",
-        "going_to",
-        "can",
-        "must",
-        "should",
-        "just",
-        "want_to",
-        "have_to",
-        "need_to",
-        "would_like_to",
-        "used_to",
-        "prefer_to",
-    ),
+    "habit": "present " * 9 + "should can like_to would_like_to used_to",
+    "past": "past " * 9 + "past_progressive wanted_to",
+    "future": "future " * 5
+    + "going_to " * 4
+    + "must have_to want_to need_to would_like_to can hope_to",
+    "present": "progressive " * 3 + "must want_to have_to",
+    "none": "present present progressive past past perfect future going_to can must should just "
+    "want_to have_to need_to would_like_to used_to prefer_to",
 }
 _STATE_TENSES = {
-    "habit": ("present", "present", "used_to"),
-    "past": ("past",),
-    "future": ("future", "future", "going_to"),
-    "present": ("present",),
-    "none": ("present", "present", "past", "future", "used_to"),
+    "habit": "present present used_to",
+    "past": "past",
+    "future": "future future going_to",
+    "present": "present",
+    "none": "present present past future used_to",
 }
+_DESCRIBED = (
+    "food mass clothes item furniture vehicle building room animal reading topic place device "
+    "region"
+).split()
+_EXISTING = "food mass drink item furniture animal reading role vegetable school device".split()
+_ERRAND_TENSES = "past future going_to want_to must have_to should would_like_to need_to".split()
+_POSITIONS = (
+    ("on", "sur"),
+    ("under", "sous"),
+    ("behind", "derrière"),
+    ("in", "dans"),
+    ("next to", "à côté de"),
+)
+_THERE_IS = (
+    ("is", "are", "il y a"),
+    ("is", "are", "il y a"),
+    ("was", "were", "il y avait"),
+    ("will be", "will be", "il y aura"),
+)
 _PORTABLE = ("food", "mass", "clothes", "item", "reading", "animal")
 _NEVER = ("present", "past", "perfect")
 _NO_NEGATION = ("used_to", "have_to", "just", "hope_to", "prefer_to")
@@ -73,7 +78,7 @@ def choose_manner(
     g: Words, who: NounPhrase, predicate: Predicate, period: str, negation: float = 0.2
 ) -> Manner | None:
     """A tense that goes with the period; None if the English would be ambiguous."""
-    tense = g.rng.choice((_STATE_TENSES if predicate.state else _TENSES)[period])
+    tense = g.rng.choice((_STATE_TENSES if predicate.state else _TENSES)[period].split())
     negative, adverb = "", ("", "")
     if predicate.negatable and tense not in _NO_NEGATION and g.chance(negation):
         options = ["pas"] * 6
@@ -84,11 +89,8 @@ def choose_manner(
     at_will = not predicate.state or predicate.en.base == "be"
     often = period == "none" and tense == "present" and at_will and negative in ("", "pas")
     if often and g.chance(0.3):
-        adverb = (
-            g.phrase("frequency")
-            if not negative
-            else g.rng.choice(g.lexicon.phrases["frequency"][:2])
-        )
+        adverbs = g.lexicon.phrases["frequency"]
+        adverb = g.rng.choice(adverbs[:2] if negative else adverbs)
     elif tense == "perfect" and not negative and g.chance(0.5):
         adverb = ("already", "déjà")
     manner = Manner(tense, negative, adverb, g.chance(0.7))
@@ -111,18 +113,17 @@ def simple(
     """A clause, perhaps with place or time, no punctuation."""
     who = who or subject(g)
     period = period or choose_period(g)
-    while True:
+    manner = None
+    while manner is None:
         predicate = make(g)
         manner = choose_manner(g, who, predicate, period, negation)
-        if manner:
-            break
-    en, fr = clause(who, predicate, manner)
-    if period in ("none",) or manner.negative in ("jamais", "plus") or not g.chance(timed):
-        return en, fr
-    time_en, time_fr = time(g, period)
+    said = clause(who, predicate, manner)
+    if period == "none" or manner.negative in ("jamais", "plus") or not g.chance(timed):
+        return said
+    when = time(g, period)
     if g.chance(0.25):
-        return f"{time_en}, {en}", f"{time_fr}, {fr}"
-    return f"{en} {time_en}", f"{fr} {time_fr}"
+        return concat(when, COMMA, said)
+    return concat(said, SPACE, when)
 
 
 def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Bilingual:
@@ -131,35 +132,12 @@ def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Bili
     draw = g.rng.random()
     if who or draw < 0.5:
         who = who or subject(g)
-        make = g.rng.choice(
-            (
-                lambda g: say.being_adjective(g, who),
-                say.being_somewhere,
-                say.feeling,
-                say.age,
-                lambda g: say.being_job(g, who),
-            )
-        )
-        return simple(g, who, period, make=make)
-    noun = g.noun(
-        "food",
-        "mass",
-        "clothes",
-        "item",
-        "furniture",
-        "vehicle",
-        "building",
-        "room",
-        "animal",
-        "reading",
-        "topic",
-        "place",
-        "device",
-        "region",
-    )
-    thing = noun_phrase(
-        g, noun, g.rng.choice(("the", "the+", "my", "my+", "this", "owner")), modify=0
-    )
+        adjective, job = lambda g: say.being_adjective(g, who), lambda g: say.being_job(g, who)
+        makers = (adjective, say.being_somewhere, say.feeling, say.age, job)
+        return simple(g, who, period, make=g.rng.choice(makers))
+    noun = g.noun(*_DESCRIBED)
+    mode = g.rng.choice(("the", "the+", "my", "my+", "this", "owner"))
+    thing = noun_phrase(g, noun, mode, modify=0)
     if draw < 0.7 or draw > 0.85 and noun.kind not in _PORTABLE:
         return simple(g, thing, period, make=lambda g: say.being_adjective(g, thing, noun))
     if draw < 0.85:
@@ -169,14 +147,10 @@ def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Bili
 
 def _position(g: Words) -> Predicate:
     """be on the table, under the bed ..."""
-    en, fr = g.rng.choice(
-        (("on", "sur"), ("under", "sous"), ("behind", "derrière"), ("in", "dans"), ("next to", ""))
-    )
-    noun = (
-        g.noun("item:box", "item:bag", "item:basket", "room") if en == "in" else g.noun("furniture")
-    )
-    where = noun_phrase(g, noun, g.rng.choice(("the", "the", "my")), modify=0.1)
-    return say.being(f"{en} {where.en}", f"{fr} {where.fr}" if fr else f"à côté {where.with_de()}")
+    en, fr = g.rng.choice(_POSITIONS)
+    classes = ("item:box", "item:bag", "item:basket", "room") if en == "in" else ("furniture",)
+    where = noun_phrase(g, g.noun(*classes), g.rng.choice(("the", "the", "my")), modify=0.1)
+    return say.being(f"{en} {where.en}", where.after(fr))
 
 
 def statement(g: Words) -> Bilingual:
@@ -203,32 +177,30 @@ def purpose(g: Words) -> Bilingual:
         if link == "without" and aim.fr_negative:
             link, lien = "before", "avant de"
     main = simple(g, who, timed=0, make=make, negation=0.1)
-    return f"{main[0]} {link} {en}", f"{main[1]} {lien} {fr}"
+    return concat(main, (f" {link} {en}", f" {lien} {fr}"))
 
 
 def commands(g: Words) -> Bilingual:
     """Close the door / let's go to the market and buy ... / don't open the window."""
     who = g.rng.choice((2, 3))
     if g.chance(0.2):
-        en, fr = imperative(_to_command(g, negatable=True), who, negative=True)
+        command = imperative(_to_command(g, negatable=True), who, negative=True)
     else:
-        en, fr = imperative(_to_command(g), who)
+        command = imperative(_to_command(g), who)
         if g.chance(0.45):
-            more = imperative(_to_command(g), who)
-            en, fr = f"{en} and {more[0].removeprefix(lets(who))}", f"{fr} et {more[1]}"
+            command = _and_another(command, imperative(_to_command(g), who))
     if who == 3 and g.chance(0.4):
         if g.chance(0.5):
-            return f"please {en}", f"{fr}, s'il vous plaît"
-        return f"{en}, please", f"{fr}, s'il vous plaît"
+            return concat(("please ", ""), command, ("", ", s'il vous plaît"))
+        return concat(command, (", please", ", s'il vous plaît"))
     if g.chance(0.3):
-        en_time, fr_time = time(g, "future")
-        return f"{en} {en_time}", f"{fr} {fr_time}"
-    return en, fr
+        return concat(command, SPACE, time(g, "future"))
+    return command
 
 
-def lets(who: int) -> str:
-    """What begins a proposal."""
-    return "let's " if who == 2 else ""
+def _and_another(first: Bilingual, second: Bilingual) -> Bilingual:
+    """Two commands as one: "let's" is said once."""
+    return concat(first, (" and ", " et "), (second[0].removeprefix("let's "), second[1]))
 
 
 def _to_command(g: Words, negatable: bool = False) -> Predicate:
@@ -247,37 +219,18 @@ def errand(g: Words) -> Bilingual:
     draw = g.rng.random()
     if draw < 0.4:
         who = g.rng.choice((2, 2, 3))
-        first, second = imperative(go, who), imperative(buy, who)
-        return (f"{first[0]} and {second[0].removeprefix(lets(who))}", f"{first[1]} et {second[1]}")
+        return _and_another(imperative(go, who), imperative(buy, who))
     who = subject(g)
-    tense = g.rng.choice(
-        (
-            "past",
-            "future",
-            "going_to",
-            "want_to",
-            "must",
-            "have_to",
-            "should",
-            "would_like_to",
-            "need_to",
-        )
-    )
+    tense = g.rng.choice(_ERRAND_TENSES)
     if draw < 0.6:
         return clause(who, buy, Manner(tense))
     if draw < 0.8:
-        en, fr = clause(who, go, Manner(tense))
-        more = infinitive(buy, who.person)
-        return f"{en} to {more[0]}", f"{fr} pour {more[1]}"
-    tense = g.rng.choice(("past", "future"))
-    first, second = clause(who, go, Manner(tense)), clause(_silent(who), buy, Manner(tense))
-    second_en = second[0].removeprefix("will ")
-    return f"{first[0]} and {second_en}", f"{first[1]} et {second[1]}"
-
-
-def _silent(who: NounPhrase) -> NounPhrase:
-    """The same subject, left out."""
-    return NounPhrase("", "", who.person, who.gender, who.plural, who.kind)
+        return concat(
+            clause(who, go, Manner(tense)), (" to ", " pour "), infinitive(buy, who.person)
+        )
+    manner = Manner(g.rng.choice(("past", "future")))
+    en, fr = clause(who.silent(), buy, manner)
+    return concat(clause(who, go, manner), (" and ", " et "), (en.removeprefix("will "), fr))
 
 
 _SHOPS = {
@@ -298,45 +251,19 @@ def _to_shop(g: Words, category: Noun) -> Bilingual:
 
 def existence(g: Words) -> Bilingual:
     """There are some apples in the basket."""
-    noun = g.noun(
-        "food",
-        "mass",
-        "drink",
-        "item",
-        "furniture",
-        "animal",
-        "reading",
-        "role",
-        "vegetable",
-        "school",
-        "device",
-    )
+    noun = g.noun(*_EXISTING)
     modes = ("some", "lot") if noun.mass else ("a", "some+", "number+", "several+", "many+")
     thing = noun_phrase(g, noun, g.rng.choice(modes))
-    fr_form, past, future = g.rng.choice(
-        (
-            ("il y a", False, False),
-            ("il y a", False, False),
-            ("il y avait", True, False),
-            ("il y aura", False, True),
-        )
-    )
-    be = (
-        "will be"
-        if future
-        else mark(
-            ("were" if past else "are") if thing.plural else ("was" if past else "is"), AUXILIARY
-        )
-    )
+    one, many, fr = g.rng.choice(_THERE_IS)
+    be = many if thing.plural else one
     where = _inside(g) if noun.kind in _PORTABLE and g.chance(0.6) else place(g)
     if thing.fr_negative and g.chance(0.3):
-        negated = "won't be" if future else plain(be) + "n't" + be[len(plain(be)) :]
-        fr = fr_form.replace("il y", "il n'y") + " pas"
-        return (
-            f"there {negated} {thing.en_negative} {where[0]}",
-            f"{fr} {thing.fr_negative} {where[1]}",
-        )
-    return f"there {be} {thing.en} {where[0]}", f"{fr_form} {thing.fr} {where[1]}"
+        be = "won't be" if be == "will be" else mark(be + "n't", AUXILIARY)
+        fr = fr.replace("il y", "il n'y") + " pas"
+        thing = replace(thing, en=thing.en_negative, fr=thing.fr_negative)
+    elif be != "will be":
+        be = mark(be, AUXILIARY)
+    return f"there {be} {thing.en} {where[0]}", f"{fr} {thing.fr} {where[1]}"
 
 
 def _inside(g: Words) -> Bilingual:

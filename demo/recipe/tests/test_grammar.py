@@ -10,7 +10,7 @@ from demo.recipe import predicates as say
 from demo.recipe.circumstances import clock
 from demo.recipe.clauses import Manner, Predicate, clause, imperative, question
 from demo.recipe.english import Verb, plain
-from demo.recipe.phrases import NounPhrase, Words, bare, generic, noun_phrase, possessive
+from demo.recipe.phrases import NounPhrase, Words, bare, generic, noun_phrase
 
 HE = NounPhrase("he", "il", 1, "m")
 SHE = NounPhrase("she", "elle", 1, "f")
@@ -214,8 +214,8 @@ def test_plural_article_before_an_adjective_that_precedes(words):
 
 
 def test_determiners_before_a_vowel():
-    assert possessive("my", "f", False, "école") == "mon"
-    assert possessive("my", "f", False, "vieille école") == "ma"
+    assert french.possessive("my", "f", False, "école") == "mon"
+    assert french.possessive("my", "f", False, "vieille école") == "ma"
     words = Words(random.Random(0))
     coat, shelf = the_noun(words, "raincoat"), the_noun(words, "shelf")
     assert noun_phrase(words, coat, "this", modify=0).fr == "cet imperméable"
