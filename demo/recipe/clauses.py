@@ -19,6 +19,7 @@ from demo.recipe.english import (
     TO,
     Verb,
     mark,
+    parse_verb,
     plain,
 )
 from demo.recipe.phrases import Bilingual, NounPhrase
@@ -74,14 +75,14 @@ class Manner:
 
 # tense: English outer verb and its tense, French outer verb, its tense and link to the infinitive
 _OUTER = {
-    "have_to": (Verb("have", "had", "had"), "present", "devoir", "present", ""),
-    "want_to": (Verb("want", "wanted", "wanted"), "present", "vouloir", "present", ""),
-    "wanted_to": (Verb("want", "wanted", "wanted"), "past", "vouloir", "imperfect", ""),
-    "need_to": (Verb("need", "needed", "needed"), "present", "avoir", "present", "besoin de"),
-    "like_to": (Verb("like", "liked", "liked"), "present", "aimer", "present", ""),
-    "would_like_to": (Verb("like", "liked", "liked"), "conditional", "aimer", "conditional", ""),
-    "hope_to": (Verb("hope", "hoped", "hoped"), "present", "espérer", "present", ""),
-    "prefer_to": (Verb("prefer", "preferred", "preferred"), "present", "préférer", "present", ""),
+    "have_to": (parse_verb("have"), "present", "devoir", "present", ""),
+    "want_to": (parse_verb("want"), "present", "vouloir", "present", ""),
+    "wanted_to": (parse_verb("want"), "past", "vouloir", "imperfect", ""),
+    "need_to": (parse_verb("need"), "present", "avoir", "present", "besoin de"),
+    "like_to": (parse_verb("like"), "present", "aimer", "present", ""),
+    "would_like_to": (parse_verb("like"), "conditional", "aimer", "conditional", ""),
+    "hope_to": (parse_verb("hope"), "present", "espérer", "present", ""),
+    "prefer_to": (parse_verb("prefer"), "present", "préférer", "present", ""),
 }
 _MODAL = {
     "future": "will",
@@ -128,26 +129,29 @@ def _with_rest(word: str, verb: Verb) -> str:
     return f"{word} {verb.rest}".strip()
 
 
+def _bare(verb: Verb) -> str:
+    """The infinitive without "to"."""
+    return _with_rest(mark(verb.base, INFINITIVE), verb)
+
+
 def english_parts(verb: Verb, tense: str, subject: NounPhrase, support: bool) -> tuple[str, str]:
     """(auxiliary, rest): `support` asks for an auxiliary, as questions and "not" need one."""
     if tense in _OUTER:
         outer, outer_tense = _OUTER[tense][:2]
         aux, rest = english_parts(outer, outer_tense, subject, support)
-        inner = _with_rest(mark(verb.base, INFINITIVE), verb)
-        return aux, f"{rest} {mark('to', TO)} {inner}"
+        return aux, f"{rest} {mark('to', TO)} {_bare(verb)}"
     if tense in _MODAL:
-        return _MODAL[tense], _with_rest(mark(verb.base, INFINITIVE), verb)
+        return _MODAL[tense], _bare(verb)
     if tense in ("progressive", "past_progressive"):
         return _be(subject, tense != "progressive"), _with_rest(mark(verb.gerund, GERUND), verb)
     if tense == "going_to":
-        inner = _with_rest(mark(verb.base, INFINITIVE), verb)
-        return _be(subject, False), f"going {mark('to', TO)} {inner}"
+        return _be(subject, False), f"going {mark('to', TO)} {_bare(verb)}"
     if tense in ("perfect", "just"):
         done = _with_rest(mark(verb.participle, PARTICIPLE), verb)
         aux = mark("has" if subject.person == 1 else "have", AUXILIARY)
         return aux, f"just {done}" if tense == "just" else done
     if tense == "used_to":
-        return "", _with_rest(f"used to {mark(verb.base, INFINITIVE)}", verb)
+        return "", f"used to {_bare(verb)}"
     past = tense in ("past", "if_past")
     if verb.base == "be":
         return _be(subject, past), ""
@@ -158,7 +162,7 @@ def _simple_parts(verb: Verb, past: bool, subject: NounPhrase, support: bool) ->
     third = subject.person == 1
     if support:
         aux = "did" if past else mark("does" if third else "do", AUXILIARY)
-        return aux, _with_rest(mark(verb.base, INFINITIVE), verb)
+        return aux, _bare(verb)
     if past:
         return "", _with_rest(mark(verb.past, PAST), verb)
     word = mark(verb.third, THIRD) if third else mark(verb.base, PLURAL_FORM)
@@ -256,7 +260,7 @@ def question(
 
 def imperative(predicate: Predicate, person: int, negative: bool = False) -> Bilingual:
     """A command: person 3 "close the door", person 2 "let's close the door"."""
-    base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
+    base = _bare(predicate.en)
     en_tail, fr_tail = predicate.tails(negative)
     lead = {(2, False): "let's", (2, True): "let's not", (3, False): "", (3, True): "don't"}
     en = _join(lead[person, negative], base, en_tail)
@@ -268,7 +272,7 @@ def imperative(predicate: Predicate, person: int, negative: bool = False) -> Bil
 
 def infinitive(predicate: Predicate, person: int) -> Bilingual:
     """ "to buy some bread" without "to"; a reflexive pronoun agrees with `person`."""
-    base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
+    base = _bare(predicate.en)
     return (
         _join(base, predicate.en_tail),
         _join(_clitic(predicate, person), predicate.fr.infinitive, predicate.fr_tail),

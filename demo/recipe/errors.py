@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain
 
 from demo.recipe import grammar, lexicon
 from demo.recipe.english import (
@@ -21,7 +22,6 @@ from demo.recipe.english import (
     GERUND,
     INFINITIVE,
     MANY,
-    MARKS,
     PARTICIPLE,
     PARTICLE,
     PAST,
@@ -37,6 +37,9 @@ from demo.recipe.english import (
 )
 
 Error = Callable[[random.Random, list[str]], list[str] | None]
+_FORMS = ("third", "past", "participle", "gerund")
+# Verbs of the templates.
+_OTHER_VERBS = ("like", "want", "need", "hope", "prefer", "think", "believe", "say", "know")
 _OBJECT_CASE = {"I": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 _WRONG_BE = {
     "am": "is",
@@ -55,24 +58,15 @@ _WRONG_PREPOSITION = {"on": ("in", "at"), "in": ("on", "at"), "at": ("in", "on")
 @lru_cache(maxsize=1)
 def _verbs() -> dict[str, dict[str, str]]:
     """For each form the verb it belongs to: {"third": {"goes": "go"}, "past": ...}."""
-    tables: dict[str, dict[str, str]] = {"third": {}, "past": {}, "participle": {}, "gerund": {}}
-    actions = [a.en for entries in lexicon.load().actions.values() for a in entries]
-    extra = ("like", "want", "need", "hope", "prefer", "think", "believe", "say", "know")
-    for verb in actions:
-        for kind, table in tables.items():
-            table[getattr(verb, kind)] = verb.base
-    for base in extra:
-        tables["third"][s_form(base)] = base
+    verbs = lexicon.load().verbs
+    tables = {kind: {getattr(verb, kind): verb.base for verb in verbs} for kind in _FORMS}
+    tables["third"] |= {s_form(base): base for base in _OTHER_VERBS}
     return tables
 
 
+@lru_cache(maxsize=1)
 def _same_past() -> frozenset[str]:
-    return frozenset(
-        a.en.base
-        for entries in lexicon.load().actions.values()
-        for a in entries
-        if a.en.base == a.en.past
-    ) | {"cost"}
+    return frozenset(verb.base for verb in lexicon.load().verbs if verb.same_past)
 
 
 def _find(words: list[str], kind: str) -> list[int]:
@@ -86,8 +80,7 @@ def _pick(rng: random.Random, words: list[str], kind: str) -> int | None:
 
 def _replace(words: list[str], i: int, new: str) -> list[str]:
     """Word i becomes `new`, without its mark, keeping capital and punctuation."""
-    old = plain(words[i])
-    core = re.sub(r"[.,?]+$", "", old)
+    old, core = plain(words[i]), _core(words[i])
     if core[:1].isupper() and core != "I" or i == 0:
         new = new[:1].upper() + new[1:]
     return words[:i] + [new + old[len(core) :]] + words[i + 1 :]
@@ -274,30 +267,15 @@ def _deletions(word: str) -> set[str]:
 def _lower_words() -> frozenset[str]:
     """Every lower-case English word the grammar can write."""
     lex = lexicon.load()
-    texts = [t for entries in lex.nouns.values() for n in entries for t in (n.en, n.en_plural)]
-    texts += [
-        t
-        for entries in lex.adjectives.values()
-        for a in entries
-        for t in (a.en, a.comparative or "")
-    ]
-    for entries in lex.actions.values():
-        for action in entries:
-            verb = action.en
-            texts += [
-                verb.base,
-                verb.third,
-                verb.past,
-                verb.participle,
-                verb.gerund,
-                verb.rest,
-                past_form(verb.base),
-            ]
-    texts += [en for section, entries in lex.phrases.items() for en, _ in entries]
+    texts = [t for noun in chain(*lex.nouns.values()) for t in (noun.en, noun.en_plural)]
+    texts += [t for a in chain(*lex.adjectives.values()) for t in (a.en, a.comparative or "")]
+    for verb in lex.verbs:
+        texts += [getattr(verb, form) for form in ("base", "rest", *_FORMS)]
+        texts.append(past_form(verb.base))
+    texts += [en for en, _ in chain(*lex.phrases.values())]
     texts += [number(n) for n in range(1000)]
     texts += _seen_words()
-    found = {word for text in texts for word in re.findall("[a-z']+", plain(text))}
-    return frozenset(found)
+    return frozenset(word for text in texts for word in re.findall("[a-z']+", plain(text)))
 
 
 def _seen_words() -> list[str]:
@@ -318,8 +296,7 @@ def _by_deletion() -> dict[str, set[str]]:
 def nearest(typo: str) -> set[str]:
     """The words one letter (missing, extra, wrong or swapped with its neighbour) away."""
     index = _by_deletion()
-    found = set().union(*(index.get(key, set()) for key in _deletions(typo) | {typo}))
-    return found
+    return set().union(*(index.get(key, set()) for key in _deletions(typo) | {typo}))
 
 
 _ERRORS: tuple[tuple[Error, int], ...] = (
@@ -349,4 +326,4 @@ def corrupt(rng: random.Random, marked: str) -> str:
         changed = rng.choices(makers, weights)[0](rng, words)
         if changed:
             words, wanted = changed, wanted - 1
-    return re.sub(f"[{MARKS}]", "", " ".join(words))
+    return plain(" ".join(words))

@@ -82,6 +82,11 @@ class Lexicon:
     phrases: dict[str, tuple[tuple[str, str], ...]]
 
     @cached_property
+    def verbs(self) -> list[english.Verb]:
+        """The English verb of every action."""
+        return [action.en for entries in self.actions.values() for action in entries]
+
+    @cached_property
     def plain_transitives(self) -> list[Action]:
         """Verbs whose object may stand anywhere, and whose past is not spelled like the present."""
         verbs = self.actions["transitive"]
