@@ -18,6 +18,7 @@ DEFAULT_SENTENCE = (
 )
 HELD_OUT_OF_256 = 6
 TRANSLATED_SHARE = 0.6
+SHARES = {"translate": 1.0, "fix": 0.0}  # of translations in the stream of one task
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,8 @@ def examples(
             yield Example("translate", TRANSLATE + pair.en, pair.fr)
         else:
             yield Example("fix", FIX + errors.corrupt(rng, pair.marked), pair.en)
+
+
+def held_out(task: str, seed: int | str) -> Iterator[Example]:
+    """An endless stream of held-out examples of one task."""
+    return examples(seed, held_out=True, translated=SHARES[task])

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.nn import functional
-from transformers import T5ForConditionalGeneration
+from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
 from demo.recipe import corpus, learning
-from demo.recipe.learning import CHUNK, IGNORED, Batch
+from demo.recipe.learning import CHUNK, IGNORED, Batch, Rows
 
-Rows = list[tuple[list[int], list[int]]]
 POOL_CHUNKS = 2
 GENERATION_BATCH = 192
 
@@ -28,13 +27,15 @@ def load_target(folder: Path) -> T5ForConditionalGeneration:
     return target.eval().requires_grad_(False)
 
 
-def answers(target: T5ForConditionalGeneration, words: object, seed: int, path: Path) -> Rows:
+def answers(
+    target: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, seed: int, path: Path
+) -> Rows:
     """Prompts with the target's greedy answers; each process makes a part, `path` keeps them."""
     own = path.with_suffix(f".{learning.rank()}.pt")
     if not own.exists():
         rows: Rows = []
         for chunk in range(POOL_CHUNKS):
-            rows += learning.chunk_rows(words, seed, 10_000 + chunk)
+            rows += learning.chunk_rows(tokenizer, seed, 10_000 + chunk)
         torch.save(_answer(target, rows[learning.rank() :: learning.world()]), own)
     if distributed.is_initialized():
         distributed.barrier()
@@ -62,10 +63,12 @@ def _answer(target: T5ForConditionalGeneration, rows: Rows) -> Rows:
     return done
 
 
-def held_out_answers(target: T5ForConditionalGeneration, words: object, count: int) -> Rows:
+def held_out_answers(
+    target: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, count: int
+) -> Rows:
     """The target's greedy answers to held-out prompts of both tasks."""
     stream = corpus.examples("acceptance", held_out=True, translated=0.5)
-    return _answer(target, learning.encode(words, list(itertools.islice(stream, count))))
+    return _answer(target, learning.encode(tokenizer, list(itertools.islice(stream, count))))
 
 
 def portion(pool: Rows, chunk: int) -> Rows:

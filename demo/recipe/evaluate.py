@@ -19,13 +19,11 @@ from demo.recipe import corpus
 from model import load
 
 DEMO = Path(__file__).resolve().parents[1]
-TASKS = {"translate": 1.0, "fix": 0.0}  # share of translations in the stream
 
 
 def held_out(task: str, count: int, seed: str) -> list[corpus.Example]:
     """The first `count` held-out examples of a task."""
-    stream = corpus.examples(seed, held_out=True, translated=TASKS[task])
-    return list(itertools.islice(stream, count))
+    return list(itertools.islice(corpus.held_out(task, seed), count))
 
 
 def run(decoder: SpeculativeDecoder, examples: list[corpus.Example], batch_size: int) -> dict:
@@ -65,7 +63,7 @@ def evaluate(args: argparse.Namespace) -> dict:
     )
     alone = SpeculativeDecoder(draft, None, tokenizer)
     figures = {}
-    for task in TASKS:
+    for task in corpus.SHARES:
         examples = held_out(task, args.count, args.seed)
         figures[task] = {
             "pair": run(pair, examples, args.batch_size),

@@ -1,4 +1,4 @@
-"""What training both models shares: recipe, batches, the trainer with its checkpoints, export."""
+"""What training both models shares: config, batches, the trainer with its checkpoints, export."""
 
 import itertools
 import math
@@ -12,17 +12,24 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.nn import functional
-from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from demo.recipe import corpus, tokenizer
+from demo.recipe import corpus
+from demo.recipe.tokenizer import FILES
 
 CHUNK = 16_384
 IGNORED = -100
 LARGEST_RATE, NORM_RATE = 1e-2, 1e-3
+Rows = list[tuple[list[int], list[int]]]  # token ids of sources and targets
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingConfig:
     """Size of a model and how it is trained; `examples` is the whole run."""
 
     d_model: int
@@ -37,16 +44,16 @@ class Recipe:
     decay_share: float = 0.45  # the last part of the run, linear to zero
 
 
-def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
+def make_model(config: TrainingConfig, vocab_size: int) -> T5ForConditionalGeneration:
     """A T5 (v1.0 style: ReLU, tied and scaled embeddings) with random weights."""
-    config = T5Config(
+    shape = T5Config(
         vocab_size=vocab_size,
-        d_model=recipe.d_model,
+        d_model=config.d_model,
         d_kv=64,
-        d_ff=recipe.d_ff,
-        num_heads=recipe.num_heads,
-        num_layers=recipe.num_layers,
-        num_decoder_layers=recipe.num_decoder_layers,
+        d_ff=config.d_ff,
+        num_heads=config.num_heads,
+        num_layers=config.num_layers,
+        num_decoder_layers=config.num_decoder_layers,
         feed_forward_proj="relu",
         tie_word_embeddings=True,
         dropout_rate=0.0,
@@ -56,7 +63,7 @@ def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
         relative_attention_num_buckets=32,
         relative_attention_max_distance=128,
     )
-    model = T5ForConditionalGeneration(config)
+    model = T5ForConditionalGeneration(shape)
     model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
     point_heads(model)
     return model
@@ -81,10 +88,10 @@ def point_heads(model: T5ForConditionalGeneration) -> None:
         decoder[bucket, head] = 5.0
 
 
-def rate_factor(step: int, steps: int, recipe: Recipe) -> float:
+def rate_factor(step: int, steps: int, config: TrainingConfig) -> float:
     """Warm-up, constant, then linear decay to zero."""
-    warm = min(1.0, (step + 1) / recipe.warmup_steps)
-    left = (steps - step) / max(1.0, steps * recipe.decay_share)
+    warm = min(1.0, (step + 1) / config.warmup_steps)
+    left = (steps - step) / max(1.0, steps * config.decay_share)
     return warm * max(0.0, min(1.0, left))
 
 
@@ -107,19 +114,19 @@ def pad(rows: list[list[int]], value: int) -> torch.Tensor:
     return torch.tensor([row + [value] * (width - len(row)) for row in rows])
 
 
-def to_batch(rows: list[tuple[list[int], list[int]]]) -> Batch:
+def to_batch(rows: Rows) -> Batch:
     """Pairs of ids as a batch."""
     return Batch(pad([s for s, _ in rows], 0), pad([t for _, t in rows], IGNORED))
 
 
-def encode(words: object, examples: list[corpus.Example]) -> list[tuple[list[int], list[int]]]:
+def encode(tokenizer: PreTrainedTokenizerBase, examples: list[corpus.Example]) -> Rows:
     """Token ids with EOS of each side."""
-    sources = words([e.source for e in examples]).input_ids
-    targets = words([e.target for e in examples]).input_ids
+    sources = tokenizer([e.source for e in examples]).input_ids
+    targets = tokenizer([e.target for e in examples]).input_ids
     return list(zip(sources, targets, strict=True))
 
 
-def bucketed(rows: list, size: int, seed: str) -> list[list]:
+def bucketed(rows: Rows, size: int, seed: str) -> list[Rows]:
     """Batches of rows of like length, in random order."""
     rng = random.Random(seed)
     rows = sorted(rows, key=lambda row: (len(row[1]) // 3, len(row[0]), rng.random()))
@@ -128,13 +135,13 @@ def bucketed(rows: list, size: int, seed: str) -> list[list]:
     return batches
 
 
-def chunk_rows(words: object, seed: int, chunk: int) -> list[tuple[list[int], list[int]]]:
+def chunk_rows(tokenizer: PreTrainedTokenizerBase, seed: int, chunk: int) -> Rows:
     """Chunk i of the stream of training examples, as ids."""
     stream = corpus.examples(f"train {seed} {chunk}")
-    return encode(words, list(itertools.islice(stream, CHUNK)))
+    return encode(tokenizer, list(itertools.islice(stream, CHUNK)))
 
 
-def shared_batches(rows: list, size: int, seed: str) -> list[Batch]:
+def shared_batches(rows: Rows, size: int, seed: str) -> list[Batch]:
     """This process's part of every batch."""
     return [to_batch(batch[rank() :: world()]) for batch in bucketed(rows, size, seed)]
 
@@ -161,7 +168,7 @@ def share_gradients(model: T5ForConditionalGeneration) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[dict]:
+def parameter_groups(model: T5ForConditionalGeneration, config: TrainingConfig) -> list[dict]:
     """Every tensor with a peak rate relative to its initial scale.
 
     T5 does not divide attention scores by sqrt(d_kv): its queries start eight times smaller
@@ -172,7 +179,7 @@ def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[
     groups = []
     for name, parameter in model.named_parameters():
         scale = parameter.detach().pow(2).mean().sqrt().item()
-        rate = min(recipe.relative_rate * scale, LARGEST_RATE)
+        rate = min(config.relative_rate * scale, LARGEST_RATE)
         groups.append({"params": [parameter], "peak_rate": NORM_RATE if "norm" in name else rate})
     return groups
 
@@ -181,12 +188,12 @@ class Trainer:
     """One model's run: optimizer, schedule, checkpoints."""
 
     def __init__(
-        self, name: str, recipe: Recipe, model: T5ForConditionalGeneration, work: Path
+        self, name: str, config: TrainingConfig, model: T5ForConditionalGeneration, work: Path
     ) -> None:
-        self.name, self.recipe, self.model = name, recipe, model.train()
+        self.name, self.config, self.model = name, config, model.train()
         self.path = work / f"{name}.pt"
         self.optimizer = torch.optim.AdamW(
-            parameter_groups(model, recipe),
+            parameter_groups(model, config),
             betas=(0.9, 0.98),
             eps=1e-9,
             weight_decay=0.01,
@@ -204,8 +211,8 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Length of the whole run."""
-        per_chunk = CHUNK // self.recipe.batch
-        return math.ceil(self.recipe.examples / CHUNK) * per_chunk
+        per_chunk = CHUNK // self.config.batch
+        return math.ceil(self.config.examples / CHUNK) * per_chunk
 
     @property
     def done(self) -> bool:
@@ -233,7 +240,7 @@ class Trainer:
         loss.backward()
         share_gradients(self.model)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = rate_factor(self.step, self.steps, self.recipe)
+        factor = rate_factor(self.step, self.steps, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_rate"] * factor
         self.optimizer.step()
@@ -246,7 +253,7 @@ class Trainer:
             self.update(loss)
             total, count = total + loss.item(), count + 1
             if count % 40 == 0 and rank() == 0:
-                speed = count * self.recipe.batch / (time.monotonic() - start)
+                speed = count * self.config.batch / (time.monotonic() - start)
                 print(
                     f"{self.name} step {self.step}/{self.steps} loss {total / count:.4f} "
                     f"{speed:.0f} examples/s",
@@ -288,13 +295,15 @@ def _until_eos(row: list[int]) -> list[int]:
 
 
 def exact_match(
-    model: T5ForConditionalGeneration, words: object, count: int, seed: str = "check"
+    model: T5ForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    seed: str = "check",
 ) -> dict[str, float]:
     """Share of held-out prompts answered exactly, by task."""
     result = {}
-    for task, share in (("translate", 1.0), ("fix", 0.0)):
-        stream = corpus.examples(seed, held_out=True, translated=share)
-        rows = encode(words, list(itertools.islice(stream, count)))
+    for task in corpus.SHARES:
+        rows = encode(tokenizer, list(itertools.islice(corpus.held_out(task, seed), count)))
         rows.sort(key=lambda row: len(row[1]))
         right = 0
         for i in range(0, count, 100):
@@ -316,5 +325,5 @@ def export(model: T5ForConditionalGeneration, tokenizer_folder: Path, folder: Pa
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=1
     )
     copy.save_pretrained(folder)
-    for name in tokenizer.FILES:
+    for name in FILES:
         shutil.copy(tokenizer_folder / name, folder / name)

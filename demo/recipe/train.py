@@ -18,47 +18,48 @@ import torch
 from torch import distributed, multiprocessing
 from transformers import AutoTokenizer
 
-from demo.recipe import distill, learning, tokenizer
-from demo.recipe.learning import Recipe, Trainer
+from demo.recipe import distill, learning
+from demo.recipe.learning import Trainer, TrainingConfig
+from demo.recipe.tokenizer import train as train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
-RECIPES = {
-    "target": Recipe(256, 1024, 4, 3, 3, examples=450_000, batch=64, relative_rate=1.5e-2),
-    "draft": Recipe(
+CONFIGS = {
+    "target": TrainingConfig(256, 1024, 4, 3, 3, examples=450_000, batch=64, relative_rate=1.5e-2),
+    "draft": TrainingConfig(
         96, 256, 2, 2, 1, examples=160_000, batch=96, relative_rate=3e-2, warmup_steps=100
     ),
 }
 CHECK_EVERY = 3  # chunks
 
 
-def train_target(args: argparse.Namespace, recipe: Recipe) -> None:
+def train_target(args: argparse.Namespace, config: TrainingConfig) -> None:
     """Trains the large model and writes work/target."""
-    words = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
     torch.manual_seed(args.seed)
-    trainer = Trainer("target", recipe, learning.make_model(recipe, len(words)), args.work_dir)
+    trainer = Trainer("target", config, learning.make_model(config, len(tokenizer)), args.work_dir)
     describe(trainer)
     while not trainer.done:
-        rows = learning.chunk_rows(words, args.seed, trainer.chunk)
-        batches = learning.shared_batches(rows, recipe.batch, f"order {args.seed} {trainer.chunk}")
+        rows = learning.chunk_rows(tokenizer, args.seed, trainer.chunk)
+        batches = learning.shared_batches(rows, config.batch, f"order {args.seed} {trainer.chunk}")
         trainer.run_chunk(learning.token_loss(trainer.model, batch) for batch in batches)
         if learning.rank() == 0 and (trainer.chunk % CHECK_EVERY == 0 or trainer.done):
-            matches = learning.exact_match(trainer.model, words, args.check)
+            matches = learning.exact_match(trainer.model, tokenizer, args.check)
             print(f"target: {trainer.seconds:.0f} s, held-out exact match {matches}", flush=True)
             learning.export(trainer.model, args.work_dir / "tokenizer", args.work_dir / "target")
 
 
-def train_draft(args: argparse.Namespace, recipe: Recipe) -> None:
+def train_draft(args: argparse.Namespace, config: TrainingConfig) -> None:
     """Distils work/target into work/draft."""
-    words = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
     target = distill.load_target(args.work_dir / "target")
     torch.manual_seed(args.seed)
-    trainer = Trainer("draft", recipe, learning.make_model(recipe, len(words)), args.work_dir)
+    trainer = Trainer("draft", config, learning.make_model(config, len(tokenizer)), args.work_dir)
     describe(trainer)
-    pool = distill.answers(target, words, args.seed, args.work_dir / "answers.pt")
-    check = distill.held_out_answers(target, words, args.check)
+    pool = distill.answers(target, tokenizer, args.seed, args.work_dir / "answers.pt")
+    check = distill.held_out_answers(target, tokenizer, args.check)
     while not trainer.done:
         rows = distill.portion(pool, trainer.chunk)
-        batches = learning.shared_batches(rows, recipe.batch, f"draft {args.seed} {trainer.chunk}")
+        batches = learning.shared_batches(rows, config.batch, f"draft {args.seed} {trainer.chunk}")
         trainer.run_chunk(
             distill.distillation_loss(trainer.model, target, batch) for batch in batches
         )
@@ -73,12 +74,12 @@ def describe(trainer: Trainer) -> None:
     if learning.rank() == 0:
         print(
             f"{trainer.name}: {trainer.model.num_parameters():,} parameters, "
-            f"{asdict(trainer.recipe)}",
+            f"{asdict(trainer.config)}",
             flush=True,
         )
 
 
-def worker(index: int, args: argparse.Namespace, recipe: Recipe) -> None:
+def worker(index: int, args: argparse.Namespace, config: TrainingConfig) -> None:
     """One of the processes that share the batches."""
     torch.set_num_threads(args.threads)
     if args.processes > 1:
@@ -86,7 +87,7 @@ def worker(index: int, args: argparse.Namespace, recipe: Recipe) -> None:
         distributed.init_process_group(
             "gloo", init_method=store, rank=index, world_size=args.processes
         )
-    {"target": train_target, "draft": train_draft}[args.stage](args, recipe)
+    {"target": train_target, "draft": train_draft}[args.stage](args, config)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -100,7 +101,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         help="checkpoints and results (default: demo/recipe/work)",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--examples", type=int, help="length of the run (default: the recipe's)")
+    parser.add_argument(
+        "--examples", type=int, help="length of the run (default: the one it was trained with)"
+    )
     parser.add_argument(
         "--check", type=int, default=300, help="held-out prompts per check and task"
     )
@@ -114,16 +117,16 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     args.work_dir.mkdir(parents=True, exist_ok=True)
     if args.stage == "tokenizer":
-        tokenizer.train(args.work_dir / "tokenizer", args.seed)
+        train_tokenizer(args.work_dir / "tokenizer", args.seed)
         return 0
-    recipe = RECIPES[args.stage]
+    config = CONFIGS[args.stage]
     if args.examples:
-        recipe = replace(recipe, examples=args.examples)
+        config = replace(config, examples=args.examples)
     if args.processes > 1:
         (args.work_dir / f"rendezvous {args.stage}").unlink(missing_ok=True)
-        multiprocessing.spawn(worker, (args, recipe), nprocs=args.processes)
+        multiprocessing.spawn(worker, (args, config), nprocs=args.processes)
     else:
-        worker(0, args, recipe)
+        worker(0, args, config)
     return 0
 
 

@@ -1,13 +1,14 @@
 """What the demonstration's grammar and its error generator draw, and the held-out split."""
 
 import itertools
+import json
 import random
 import re
 from collections import Counter
 
 import pytest
 
-from demo.recipe import corpus, english, errors, grammar, lexicon
+from demo.recipe import corpus, english, errors, grammar, heldout, lexicon
 from demo.recipe.english import plain
 from demo.recipe.phrases import Words
 from main import DEFAULT_PROMPT
@@ -184,3 +185,20 @@ def test_default_sentence_is_of_the_grammar_and_held_out(words):
         r"(\S+ .+)\.",
         found.fr,
     )
+
+
+# -- heldout.jsonl -------------------------------------------------------------------------------
+
+
+def test_heldout_pairs_are_distinct_and_of_both_tasks_in_turn():
+    records = [json.loads(line) for line in heldout.lines(20)]
+    assert [record["task"] for record in records] == ["translate", "fix"] * 20
+    assert len({record["prompt"] for record in records}) == 40
+    for record in records:
+        example = corpus.Example(record["task"], record["prompt"], record["target"])
+        assert corpus.is_held_out(english_of(example))
+
+
+@pytest.mark.skipif(not heldout.FILE.exists(), reason="demo/heldout.jsonl is not written yet")
+def test_heldout_file_is_what_the_recipe_writes():
+    assert heldout.FILE.read_text(encoding="utf-8") == "".join(heldout.lines())
