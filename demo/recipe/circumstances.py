@@ -64,7 +64,7 @@ def clock(g: Words) -> Bilingual:
 
 
 def duration(g: Words) -> Bilingual:
-    """ "three weeks"."""
+    """A length of time: "three weeks"."""
     unit = g.noun("unit")
     n = g.rng.randint(2, 20)
     en = f"{number(n)} {mark(unit.en_plural, COUNTED)}"

@@ -47,13 +47,13 @@ class Predicate:
     negatable: bool = True
 
     def tails(self, negative: bool) -> Bilingual:
-        """What follows the verb, by polarity."""
+        """What follows the verb, in English and in French."""
         if negative:
             return self.en_negative or self.en_tail, self.fr_negative or self.fr_tail
         return self.en_tail, self.fr_tail
 
     def extended(self, en: str, fr: str) -> "Predicate":
-        """The same with one more complement."""
+        """The same predicate with one more complement."""
         return replace(
             self,
             en_tail=f"{self.en_tail} {en}".strip(),
@@ -65,7 +65,7 @@ class Predicate:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a clause is put: tense, negation (pas, jamais, plus), adverb of frequency."""
+    """Tense, negation (pas, jamais, plus) and adverb of frequency of a clause."""
 
     tense: str = "present"
     negative: str = ""
@@ -112,7 +112,7 @@ _NOT = {"am": "am not", "will": "won't", "can": "can't", "must": "must not"}
 
 
 def ambiguous(predicate: Predicate, manner: Manner, subject: NounPhrase) -> bool:
-    """True for "they read": present or past, so no single translation."""
+    """True for "they read", present or past, which has more than one translation."""
     verb = predicate.en
     finite = manner.tense in ("present", "past", "if_past") and subject.person != 1
     undecided = finite or manner.tense == "when_future" or manner.negative == "jamais"
@@ -194,7 +194,7 @@ def english_clause(subject: NounPhrase, predicate: Predicate, manner: Manner) ->
 
 
 def english_question(subject: NounPhrase, predicate: Predicate, manner: Manner) -> str:
-    """The same as a question, without question word."""
+    """The question, with marks, without its question word."""
     aux, rest = english_parts(predicate.en, manner.tense, subject, True)
     tail = predicate.en_negative or predicate.en_tail  # "any" rather than "some"
     return _join(aux, subject.en, manner.adverb[0], rest, tail)
@@ -232,7 +232,7 @@ def french_verb(subject: NounPhrase, predicate: Predicate, manner: Manner) -> st
 def _compound(
     subject: NounPhrase, predicate: Predicate, ne: str, not_: str, adverb: str, clitic: str
 ) -> str:
-    """Passé composé."""
+    """The passé composé."""
     verb = predicate.fr
     with_etre = predicate.reflexive or verb.auxiliary == "être"
     participle = verb.participle

@@ -31,7 +31,7 @@ class Example:
 
 
 def is_held_out(english: str) -> bool:
-    """True for sentences that training never sees, about 2.3 % and the default prompt's."""
+    """True for sentences kept out of training: about 2.3 %, and that of the default prompt."""
     digest = hashlib.sha256(english.encode()).digest()
     return digest[0] < HELD_OUT_OF_256 or english == DEFAULT_SENTENCE
 

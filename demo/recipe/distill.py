@@ -30,7 +30,7 @@ def load_target(folder: Path) -> T5ForConditionalGeneration:
 def answers(
     target: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, seed: int, path: Path
 ) -> Rows:
-    """Prompts with the target's greedy answers; each process makes a part, `path` keeps them."""
+    """Prompts with the target's greedy answers, kept in `path`; each process makes a part."""
     own = path.with_suffix(f".{learning.rank()}.pt")
     if not own.exists():
         rows: Rows = []
@@ -72,7 +72,7 @@ def held_out_answers(
 
 
 def portion(pool: Rows, chunk: int) -> Rows:
-    """As many rows as a chunk has, going round the pool."""
+    """The rows of one chunk, starting over where the pool ends."""
     start = chunk * CHUNK % len(pool)
     return (pool[start:] + pool[:start])[:CHUNK]
 
@@ -118,7 +118,7 @@ def acceptance(draft: T5ForConditionalGeneration, rows: Rows, gamma: int = 5) ->
 
 
 def count_accepted(hits: list[bool], gamma: int) -> tuple[int, int]:
-    """(accepted, drafted) of one answer; hits[i]: would the draft have proposed token i?"""
+    """(accepted, drafted) tokens of one answer; hits[i]: would the draft have proposed token i?"""
     accepted = drafted = position = 0
     while position < len(hits):
         tried = min(gamma, len(hits) - position)

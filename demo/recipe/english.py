@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 def s_form(word: str) -> str:
-    """Plural of a noun, third person of a verb."""
+    """The plural of a noun, or the third person singular of a verb."""
     if word in ("have", "do", "go", "be"):
         return {"have": "has", "do": "does", "go": "goes", "be": "is"}[word]
     if re.search("(s|x|z|ch|sh)$", word):
@@ -46,7 +46,7 @@ def s_form(word: str) -> str:
 
 
 def past_form(word: str) -> str:
-    """Regular past."""
+    """The regular past of a verb."""
     if word.endswith("e"):
         return word + "d"
     if re.search("[^aeiou]y$", word):
@@ -55,7 +55,7 @@ def past_form(word: str) -> str:
 
 
 def ing_form(word: str) -> str:
-    """Present participle."""
+    """The "-ing" form of a verb."""
     if word.endswith("ie"):
         return word[:-2] + "ying"
     if word.endswith("e") and not word.endswith("ee") and word != "be":
@@ -86,12 +86,12 @@ class Verb:
 
     @property
     def third(self) -> str:
-        """He ... s."""
+        """The third person singular."""
         return s_form(self.base)
 
     @property
     def gerund(self) -> str:
-        """... ing."""
+        """The "-ing" form."""
         return ing_form(self.base)
 
 

@@ -1,6 +1,9 @@
 """Realistic mistakes in English sentences, each of which has one correction.
 
 The sentence comes with the marks of english.py, so an error knows what a word is where it stands.
+Each kind of error has its own function, which returns None where it does not apply. Its docstring
+shows what it writes.
+
 An error never takes away what the rest cannot restore: only "a"/"an" is dropped (never "the"), a
 finite verb loses its "s" only where the bare form is not a past as well, and a misspelling is near
 one word of the lexicon only.

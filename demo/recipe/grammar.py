@@ -1,8 +1,9 @@
-"""The synchronous grammar: draws (English, French) sentence pairs, deterministic by its source.
+"""The synchronous grammar: draws (English, French) sentence pairs.
 
-`sample(rng)` is the one entry. What is said in English determines its French: no English sentence
-of this grammar has two translations ("you" is always the polite "vous", "they" is "ils", adjectives
-and participles after I, you, we and they are masculine).
+`sample(rng)` is the entry point; equal sources of randomness give equal sentences. The English
+determines the French: no English sentence of this grammar has two translations ("you" is always
+the polite "vous", "they" is "ils", adjectives and participles after I, you, we and they are
+masculine).
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What training both models shares: config, batches, the trainer with its checkpoints, export."""
+"""What the training of both models shares: batches, the trainer and its checkpoints, export."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ Rows = list[tuple[list[int], list[int]]]  # token ids of sources and targets
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Size of a model and how it is trained; `examples` is the whole run."""
+    """The size of a model and how it is trained, on `examples` in the whole run."""
 
     d_model: int
     d_ff: int
@@ -71,11 +71,11 @@ def make_model(config: TrainingConfig, vocab_size: int) -> T5ForConditionalGener
 
 @torch.no_grad()
 def point_heads(model: T5ForConditionalGeneration) -> None:
-    """Starts some heads of each stack at the neighbouring tokens, which they may unlearn.
+    """Lets some heads of each stack start out looking at the neighbouring tokens.
 
     To copy or translate, a decoder has to find the token after the one it has just dealt with. T5
-    knows places by its relative biases only, and from near zero those take thousands of steps to
-    tell neighbours apart.
+    knows places by its relative biases only; starting near zero, they take thousands of steps to
+    tell neighbours apart. Training may move these heads elsewhere.
     """
     encoder, decoder = (
         stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
@@ -147,12 +147,12 @@ def shared_batches(rows: Rows, size: int, seed: str) -> list[Batch]:
 
 
 def rank() -> int:
-    """Which of the processes this is."""
+    """The number of this process, from 0."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def world() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
@@ -210,7 +210,7 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Length of the whole run."""
+        """The number of steps of the whole run."""
         per_chunk = CHUNK // self.config.batch
         return math.ceil(self.config.examples / CHUNK) * per_chunk
 
@@ -235,7 +235,7 @@ class Trainer:
         partial.replace(self.path)
 
     def update(self, loss: torch.Tensor) -> None:
-        """One step down the gradient."""
+        """Takes one optimizer step."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         share_gradients(self.model)
@@ -300,7 +300,7 @@ def exact_match(
     count: int,
     seed: str = "check",
 ) -> dict[str, float]:
-    """Share of held-out prompts answered exactly, by task."""
+    """The share of held-out prompts that are answered exactly, by task."""
     result = {}
     for task in corpus.SHARES:
         rows = encode(tokenizer, list(itertools.islice(corpus.held_out(task, seed), count)))

@@ -26,18 +26,18 @@ class Noun:
 
     @property
     def mass(self) -> bool:
-        """True for bread, water: no plural, "some"."""
+        """True for bread and water: nouns without a plural, which take "some"."""
         return self.kind in ("mass", "drink")
 
     @property
     def en_counted(self) -> str:
-        """The plural as after a number: marked where it only adds an "s"."""
+        """The plural after a number, marked where it is the singular with an "s"."""
         regular = " " not in self.en and self.en_plural == self.en + "s"
         return english.mark(self.en_plural, english.COUNTED) if regular else self.en_plural
 
     @property
     def classes(self) -> set[str]:
-        """Every class that adjectives and containers may name: "food", "food:egg", "person"."""
+        """What adjectives and containers may call it: "food", "food:egg", "person"."""
         own = {self.kind, f"{self.kind}:{self.en}"}
         return own | {"person"} if self.kind in PERSONS else own
 
@@ -88,7 +88,7 @@ class Lexicon:
 
     @cached_property
     def plain_transitives(self) -> list[Action]:
-        """Verbs whose object may stand anywhere, and whose past is not spelled like the present."""
+        """Those with nothing between verb and object in French, and a past unlike the present."""
         verbs = self.actions["transitive"]
         return [verb for verb in verbs if not verb.fr_rest and not verb.en.same_past]
 

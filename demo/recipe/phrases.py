@@ -1,4 +1,4 @@
-"""Noun phrases, places and times: English and French side by side.
+"""Noun phrases: English and French side by side.
 
 A noun phrase knows how it changes under negation ("some bread" -> "any bread", "du pain" ->
 "de pain") and after "de" ("besoin de pain"), and what agrees with it.
@@ -46,7 +46,7 @@ _MANY = (("many", "beaucoup de"), ("a lot of", "beaucoup de"), ("too many", "tro
 
 
 def concat(*parts: Bilingual) -> Bilingual:
-    """The parts one after the other, in each language by itself."""
+    """The parts one after the other, in each language separately."""
     return "".join(en for en, _ in parts), "".join(fr for _, fr in parts)
 
 
@@ -67,11 +67,11 @@ class NounPhrase:
     joined: tuple["NounPhrase", ...] = ()
 
     def with_a(self) -> str:
-        """French "à" + this, the preposition before each of two joined phrases."""
+        """French "à" + this; each of two joined phrases takes it."""
         return " et ".join(french.with_a(part.fr) for part in self.joined or (self,))
 
     def with_de(self) -> str:
-        """French "de" + this."""
+        """French "de" + this; each of two joined phrases takes it."""
         if self.joined:
             return " et ".join(part.with_de() for part in self.joined)
         return "de " + self.after_de if self.after_de else french.with_de(self.fr)
@@ -84,7 +84,7 @@ class NounPhrase:
         return f"{words} {self.fr}".strip()
 
     def silent(self) -> "NounPhrase":
-        """The same subject left out: what agrees with it still does."""
+        """The same subject unsaid; what agrees with it still does."""
         return replace(self, en="", fr="")
 
 
@@ -249,7 +249,7 @@ def name(g: Words) -> NounPhrase:
 
 
 def both(first: NounPhrase, second: NounPhrase) -> NounPhrase:
-    """Two joined by "and"."""
+    """Two noun phrases joined by "and"."""
     gender = "f" if first.gender == second.gender == "f" else "m"
     return NounPhrase(
         f"{first.en} and {second.en}",
@@ -263,7 +263,7 @@ def both(first: NounPhrase, second: NounPhrase) -> NounPhrase:
 
 
 def several(items: list[NounPhrase]) -> NounPhrase:
-    """A list: serial comma in English, none in French."""
+    """A list, with a serial comma in English and none in French."""
     fr = [item.fr for item in items]
     joined = ", ".join(fr[:-1]) + " et " + fr[-1]
     return NounPhrase(
@@ -317,5 +317,5 @@ def person(g: Words) -> NounPhrase:
 
 
 def subject(g: Words) -> NounPhrase:
-    """Who acts."""
+    """The subject of a sentence: a pronoun or a person."""
     return pronoun(g) if g.chance(0.5) else person(g)

@@ -1,4 +1,4 @@
-"""Predicates: what can be said of a subject, drawn at random."""
+"""Predicates: what can be said of a subject, drawn at random. Docstrings show what is made."""
 
 import re
 from dataclasses import replace

@@ -26,7 +26,7 @@ def _question_manner(g: Words, who: NounPhrase, predicate: Predicate, period: st
 
 
 def _asker(g: Words) -> tuple[NounPhrase, Predicate]:
-    """No "I": one seldom asks about oneself; nothing ambiguous under "did"."""
+    """Who does what: never "I", as one seldom asks about oneself, and no verb like "read"."""
     while True:
         who, predicate = subject(g), say.action(g)
         if who.person != 0 and not predicate.en.same_past:

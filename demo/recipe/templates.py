@@ -1,6 +1,7 @@
-"""Sentences of one clause: statements, commands, errands, questions, "there is".
+"""Sentences of one clause: statements, commands, errands, "there is".
 
-Every template returns (English with marks, French before elision), without capital and full stop.
+Every template returns (English with marks, French before elision), without capital and full stop;
+its docstring shows what it makes.
 """
 
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def simple(
     make: Callable[[Words], Predicate] = say.action,
     negation: float = 0.2,
 ) -> Bilingual:
-    """A clause, perhaps with place or time, no punctuation."""
+    """A clause, perhaps with a time."""
     who = who or subject(g)
     period = period or choose_period(g)
     manner = None
@@ -127,7 +128,7 @@ def simple(
 
 
 def described(g: Words, who: NounPhrase | None = None, period: str = "") -> Bilingual:
-    """Somebody or something is somehow, somewhere, some age."""
+    """Paul is tired; the box is on the table; she is ten years old."""
     period = period or g.rng.choice(("none", "none", "past", "future"))
     draw = g.rng.random()
     if who or draw < 0.5:

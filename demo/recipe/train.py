@@ -70,7 +70,7 @@ def train_draft(args: argparse.Namespace, config: TrainingConfig) -> None:
 
 
 def describe(trainer: Trainer) -> None:
-    """Says what is being trained."""
+    """Prints what is being trained."""
     if learning.rank() == 0:
         print(
             f"{trainer.name}: {trainer.model.num_parameters():,} parameters, "
@@ -80,7 +80,7 @@ def describe(trainer: Trainer) -> None:
 
 
 def worker(index: int, args: argparse.Namespace, config: TrainingConfig) -> None:
-    """One of the processes that share the batches."""
+    """Runs one of the processes that share the batches."""
     torch.set_num_threads(args.threads)
     if args.processes > 1:
         store = f"file://{args.work_dir.resolve()}/rendezvous {args.stage}"
@@ -91,7 +91,7 @@ def worker(index: int, args: argparse.Namespace, config: TrainingConfig) -> None
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--stage", choices=("tokenizer", "target", "draft"), required=True)
     parser.add_argument(

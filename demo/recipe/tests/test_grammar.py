@@ -1,4 +1,4 @@
-"""The demonstration's grammar: each phenomenon by the letter, in both languages."""
+"""The demonstration's grammar: literal cases of each phenomenon, in both languages."""
 
 import random
 from dataclasses import replace
@@ -38,7 +38,7 @@ def said(subject: NounPhrase, predicate: Predicate, manner: Manner) -> str:
     return f"{plain(en)} | {french.elide(fr)}"
 
 
-# -- French by the letter ------------------------------------------------------------------------
+# -- French word forms ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
