@@ -90,7 +90,7 @@ def test_bundled_pair_meets_its_goals_on_a_small_held_out_sample():
     draft, _ = load(evaluate.DEMO / "draft")
     decoder = SpeculativeDecoder(target, draft, tokenizer, num_draft=5)
     figures = {
-        task: evaluate.run(decoder, evaluate.held_out(task, 60, "test"), 30)
+        task: evaluate.run(decoder, evaluate.held_out(task, 40, "test"), 40)
         for task in corpus.SHARES
     }
     assert figures["translate"]["exact_match"] >= 0.9  # 95 % measured on many more
