@@ -82,6 +82,12 @@ def test_an_n_gram_longer_than_the_text_costs_nothing(n):
     assert processing(history, logits, [2, 2]) is logits
 
 
+def test_an_n_gram_as_long_as_the_text_may_be_all_of_it():
+    history, logits = History.of([[2, 2, 2]]), mx.zeros((1, 1, 4))
+    processed = Processing.of([1], [3], [0], [()], EOS)(history, logits, [1])
+    assert processed.tolist() == [[[0, 0, -INF, 0]]]
+
+
 def test_the_end_token_waits_for_the_minimum():
     history = History.of([[0, 5, 5, 5, 5], [0, 5]])  # 4 and 1 tokens before the last position
     early = too_early(history, 2, [4, 2]).tolist()

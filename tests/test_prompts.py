@@ -117,6 +117,12 @@ def test_a_stream_of_what_is_no_prompt_is_an_error(alone):
         SpeculativeDecoder(target()).stream(alone)
 
 
+@pytest.mark.parametrize("seed", [None, 1.5, "1", -1, [1]])
+def test_a_stream_has_one_seed(seed):
+    with pytest.raises(UserError, match="^seed is .*; it must be a whole number"):
+        SpeculativeDecoder(target()).stream(SOURCE, seed=seed)
+
+
 @pytest.mark.parametrize("several", ["text", None, 5, {"prompt": "text"}])
 def test_results_takes_several_prompts(several):
     with pytest.raises(UserError, match="^prompts is .*; it must be a list"):
