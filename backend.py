@@ -91,4 +91,5 @@ def hint(found: bool, cpu: bool) -> str:
     )
 
 
-sys.stderr.write(hint(_found, cpu_only()))
+if sys.stderr:  # None where it is closed
+    sys.stderr.write(hint(_found, cpu_only()))

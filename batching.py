@@ -8,8 +8,7 @@ hand at a time, so memory does not grow with their number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from results import Row
@@ -81,25 +80,37 @@ class Queue:
         return True
 
 
-def run(engine: Engine, rows: Iterable[Row], batch_size: int) -> Iterator[Row]:
+def run(
+    engine: Engine,
+    rows: Iterable[Row],
+    batch_size: int,
+    ready: Callable[[int], bool] = lambda drawn: True,
+) -> Iterator[Row]:
     """Decodes rows, at most `batch_size` at a time.
 
     Args:
         engine: an engine without rows.
         rows: what to decode; drawn from only as room is made.
         batch_size: rows in flight at most.
+        ready: told how many rows have been drawn, says whether the next can be drawn without
+            waiting for it. It is waited for only when no row is in hand.
 
     Yields:
         Every row, finished, in the order of `rows`, as soon as all before it are finished. A row
         that the device has no memory for, even alone, is finished by `error`.
     """
-    rows = iter(rows)
+    rows, total = iter(rows), 0
     in_hand: deque[Row] = deque()
     queue = Queue(engine, batch_size)
     while True:
-        drawn = list(islice(rows, WINDOW * batch_size - len(in_hand)))
-        in_hand += drawn
-        queue.waiting += [row for row in drawn if row.finish_reason is None]  # bad ones are done
+        while len(in_hand) < WINDOW * batch_size and (not in_hand or ready(total)):
+            row = next(rows, None)
+            if row is None:
+                break
+            total += 1
+            in_hand.append(row)
+            if row.finish_reason is None:  # bad ones are done
+                queue.waiting.append(row)
         if not in_hand:
             return
         queue.admit()

@@ -1,4 +1,4 @@
-"""What the command line reads and what it shows: prompts in; texts, colours and statistics out.
+"""What the command line reads and what it shows: prompts in; texts and colours out.
 
 Prompts and results are UTF-8. Nothing here knows about MLX, so that bad input is refused before
 any model is loaded.
@@ -7,20 +7,24 @@ any model is loaded.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import io
 import json
 import os
+import stat
+import string
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from sizes import readable
+from read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from results import Result, Stats
+    from results import Result
     from text import StreamingDetokenizer
+
+BYTES = "latin-1"  # the encoding in which every byte is a character
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +40,29 @@ class Parser(argparse.ArgumentParser):
 
 class InputError(ValueError):
     """Input that cannot be used; the message is the one line that the user reads."""
+
+
+def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:
+    """What to tell whoever starts a command without the packages that it needs."""
+    reason = str(error).strip().split("\n")[0].rstrip(".:")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        reason = f"{error.name.partition('.')[0]} is not installed"
+    return f"{reason}; pip install -r {requirements}"
+
+
+def open_streams() -> None:
+    """Makes the standard streams fit for use: no name fails there, and a closed one is empty.
+
+    A closed one must not stay so: the next file opened would take its place, and get what C
+    libraries write there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of files may be no Unicode; "\\udce9" is what JSON writes for such a byte too.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 # ---- prompts in ----------------------------------------------------------------------------------
@@ -56,50 +83,81 @@ def _read_prompt(given: str) -> str:
     return _decoded(sys.stdin.buffer.read().rstrip(b"\r\n"), "standard input")
 
 
-def read_lines(name: str) -> Iterator[str | InputError]:
+class Lines:
     """A file's prompts, line by line as they are asked for, so that any file fits into memory.
 
-    In the place of a line that cannot be used stands the reason.
+    In the place of a line that cannot be used stands the reason. A line ends with LF, CRLF or CR;
+    blank lines at the end are none. What can be read only once, such as a pipe, is read ahead.
 
-    Args:
-        name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-" is
-            standard input, one prompt a line. Blank lines at the end are none.
-
-    Raises:
-        InputError: there is no line to read.
+    Attributes:
+        count: how many prompts there are; None where that shows only at the end.
     """
-    shown, blank, n = "standard input" if name == "-" else name, 0, 0
-    with _opened(name) as file:
-        for n, line in enumerate(file, 1):
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            if not line.strip():
-                blank += 1
-                continue
-            for missing in range(n - blank, n):
-                yield _empty(f"{shown} line {missing}")
-            blank = 0
-            try:
-                yield _decoded(line, f"{shown} line {n}", name.endswith(".jsonl"))
-            except InputError as error:
-                yield error
-    if blank == n:
-        raise InputError(f"{shown} is empty; write one prompt a line")
+
+    def __init__(self, name: str) -> None:
+        """Opens the file.
+
+        Args:
+            name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-"
+                is standard input, one prompt a line.
+
+        Raises:
+            InputError: the file cannot be read, or has no line; where it cannot be counted, the
+                latter is raised by the first `next`.
+        """
+        self._shown = "standard input" if name == "-" else name
+        self._as_json = name.endswith(".jsonl")
+        self._file = _opened(name)
+        self._prompts, self.count = self._read(), None
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            begin = self._file.tell()
+            self.count = sum(1 for _ in self._numbered())
+            self._file.seek(begin)
+        else:
+            self._prompts = ReadAhead(self._prompts)
+
+    def __iter__(self) -> Iterator[str | InputError]:
+        return self
+
+    def __next__(self) -> str | InputError:
+        return next(self._prompts)
+
+    def ready(self) -> bool:
+        """Whether the next prompt, or the end, is there without waiting for whoever writes it."""
+        return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
+
+    def _read(self) -> Iterator[str | InputError]:
+        with self._file:
+            for n, line in self._numbered():
+                where = f"{self._shown} line {n}"
+                try:
+                    yield _decoded(line, where, self._as_json) if line else _checked("", where)
+                except InputError as error:
+                    yield error
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+        """Lines as they are in the file, without those blank at the end; b"" stands for blank."""
+        blank = n = 0
+        try:
+            for n, line in enumerate(self._file, 1):
+                if not line.strip(string.whitespace):
+                    blank += 1
+                    continue
+                yield from ((missing, b"") for missing in range(n - blank, n))
+                blank = 0
+                yield n, line.removesuffix("\n").encode(BYTES)
+        except OSError as error:
+            raise InputError(f"cannot read {self._shown}: {error.strerror}") from None
+        if blank == n:
+            raise InputError(f"{self._shown} is empty; write one prompt a line")
 
 
-def count_lines(name: str) -> int | None:
-    """How many prompts `read_lines` will find; None for standard input, which is read once.
-
-    Raises:
-        InputError: the file cannot be read, or has no line.
-    """
-    return None if name == "-" else sum(1 for _ in read_lines(name))
-
-
-def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    if name == "-":
-        return contextlib.nullcontext(sys.stdin.buffer)
+def _opened(name: str) -> TextIO:
+    """A file whose characters are its bytes, so that only the ends of lines are interpreted."""
     try:
-        return open(name, "rb")
+        if name != "-":
+            return open(name, encoding=BYTES)
+        # Not sys.stdin itself: a thread that waits in it would break the end of the process.
+        return open(sys.stdin.fileno(), encoding=BYTES, closefd=False)
     except FileNotFoundError:
         raise InputError(f"there is no file {name}; check the path") from None
     except OSError as error:
@@ -108,8 +166,10 @@ def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 def _decoded(data: bytes, where: str, as_json: bool = False) -> str:
     try:
+        if b"\0" in data:  # as in UTF-16
+            raise ValueError("binary")
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
+    except ValueError:
         raise InputError(f"{where} is not UTF-8; save the text as UTF-8") from None
     return _checked(_prompt_of(text, where) if as_json else text, where)
 
@@ -119,6 +179,9 @@ def _prompt_of(line: str, where: str) -> str:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON ({error.msg}, column {error.colno})") from None
+    except (ValueError, RecursionError):  # what Python's limits refuse
+        limits = "a number is too long or the nesting too deep"
+        raise InputError(f"{where} is JSON that cannot be read ({limits})") from None
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise InputError(f'{where} has no prompt; write {{"prompt": "…"}}')
     return record["prompt"]
@@ -126,16 +189,12 @@ def _prompt_of(line: str, where: str) -> str:
 
 def _checked(text: str, where: str) -> str:
     if not text.strip():
-        raise _empty(where)
+        raise InputError(f"{where} is empty; write what the model is to work on")
     try:
         text.encode()
     except UnicodeEncodeError:  # bytes on the command line, or \ud800 in JSON
         raise InputError(f"{where} is not valid Unicode; give it as UTF-8") from None
     return text
-
-
-def _empty(where: str) -> InputError:
-    return InputError(f"{where} is empty; write what the model is to work on")
 
 
 def check_output(output_file: str, input_file: str | None) -> None:
@@ -230,7 +289,9 @@ class Results:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
-        self._file = self._file or open(self._path, "w", encoding="utf-8")
+        self._file = self._file or open(
+            self._path, "w", encoding="utf-8", errors="backslashreplace"
+        )
         print(line, file=self._file, flush=True)
 
 
@@ -251,32 +312,3 @@ def json_line(prompt: str, result: Result) -> str:
     if result.error:
         record["error"] = result.error
     return json.dumps(record, ensure_ascii=False)
-
-
-# ---- statistics ----------------------------------------------------------------------------------
-
-
-def summary(stats: Sequence[Stats], seconds: float, unit: str = "prompts") -> str:
-    """One line of statistics.
-
-    Args:
-        stats: those of every result.
-        seconds: how long they took together.
-        unit: what to call several of them.
-    """
-    tokens, calls = sum(s.generated_tokens for s in stats), sum(s.target_calls for s in stats)
-    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    parts = [f"{len(stats)} {unit}"] if len(stats) > 1 else []
-    parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
-    if drafted:
-        parts.append(f"acceptance {accepted / drafted:.0%} ({accepted} of {drafted} drafted)")
-    copied = sum(s.speculation.copied_accepted for s in stats)
-    if copied:
-        parts.append(f"{copied} copied")
-    if calls:
-        decided = sum(s.tokens_per_call * s.target_calls for s in stats)
-        parts.append(f"{decided / calls:.2f} tokens per target call")
-    peak = max((s.peak_memory_bytes for s in stats), default=0)
-    if peak:
-        parts.append(f"peak memory {readable(peak)}")
-    return " · ".join(parts)

@@ -14,24 +14,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend import UserError, mx
-from checkpoint import Checkpoint, open_checkpoint
-from config import T5Config
-from console import Parser
-from hub import resolve
-from model import select_tensors
-from model_folder import (
-    BLOCK_BYTES,
-    is_model_file,
-    new_model_folder,
-    split,
-    write_json,
-    write_shards,
-)
-from output_folder import check_output, clear_away_when_terminated
-from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
-from stored_tensor import READABLE
-from weights import cast, keep_float32, read_config
+from console import Parser, not_installed, open_streams
+
+try:
+    from backend import UserError, mx
+    from checkpoint import Checkpoint, open_checkpoint
+    from config import T5Config
+    from hub import resolve
+    from model import select_tensors
+    from model_folder import (
+        BLOCK_BYTES,
+        is_model_file,
+        new_model_folder,
+        split,
+        write_json,
+        write_shards,
+    )
+    from output_folder import check_output, clear_away_when_terminated
+    from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
+    from stored_tensor import READABLE
+    from weights import cast, keep_float32, read_config
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    Parser().error(not_installed(error))
 
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 
@@ -211,6 +217,7 @@ def write_config(folder: Path, raw: dict, dtype: str, quantization: dict | None)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
+    open_streams()
     args = _parser().parse_args(argv)
     options = vars(args)
     source = options.pop("model")
@@ -219,6 +226,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = convert(source, options.pop("mlx_path") or default, **options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
+        print(f"error: {not_installed(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)

@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from itertools import tee
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import console
 import options
 from options import number
+from ranges import RANGES
+from totals import Totals
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from results import Result
 
+T = TypeVar("T")
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
@@ -67,7 +69,7 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
         "--input-file",
         metavar="FILE",
         help='one prompt a line, or {"prompt": …} a line if the name ends in .jsonl; - reads '
-        "standard input, one prompt a line",
+        "standard input, one prompt a line; lines are UTF-8 and end with LF, CRLF or CR",
     )
     group.add_argument(
         "--output-file",
@@ -89,7 +91,8 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
     count = number(int, lambda n: n >= 1, "a whole number of at least 1")
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    temp = number(float, lambda t: 0 <= t < math.inf, "a number of at least 0")
+    temp = number(float, RANGES["temp"].holds, RANGES["temp"].expected)
+    seed = number(int, RANGES["seed"].holds, RANGES["seed"].expected)
     top_p = number(float, lambda p: 0 < p <= 1, "a number above 0 and up to 1")
 
     def add(*names: str, type: Callable, default: float, help: str) -> None:
@@ -102,7 +105,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("--temp", type=temp, default=0.0, help="temperature of sampling; 0 decodes greedily")
     add("--top-k", type=natural, default=0, help="sample from the k likeliest tokens; 0: all")
     add("--top-p", type=top_p, default=1.0, help="sample from the likeliest tokens of this mass")
-    add("--seed", type=natural, default=0, help="of sampling; the same seed, the same text")
+    add("--seed", type=seed, default=0, help="of sampling; the same seed, the same text")
     add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
     add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
     add("--num-samples", type=count, default=1, help="texts a prompt; needs --temp above 0")
@@ -116,7 +119,9 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
 
 def _rule_options(group: argparse._ArgumentGroup, add: Callable) -> None:
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    penalty = number(float, lambda p: 0 < p < math.inf, "a number above 0")
+    penalty = number(
+        float, RANGES["repetition_penalty"].holds, RANGES["repetition_penalty"].expected
+    )
     add(
         "--repetition-penalty",
         type=penalty,
@@ -156,18 +161,18 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    closed = sys.stdout is None
+    console.open_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
+    if closed and not args.output_file:
+        parser.error("standard output is closed; name an --output-file")
     if args.num_samples > 1 and args.temp == 0:
         parser.error("--num-samples: greedy samples would be equal; set --temp above 0")
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8")
     try:
         if args.input_file:
-            count, prompts = (
-                console.count_lines(args.input_file),
-                console.read_lines(args.input_file),
-            )
+            prompts = console.Lines(args.input_file)
+            count = prompts.count
         else:
             prompts = console.read_prompts(args.prompt or [DEFAULT_PROMPT])
             count = len(prompts)
@@ -180,13 +185,13 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except ImportError as error:
+        parser.error(console.not_installed(error))
     except (console.InputError, OSError) as error:
         parser.error(str(error))
 
 
-def _run(
-    args: argparse.Namespace, prompts: Iterable[str | console.InputError], count: int | None
-) -> int:
+def _run(args: argparse.Namespace, prompts: list[str] | console.Lines, count: int | None) -> int:
     import backend  # not before: `--help` and a mistake in an option need not wait for MLX
 
     try:
@@ -233,13 +238,15 @@ def _stream(
     print(flush=True)
     if stats:
         done = "interrupted: " if status else ""
-        _tell(done + console.summary([stats], stats.decode_seconds))
+        totals = Totals()
+        totals.add(stats)
+        _tell(done + totals.summary(stats.decode_seconds))
     return status
 
 
 def _write_all(
     decoder: SpeculativeDecoder,
-    prompts: Iterable[str | console.InputError],
+    prompts: list[str] | console.Lines,
     count: int | None,
     settings: dict,
     painter: console.Painter | None,
@@ -258,32 +265,52 @@ def _write_all(
     hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
     total = count and count * args.num_samples
     unit = "prompts" if args.num_samples == 1 else "texts"
-    began, stats, status = time.perf_counter(), [], 0
+    began, totals, status = time.perf_counter(), Totals(), 0
     with (
         console.Results(args.output_file, as_json, paint if painter else None) as output,
         tqdm(total=total, unit=" " + unit, disable=hidden) as bar,
     ):
         try:
-            prompts, again = tee(prompts)
+            in_hand: deque[tuple[int, str | console.InputError]] = deque()
             results = decoder.results(
-                prompts, batch_size=args.batch_size, num_samples=args.num_samples, **settings
+                _noted(prompts, in_hand),
+                batch_size=args.batch_size,
+                num_samples=args.num_samples,
+                ready=prompts.ready if isinstance(prompts, console.Lines) else lambda: True,
+                **settings,
             )
-            each = ((n, p) for n, p in enumerate(again, 1) for _ in range(args.num_samples))
             began = time.perf_counter()  # what --num-draft auto measures first is no decoding
-            for result, (number, prompt) in zip(results, each, strict=False):
-                unread = isinstance(prompt, console.InputError)
-                output.write("" if unread else prompt, result)
-                if result.error:
-                    status = 2
-                    _tell("error: " + ("" if unread else f"prompt {number}: ") + result.error)
-                stats.append(result.stats)
+            for result in results:
+                status = max(status, _write(output, *in_hand[0], result))
+                totals.add(result.stats)
+                if totals.results % args.num_samples == 0:
+                    in_hand.popleft()
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
     of_all = f" of {total}" if total else ""
-    done = f"interrupted: {len(stats)}{of_all} {unit} done · " if status == INTERRUPTED else ""
-    _tell(done + console.summary(stats, time.perf_counter() - began, unit))
+    done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
+    _tell(done + totals.summary(time.perf_counter() - began, unit))
     return status
+
+
+def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
+    """Prompts, which are put into `in_hand` with their numbers as they are drawn."""
+    for n, prompt in enumerate(prompts, 1):
+        in_hand.append((n, prompt))
+        yield prompt
+
+
+def _write(
+    output: console.Results, n: int, prompt: str | console.InputError, result: Result
+) -> int:
+    """Write one result, and its error if it has one; returns the exit status that it asks for."""
+    unread = isinstance(prompt, console.InputError)
+    output.write("" if unread else prompt, result)
+    if not result.error:
+        return 0
+    _tell("error: " + ("" if unread else f"prompt {n}: ") + result.error)
+    return 2
 
 
 def _tell(line: str) -> None:

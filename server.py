@@ -103,6 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    console.open_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
     if not (is_loopback(args.host) or args.api_key or args.no_auth):
@@ -115,12 +116,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(
             "--api-key: use ASCII characters, no space at its ends: it travels in a header"
         )
-    sys.stderr.reconfigure(encoding="utf-8")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
         return _run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ImportError as error:
+        parser.error(console.not_installed(error, "requirements-server.txt"))
     except (console.InputError, OSError) as error:
         parser.error(str(error))
 
@@ -134,13 +136,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _run(args: argparse.Namespace) -> int:
-    try:
-        import serving.app  # noqa: F401  (FastAPI is an extra requirement)
-    except ImportError as error:
-        hint = "pip install -r requirements-server.txt"
-        raise console.InputError(f"{error.name} is not installed; {hint}") from None
+    import uvicorn  # noqa: F401  (what is missing is to show before models are loaded)
+
     import backend
     import pair
+    import serving.app  # noqa: F401
 
     with _listener(args.host, args.port) as listener:
         try:

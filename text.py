@@ -42,6 +42,8 @@ def load_tokenizer(folder: str | Path) -> Any:
         tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if hasattr(tokenizer, "backend_tokenizer"):
             _restore_fallback(tokenizer)
+    except ImportError:  # of what transformers needs: another folder would not help
+        raise
     except Exception as error:  # whatever the libraries below raise, some of it bare Exception
         reason = str(error).strip().split("\n")[0]
         message = f"{folder}: cannot load the tokenizer ({reason}): fetch it again"

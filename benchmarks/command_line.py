@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from console import Parser
+from console import Parser, not_installed, open_streams
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SUBCOMMANDS = MappingProxyType(
@@ -36,6 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0; 1 if texts differ that have to be equal; 2 for bad input; 130 after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    open_streams()
+    try:
+        return _run(argv)
+    except ImportError as error:
+        print(f"error: {not_installed(error)}", file=sys.stderr)
+        return 2
+
+
+def _run(argv: Sequence[str]) -> int:
     args = parser(argv).parse_args(argv)
 
     from backend import UserError

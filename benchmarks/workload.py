@@ -71,7 +71,7 @@ def from_file(path: str, count: int) -> Workload:
     """
     prompts: list[str] = []
     try:
-        for line in itertools.islice(console.read_lines(path), count):
+        for line in itertools.islice(console.Lines(path), count):
             if isinstance(line, console.InputError):
                 raise line
             prompts.append(line)

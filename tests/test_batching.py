@@ -55,6 +55,32 @@ def test_only_a_window_is_in_hand():
     assert drawn == 200
 
 
+def test_a_row_is_waited_for_only_when_none_is_in_hand():
+    happened = []
+
+    def source():
+        for i, row in enumerate(rows([3, 4, 5], max_tokens=4)):
+            happened.append(f"drawn {i}")
+            yield row
+
+    def ready(drawn):
+        return drawn == 2  # the third comes with the second
+
+    for i, _ in enumerate(batching.run(Engine(ENDING, None), source(), 2, ready)):
+        happened.append(f"done {i}")
+    assert happened == ["drawn 0", "done 0", "drawn 1", "drawn 2", "done 1", "done 2"]
+
+
+def test_the_samples_of_a_prompt_need_not_be_waited_for():
+    decoder = SpeculativeDecoder(ENDING)
+    results = decoder.results(
+        iter([[3], [4]]), max_tokens=4, temp=1.0, num_samples=3, ready=lambda: False
+    )
+    ENDING.calls.clear()
+    assert len(list(results)) == 6
+    assert max(len(offsets) for offsets, _ in ENDING.calls) == 3
+
+
 def test_a_long_row_does_not_hold_up_the_places_beside_it():
     """One row ends at its first step, another runs to max_tokens."""
 

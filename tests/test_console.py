@@ -2,48 +2,34 @@
 
 import io
 import json
+import os
 import sys
-from dataclasses import dataclass, field
+import tracemalloc
 
 import pytest
 
 import console
 from console import InputError
-
-
-@dataclass
-class FakeSpeculation:
-    copied_accepted: int = 0
-
-
-@dataclass
-class FakeStats:
-    prompt_tokens: int = 3
-    generated_tokens: int = 10
-    target_calls: int = 4
-    drafted: int = 12
-    accepted: int = 6
-    tokens_per_call: float = 2.5
-    peak_memory_bytes: int = 2_500_000_000
-    speculation: FakeSpeculation = field(default_factory=FakeSpeculation)
-
-
-@dataclass
-class FakeResult:
-    text: str
-    tokens: list[int] = field(default_factory=lambda: [5, 6])
-    writers: list[str] = field(default_factory=lambda: ["draft", "target"])
-    finish_reason: str = "stop"
-    stats: FakeStats = field(default_factory=FakeStats)
-    error: str | None = None
+from fake_results import FakeResult
 
 
 @pytest.fixture
 def standard_input(monkeypatch):
-    def give(data: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    """Gives data to read there, through a pipe; the writer's end stays open if it is to `wait`."""
+    opened = []
 
-    return give
+    def give(data: bytes, wait: bool = False) -> io.FileIO:
+        reader, writer = os.pipe()
+        opened.extend([open(reader), open(writer, "wb", buffering=0)])
+        monkeypatch.setattr(sys, "stdin", opened[-2])
+        opened[-1].write(data)
+        if not wait:
+            opened[-1].close()
+        return opened[-1]
+
+    yield give
+    for file in reversed(opened):
+        file.close()
 
 
 def written(tmp_path, name: str, data: str | bytes) -> str:
@@ -56,8 +42,8 @@ def written(tmp_path, name: str, data: str | bytes) -> str:
 
 
 def lines(name):
-    """What `read_lines` finds, errors as their message."""
-    return [str(p) if isinstance(p, InputError) else p for p in console.read_lines(name)]
+    """What `Lines` finds, errors as their message."""
+    return [str(p) if isinstance(p, InputError) else p for p in console.Lines(name)]
 
 
 def test_prompts_are_kept_as_given_and_in_order():
@@ -72,33 +58,59 @@ def test_a_dash_is_the_whole_of_standard_input(standard_input):
 def test_an_input_file_has_one_prompt_a_line(tmp_path):
     name = written(tmp_path, "p.txt", "\ufeffone\r\ntwo\u2028still two\n\n \n")
     assert lines(name) == ["one", "two\u2028still two"]
-    assert console.count_lines(name) == 2
+    assert console.Lines(name).count == 2
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_line_ends_as_any_system_ends_it(tmp_path, end):
+    name = written(tmp_path, "p.txt", end.join(["one", "", "tw\x85o", "thrèè", ""]))
+    empty = f"{name} line 2 is empty; write what the model is to work on"
+    assert lines(name) == ["one", empty, "tw\x85o", "thrèè"]
+    assert console.Lines(name).count == 4
 
 
 def test_an_input_file_named_dash_is_standard_input(standard_input):
     standard_input(b"one\ntwo\n")
-    assert console.count_lines("-") is None
     assert lines("-") == ["one", "two"]
     assert not sys.stdin.closed
 
 
+def test_only_what_can_be_read_twice_is_counted(standard_input, tmp_path, monkeypatch):
+    standard_input(b"one\ntwo\n")
+    piped = console.Lines(f"/dev/fd/{sys.stdin.fileno()}")  # as <(command) and /dev/stdin are
+    assert (piped.count, list(piped)) == (None, ["one", "two"])
+    with open(written(tmp_path, "p.txt", "one\ntwo\nthree\n")) as file:
+        assert file.readline() == "one\n"
+        os.lseek(file.fileno(), 4, os.SEEK_SET)  # `read` in a shell has taken a line
+        monkeypatch.setattr(sys, "stdin", file)
+        redirected = console.Lines("-")
+        assert (redirected.count, list(redirected)) == (2, ["two", "three"])
+
+
+def test_a_pipe_has_its_first_line_before_it_has_its_last(standard_input):
+    writer = standard_input(b"first\n", wait=True)
+    reader = console.Lines("-")
+    assert next(reader) == "first"
+    assert not reader.ready()
+    writer.write(b"second\n")
+    assert next(reader) == "second"
+    writer.write(b"third, without an end")
+    writer.close()
+    assert next(reader) == "third, without an end"
+    with pytest.raises(StopIteration):
+        next(reader)
+    assert reader.ready(), "the end need not be waited for"
+
+
 def test_lines_are_read_as_they_are_asked_for(tmp_path):
-    def endless():
-        yield b"first\n"
-        yield b"second\n"
-        raise AssertionError("read ahead")
-
-    class Stream:
-        buffer = endless()
-
-    before, sys.stdin = sys.stdin, Stream()
+    name = written(tmp_path, "p.txt", b"a line of some length\n" * 20_000)
+    tracemalloc.start()
     try:
-        reader = console.read_lines("-")
-        assert [next(reader), next(reader)] == ["first", "second"]
-        with pytest.raises(AssertionError, match="read ahead"):
-            next(reader)
+        found = console.Lines(name)
+        assert (found.count, next(found)) == (20_000, "a line of some length")
+        assert tracemalloc.get_traced_memory()[1] < 300_000
     finally:
-        sys.stdin = before
+        tracemalloc.stop()
 
 
 def test_jsonl_prompts_may_hold_line_breaks(tmp_path):
@@ -113,6 +125,8 @@ def test_jsonl_prompts_may_hold_line_breaks(tmp_path):
         ("p.txt", "\nthree\n \n", 1, "is empty", ["three"]),
         ("p.txt", b"one\ntwo\n\xe9t\xe9\n", 3, "is not UTF-8", ["one", "two"]),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n{"prompt": "b"}', 2, "is not JSON", ["a", "b"]),
+        ("p.jsonl", "[" * 100_000 + '\n{"prompt": "b"}', 1, "is JSON that cannot be read", ["b"]),
+        ("p.jsonl", f'{{"a": {"1" * 5000}}}\n{{"prompt": "b"}}', 1, "is JSON that cannot", ["b"]),
         ("p.jsonl", '"a"\n', 1, "has no prompt", []),
         ("p.jsonl", '{"text": "a"}\n', 1, "has no prompt", []),
         ("p.jsonl", '{"prompt": 3}\n', 1, "has no prompt", []),
@@ -124,20 +138,27 @@ def test_a_bad_line_has_its_reason_and_the_others_are_read(
     tmp_path, name, data, bad, message, others
 ):
     path = written(tmp_path, name, data)
-    found = list(console.read_lines(path))
+    found = list(console.Lines(path))
     error = found.pop(bad - 1)
     assert isinstance(error, InputError)
     assert str(error).startswith(f"{path} line {bad} {message}")
     assert "\n" not in str(error)
     assert found == others
-    assert console.count_lines(path) == len(others) + 1
+    assert console.Lines(path).count == len(others) + 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_a_file_in_utf_16_is_refused_line_by_line(tmp_path, encoding):
+    name = written(tmp_path, "p.txt", "one\ntwo\n".encode(encoding))
+    for n, error in enumerate(lines(name), 1):
+        assert error == f"{name} line {n} is not UTF-8; save the text as UTF-8"
 
 
 @pytest.mark.parametrize("data", ["", "\n \n"])
 def test_an_empty_file_is_refused(tmp_path, data, standard_input):
     name = written(tmp_path, "p.txt", data)
     with pytest.raises(InputError, match=f"{name} is empty"):
-        console.count_lines(name)
+        console.Lines(name)
     standard_input(data.encode())
     with pytest.raises(InputError, match="standard input is empty"):
         lines("-")
@@ -145,9 +166,9 @@ def test_an_empty_file_is_refused(tmp_path, data, standard_input):
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="there is no file .*none.txt"):
-        console.count_lines(str(tmp_path / "none.txt"))
+        console.Lines(str(tmp_path / "none.txt"))
     with pytest.raises(InputError, match="cannot read"):
-        console.count_lines(str(tmp_path))
+        console.Lines(str(tmp_path))
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n"])
@@ -227,6 +248,22 @@ def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsy
     assert (tmp_path / "out.txt").read_text() == "plain\n"
 
 
+def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
+    failed = FakeResult(None, [], [], "error", error="no memory")
+    for name, as_json in (("out.txt", False), ("out.jsonl", True)):
+        path = tmp_path / name
+        with console.Results(str(path), as_json, paint=lambda result: result.text) as results:
+            for result in (FakeResult("one"), failed, FakeResult("three")):
+                results.write("prompt", result)
+        lines = path.read_text().split("\n")[:-1]
+        if as_json:
+            records = [json.loads(line) for line in lines]
+            assert [record["text"] for record in records] == ["one", None, "three"]
+            assert [record.get("error") for record in records] == [None, "no memory", None]
+        else:
+            assert lines == ["one", "", "three"]
+
+
 # ---- who wrote what ------------------------------------------------------------------------------
 
 
@@ -258,41 +295,3 @@ def test_a_coloured_line_does_not_split_a_character():
 
     line = console.Painter(no_color=True).line(FakeResult("é\n"), Bytes())
     assert line == "é\\n"
-
-
-# ---- statistics ----------------------------------------------------------------------------------
-
-
-def test_the_summary_of_one_text():
-    assert console.summary([FakeStats()], 2.0) == (
-        "10 tokens in 2.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
-        "2.50 tokens per target call · peak memory 2.50 GB"
-    )
-
-
-def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
-    regular = FakeStats(
-        target_calls=10, drafted=0, accepted=0, tokens_per_call=1.0, peak_memory_bytes=0
-    )
-    line = console.summary([FakeStats(), regular], 4.0)
-    assert line.startswith("2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s")
-    assert "1.43 tokens per target call" in line
-    assert "peak memory 2.50 GB" in line
-    assert "acceptance" not in console.summary([regular], 1.0)
-    assert "tokens per target call" not in console.summary([], 0.0)
-
-
-def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
-    failed = FakeResult(None, [], [], "error", error="no memory")
-    for name, as_json in (("out.txt", False), ("out.jsonl", True)):
-        path = tmp_path / name
-        with console.Results(str(path), as_json, paint=lambda result: result.text) as results:
-            for result in (FakeResult("one"), failed, FakeResult("three")):
-                results.write("prompt", result)
-        lines = path.read_text().split("\n")[:-1]
-        if as_json:
-            records = [json.loads(line) for line in lines]
-            assert [record["text"] for record in records] == ["one", None, "three"]
-            assert [record.get("error") for record in records] == [None, "no memory", None]
-        else:
-            assert lines == ["one", "", "three"]

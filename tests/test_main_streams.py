@@ -1,0 +1,190 @@
+"""The command lines and what they read from and write to: pipes, closed streams, odd names."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+import main
+from command_line import ROOT, start
+from fake_results import FakeResult, FakeStats
+
+PATIENCE = 120
+
+# ---- pipes ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def typing(*argv: str):
+    """The command line, with a standard input that stays open."""
+    argv = [*argv, "-m", "5", "--json", "--input-file", "-"]
+    with start(*argv, stdin=subprocess.PIPE, bufsize=0) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def answer(process: subprocess.Popen, prompt: str) -> None:
+    """Writes one line and waits for its result."""
+    process.stdin.write(prompt.encode() + b"\n")
+    assert select.select([process.stdout], [], [], PATIENCE)[0], "nothing was decoded"
+    assert json.loads(process.stdout.readline())["prompt"] == prompt
+
+
+def test_each_line_is_answered_before_the_next_one_is_written(models):
+    with typing(*models) as process:
+        answer(process, "first")
+        answer(process, "second")
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_ends_the_wait_for_a_line(models):
+    with typing(*models) as process:
+        answer(process, "first")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        err = process.stderr.read().decode()
+        assert "interrupted: " in err
+        assert "Traceback" not in err and "Fatal" not in err
+
+
+def test_a_named_pipe_is_an_input_file(run, models, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=["one\ntwo\n"], daemon=True).start()
+    status, out, err = run(*models, "-m", "5", "--json", "--input-file", str(pipe))
+    assert status == 0
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "two"]
+
+
+# ---- many prompts --------------------------------------------------------------------------------
+
+
+class Prompt(str):
+    """A text that can be watched: nothing keeps it alive that does not need it."""
+
+
+def test_neither_prompts_nor_results_are_kept(tmp_path):
+    prompts, stats, most = [], [], 0
+
+    def alive():
+        return max(sum(ref() is not None for ref in refs) for refs in (prompts, stats))
+
+    class FakeDecoder:
+        tokenizer = None
+
+        def results(self, prompts, num_samples, **_):
+            nonlocal most
+            for _ in prompts:
+                for _ in range(num_samples):
+                    result = FakeResult("text", stats=FakeStats())
+                    stats.append(weakref.ref(result.stats))
+                    yield result
+                    del result
+                    most = max(most, alive())
+
+    def many():
+        for i in range(300):
+            prompt = Prompt(i)
+            prompts.append(weakref.ref(prompt))
+            yield prompt
+
+    out = tmp_path / "out.txt"
+    argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
+    args = main.build_parser().parse_args(argv)
+    assert main._write_all(FakeDecoder(), many(), None, {}, None, args) == 0
+    assert out.read_text() == "text\n" * 600
+    assert most <= 2
+
+
+# ---- closed streams and odd names ----------------------------------------------------------------
+
+
+def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
+    """Runs a command with streams closed as a shell does it."""
+    command = ["sh", "-c", f'exec "$0" "$@" {redirections}', sys.executable, *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PATIENCE)
+
+
+def test_without_standard_output_there_must_be_a_file_for_the_results():
+    done = closed(">&-", "main.py", "--prompt", "x")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"error: standard output is closed; name an --output-file\n"
+
+
+def test_results_go_to_their_file_though_the_standard_streams_are_closed(models, tmp_path):
+    out = tmp_path / "out.jsonl"
+    argv = ["main.py", *models, "-m", "5", "--prompt", "x", "--output-file", str(out)]
+    done = closed("<&- >&- 2>&-", *argv)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["x"]
+
+
+def test_without_standard_error_standard_output_has_the_text_alone(models):
+    done = closed("2>&-", "main.py", *models, "-m", "5", "--prompt", "x")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    done = closed("2>&-", "convert.py", "--model", str(ROOT / "none"))
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_closed_standard_input_is_an_empty_one():
+    done = closed("<&-", "main.py", "--prompt", "-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: standard input is empty")
+
+
+def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp_path):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")
+    status, out, err = run("--input-file", name)
+    assert (status, out) == (2, "")
+    assert err == f"error: there is no file {tmp_path}/caf\\udce9.jsonl; check the path\n"
+    try:
+        Path(name).write_text('{"prompt": "a"}\n{}\n')
+    except OSError:
+        pytest.skip("this file system takes Unicode only")
+    results = str(tmp_path / "out.jsonl")
+    for argv in (["--json"], ["--output-file", results]):
+        status, out, err = run(*models, "-m", "5", "--input-file", name, *argv)
+        assert status == 2
+        assert "caf\\udce9.jsonl line 2 has no prompt" in err
+        lines = (out or Path(results).read_text()).splitlines()
+        assert json.loads(lines[1])["error"].startswith(f"{name} line 2 has no prompt")
+
+
+# ---- requirements --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "argv", "requirements"),
+    [
+        ("mlx", ["main.py"], "requirements.txt"),
+        ("mlx", ["convert.py", "--model", "t5-small"], "requirements.txt"),
+        ("numpy", ["convert.py", "--model", "t5-small"], "requirements.txt"),
+        ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
+        ("transformers", ["main.py"], "requirements.txt"),
+        ("tqdm", ["main.py", "--json"], "requirements.txt"),
+        ("mlx", ["server.py"], "requirements-server.txt"),
+        ("uvicorn", ["server.py"], "requirements-server.txt"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_cure(package, argv, requirements):
+    code = (
+        f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv = {argv!r}\n"
+        f"runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
+    told = [f"error: {package} is not installed; pip install -r {requirements}"]
+    assert [line for line in lines if not line.startswith("target ")] == told
