@@ -78,6 +78,7 @@ def test_the_passes_of_a_turn_are_counted():
         assert first.widths == {1: calls} and first.draft_passes == 0
         assert second.widths.total() == second.results[0].stats.target_calls < calls
         assert second.draft_passes >= second.results[0].stats.drafted > 0
+        assert drafted(turn).draft_passes == second.draft_passes
         assert first.results[0].text == second.results[0].text
 
 
