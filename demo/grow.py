@@ -34,7 +34,7 @@ from model_folder import (  # noqa: E402
     write_json,
     write_shards,
 )
-from output_folder import check_output, clear_away_when_terminated  # noqa: E402
+from output_folder import check_output  # noqa: E402
 from stored_tensor import READABLE  # noqa: E402
 from weights import HEAD, cast, read_config, tensor_names  # noqa: E402
 
@@ -218,5 +218,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    clear_away_when_terminated()
     sys.exit(main())
