@@ -155,6 +155,7 @@ class DraftModel:
         self.model, self.target = model, target
         self.cache = None
         self.fed: list[int] = []  # positions of each row that the cache has seen
+        self.sources: list[int] = []  # source tokens of each row
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
@@ -170,6 +171,7 @@ class DraftModel:
         else:
             self.cache.append(cache)
         self.fed += [0] * len(sources)
+        self.sources += [len(source) for source in sources]
 
     def offers(
         self,
@@ -218,7 +220,9 @@ class DraftModel:
                 token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
             tokens.append(token)
-        self.fed = [len(row) + gamma - 1 for row in committed]
+        # Past a row's own proposals its cache holds guesses that may never be committed, whatever the
+        # row writes instead of them.
+        self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         writers = ["draft"] * len(lengths)
         # Ids that only the target has get no mass.
         q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
@@ -227,8 +231,10 @@ class DraftModel:
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
         self.fed = [self.fed[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
         if self.fed:
             self.cache.keep(rows)
+            self.cache.trim(max(self.sources), max(self.fed))
         else:
             self.cache = None
 
