@@ -108,8 +108,9 @@ class SpeculativeDecoder:
             One result, or a list in the order of the prompts: all samples of the
             first, then all of the second, and so on.
 
-            Of several, one that is empty or has an id outside the vocabulary, or that the device
-            has no memory for, has `finish_reason` "error", and the others finish.
+            Of several, one that is empty or has an id outside the vocabulary, that the device
+            has no memory for, or whose logits turn out NaN or infinite, has `finish_reason`
+            "error", and the others finish.
 
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
@@ -192,6 +193,8 @@ class SpeculativeDecoder:
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
+            if row.error:
+                raise UserError(row.error)
             yield self.chunk(row, seen)
 
     def _settings(

@@ -235,4 +235,5 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
         q,
         [copy or draft for copy, draft in pairs],
         ["copy" if copy else "draft" for copy, _ in pairs],
+        copying | mx.pad(drafts.sound, ((0, 0), (0, width - drafts.sound.shape[1]))),
     )

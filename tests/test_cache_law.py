@@ -127,8 +127,8 @@ def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     while len(engine.rows) == 2:
         engine.step()
     assert engine.rows == [short]
-    assert (draft.cache.source, draft.cache.capacity) == (2, 64)
-    assert (draft.cache.source, draft.cache.capacity) == (engine.cache.source, engine.cache.capacity)
+    for cache in (draft.cache, engine.cache):
+        assert (cache.source, cache.capacity) == (2, 64)
 
 
 PROMPTS = [
