@@ -216,10 +216,14 @@ class SpeculativeDecoder:
         drafter = self.drafter.fresh() if self.drafter else None
         costs = self.costs
         if drafter and settings.num_draft == AUTO and costs is None:
+            # Few widths are measured, or lists of 2, 3, 4 … prompts would each be a new case.
+            full = DEFAULT_BATCH_SIZE
+            while full < width:
+                full *= 2
+            widths = [1, full] if width > 1 else [1]
             # Truncation to the likeliest tokens takes time too; to how many does not matter.
-            case = width, settings.temp > 0, settings.top_k > 0, settings.top_p < 1
+            case = widths[-1], settings.temp > 0, settings.top_k > 0, settings.top_p < 1
             if case not in self._measured:
-                widths = sorted({1, width})
                 self._measured[case] = measure_costs(self.model, drafter.model, widths, settings)
             costs = self._measured[case]
         mx.reset_peak_memory()

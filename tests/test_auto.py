@@ -218,9 +218,12 @@ def test_costs_are_measured_for_one_row_and_for_a_full_batch_once(monkeypatch):
         decoder.generate(SOURCES[:3], max_tokens=4)
     decoder.generate(SOURCES[0], max_tokens=4)
     list(decoder.results(iter(SOURCES), max_tokens=4, batch_size=2, temp=0.5))
-    assert asked == [([1, 3], 0.0), ([1], 0.0), ([1, 2], 0.5)]
+    assert asked == [([1, 8], 0.0), ([1], 0.0), ([1, 8], 0.5)]
     SpeculativeDecoder(model, drafters(model)["good"], None, 4).generate(SOURCES[0], 4)
     assert len(asked) == 3
+    for count in range(1, 10):
+        decoder.generate([SOURCES[0]] * count, max_tokens=2, batch_size=9)
+    assert asked[3:] == [([1, 16], 0.0)]
 
 
 def test_auto_without_a_draft_is_regular_decoding():
