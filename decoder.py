@@ -21,7 +21,7 @@ from engine import Engine
 from model import T5
 from pace import History
 from pacer import Pacer
-from prompts import is_single, prefix_ends, random_keys, task_prefix, token_ids
+from prompts import is_single, random_keys, task_prefix, token_ids
 from results import Chunk, Result, Row, Settings
 from stop_strings import TextWatch
 from text import decode, same_vocabulary
@@ -76,7 +76,6 @@ class SpeculativeDecoder:
         self.costs = costs
         self._measured: dict[tuple, Costs | None] = {}
         self.history = History()  # of what greedy rows got so far
-        self.prefix_ends = prefix_ends(tokenizer)
 
     def generate(
         self,
@@ -254,7 +253,7 @@ class SpeculativeDecoder:
             if bad:
                 row.fail(str(bad))
                 continue
-            row.pace.task = task_prefix(ids, self.prefix_ends)
+            row.pace.task = task_prefix(ids, self.tokenizer)
             if settings.stop or (watched and self.tokenizer):
                 row.watch = TextWatch(self.tokenizer, settings.stop)
         return rows

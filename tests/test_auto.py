@@ -1,5 +1,7 @@
 """`num_draft="auto"` in the engine: the same laws, whatever the pacer chooses."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from decoder import SpeculativeDecoder
@@ -197,7 +199,11 @@ def test_while_all_rows_rest_nobody_looks_and_a_row_with_a_number_never_rests(mo
 def test_what_was_learned_is_kept_by_task_prefix():
     model = FakeModel(without(random_table(V), EOS), V)
     decoder = auto(model, drafters(model)["good"])
-    decoder.prefix_ends = {4}
+    pieces = {2: "▁do", 4: ":"}
+    decoder.tokenizer = SimpleNamespace(
+        convert_ids_to_tokens=lambda token: pieces.get(token, "▁word"),
+        decode=lambda tokens, **_: "",
+    )
     decoder.generate([[2, 4, 3], [3, 3]], max_tokens=12)
     assert decoder.history.of((2, 4)).estimates["draft"].judged > 0
     assert decoder.history.of(()).estimates["draft"].judged > 0
