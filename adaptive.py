@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from costs import Costs
-from drafters import Copy
+from drafters import Drafter, Limits, Proposal
+from results import AUTO, Row
 
-AUTO = "auto"  # in place of a number of proposals
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {
@@ -110,16 +110,24 @@ class Adaptive:
             return {kind: n for kind, n in limits.items() if kind == "draft"}
         return limits
 
-    def note(
-        self, task: tuple[int, ...], drafted: int, accepted: int, written: int, ended: bool
-    ) -> None:
-        """Learns from what a greedy row was proposed by the draft; arguments as of `judge`."""
-        if drafted:
-            self._estimate(task, "draft").add(*judge(drafted, accepted, written, ended))
+    def note(self, row: Row, proposal: Proposal, i: int, written: list[int], kept: int) -> None:
+        """Learns from a step of a greedy row.
 
-    def note_copy(self, task: tuple[int, ...], copy: Copy, tokens: Sequence[int]) -> None:
-        """Learns from what a greedy row could have copied; arguments as of `compare`."""
-        self._estimate(task, copy.kind).add(*compare(copy.tokens, tokens))
+        Args:
+            row: the row, after the step.
+            proposal: of the step.
+            i: the row's place in the batch.
+            written: tokens that the step wrote.
+            kept: how many of them were proposals.
+        """
+        if proposal.writers[i] == "draft" and proposal.lengths[i]:
+            ended = row.finish_reason == "stop"
+            counts = judge(proposal.lengths[i], kept, len(written), ended)
+            self._estimate(row.task, "draft").add(*counts)
+        copy = proposal.copies[i]
+        if copy:  # known, whether it was proposed or not
+            text = written[: len(written) - row.ended]
+            self._estimate(row.task, copy.kind).add(*compare(copy.tokens, text))
 
     def _estimate(self, task: tuple[int, ...], kind: str) -> Estimate:
         return self._estimates.setdefault((task, kind), Estimate())
@@ -151,6 +159,35 @@ class Adaptive:
             return False
         estimate.idle_steps = 0
         return self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP
+
+
+def proposal_limits(
+    rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive | None, width: int
+) -> list[Limits]:
+    """How many tokens of each kind each row of a batch may be proposed in the next step.
+
+    Args:
+        rows: B rows.
+        drafter: where the proposals come from.
+        adaptive: chooses for rows whose num_draft is "auto".
+        width: rows of a full batch.
+    """
+    limits: list[Limits] = []
+    by_task: dict[tuple[int, ...], Limits] = {}
+    for row in rows:
+        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+        remaining = row.settings.max_tokens - row.decided - 1
+        if row.settings.num_draft != AUTO:
+            limit = dict.fromkeys(drafter.usual, row.settings.num_draft)
+        elif not row.adapts:
+            limit = adaptive.fixed(width)
+        else:
+            if row.task not in by_task:
+                by_task[row.task] = adaptive.limits(row.task, len(rows))
+            limit = by_task[row.task]
+        usable = {kind: min(n, remaining) for kind, n in limit.items()}
+        limits.append(usable if remaining and row.settings.num_draft else {})
+    return limits
 
 
 def judge(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:

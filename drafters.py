@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from acceptance import accepted_length
 from backend import UserError, mx
 from model import T5
 from processors import History
 from prompts import encoded
-from sampling import DRAFT, Sampling, fold, probabilities, sample
+from sampling import DRAFT, Sampling, finite, fold, probabilities, sample
 
 # The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
 # Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
@@ -46,6 +47,8 @@ class Proposal:
         copies: what each row could have copied, whether it is proposed or not; None if nothing was
             looked for or found.
         writers: who proposed, one of "draft" and "copy" a row.
+        sound: (B, gamma) bool, whether the logits that a token was chosen from were finite; None if
+            no model was asked.
     """
 
     tokens: mx.array | None
@@ -53,6 +56,13 @@ class Proposal:
     lengths: list[int]
     copies: list[Copy | None]
     writers: list[str]
+    sound: mx.array | None = None
+
+    @property
+    def judged(self) -> mx.array:
+        """How many proposals (B,) of each row are to be judged: those up to an unsound one."""
+        lengths = mx.array(self.lengths, mx.int32)
+        return lengths if self.sound is None else accepted_length(self.sound, lengths)
 
     @classmethod
     def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
@@ -111,8 +121,7 @@ class Drafter(Protocol):
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
 
-    def trim(self, source: int, capacity: int) -> None:
-        """Gives memory back, see `Cache.trim`."""
+
 class DraftModel:
     """A small T5 that decodes ahead of the target, token by token.
 
@@ -144,6 +153,7 @@ class DraftModel:
         self.model, self.target = model, target
         self.cache = None
         self.fed: list[int] = []  # positions of each row that the cache has seen
+        self.sources: list[int] = []  # source tokens of each row
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
@@ -159,6 +169,7 @@ class DraftModel:
         else:
             self.cache.append(cache)
         self.fed += [0] * len(sources)
+        self.sources += [len(source) for source in sources]
 
     def propose(
         self,
@@ -177,7 +188,7 @@ class DraftModel:
             return None
         logits = self._catch_up(committed, gamma)
         history = History.of(committed) if sampling.processing else None
-        tokens, q = [], []
+        tokens, q, sound = [], [], []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
@@ -188,6 +199,7 @@ class DraftModel:
                 history = history.then(tokens[-1] if tokens else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
                 logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
+            sound.append(finite(logits))
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -199,8 +211,9 @@ class DraftModel:
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         # Ids that only the target has get no mass.
         q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
+        tokens, sound = (mx.concatenate(each, axis=1) for each in (tokens, sound))
         none, writers = [None] * len(lengths), ["draft"] * len(lengths)
-        return Proposal(mx.concatenate(tokens, axis=1), q, lengths, none, writers)
+        return Proposal(tokens, q, lengths, none, writers, sound)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""
@@ -209,14 +222,12 @@ class DraftModel:
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
         self.fed = [self.fed[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
         if self.fed:
             self.cache.keep(rows)
+            self.cache.trim(max(self.sources), max(self.fed))
         else:
             self.cache = None
-
-    def trim(self, source: int, capacity: int) -> None:
-        """Gives memory back, see `Cache.trim`."""
-        self.cache.trim(source, capacity)
 
     def _catch_up(self, committed: Sequence[Sequence[int]], gamma: int) -> mx.array:
         """Feeds what was committed since the last proposal; logits (B, 1, V) after it.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from adaptive import AUTO
-from backend import mx
-from processors import LogitsProcessor, Processing
 from ranges import RANGES, checked, listed, refusal
-from sampling import Sampling
-from stop_strings import TextWatch
+
+if TYPE_CHECKING:
+    from backend import mx
+    from processors import LogitsProcessor
+    from stop_strings import TextWatch
+
+AUTO = "auto"  # in place of a number of proposals
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,13 @@ class Stats:
     peak_memory_bytes: int = 0
     speculation: Speculation = field(default_factory=Speculation)
 
+    def count(self, drafted: int, accepted: int, writer: str) -> None:
+        """Counts a step in: how many tokens `writer` proposed, and how many were kept."""
+        self.target_calls += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.speculation.count(drafted, accepted, writer)
+
 
 @dataclass
 class Row:
@@ -200,43 +209,6 @@ class Row:
         """Tokens decided so far, EOS included."""
         return len(self.committed) - 1
 
-    def commit(
-        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int
-    ) -> tuple[list[int], int]:
-        """Takes over what a step decided.
-
-        Args:
-            tokens: the accepted proposals and the target's own token.
-            drafted: proposals that were judged.
-            accepted: how many of them were kept.
-            writer: who proposed them.
-            eos: the end token; what follows it, or a stop string, is dropped and not counted.
-
-        Returns:
-            The tokens that count, and how many of them were proposals.
-        """
-        self.ended = eos in tokens
-        if self.ended:
-            tokens = tokens[: tokens.index(eos) + 1]
-        if self.watch:
-            read = self.watch.take(tokens[: len(tokens) - self.ended])
-            if self.watch.stopped:
-                tokens, self.ended = tokens[:read], False
-        if self.ended or (self.watch and self.watch.stopped):
-            drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
-            self.finish_reason = "stop"
-        self.committed += tokens
-        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
-        if self.finish_reason is None and self.decided >= self.settings.max_tokens:
-            self.finish_reason = "length"
-        if self.watch and self.finish_reason:
-            self.watch.finish()
-        self.stats.target_calls += 1
-        self.stats.drafted += drafted
-        self.stats.accepted += accepted
-        self.stats.speculation.count(drafted, accepted, writer)
-        return tokens, accepted
-
     def fail(self, error: str) -> None:
         """Ends the row without a result."""
         self.finish_reason, self.error = "error", error
@@ -254,18 +226,6 @@ class Row:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
-
-
-def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
-    """The settings of a batch's rows, collected for a step."""
-
-    def each(*names: str) -> list[list]:
-        return [[getattr(row.settings, name) for row in rows] for name in names]
-
-    rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-    processing = Processing.of(*each(*rules), eos)
-    sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
-    return Sampling.of(*sampled, processing=processing)
 
 
 @dataclass

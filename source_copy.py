@@ -18,14 +18,14 @@ well, for phrases that repeat in it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from backend import mx
 from drafters import Copy, Drafter, Limits, Proposal
 from model import T5
-from prompts import prefix_ends, task_prefix
+from prompts import task_prefix
 from sampling import Sampling, one_hot
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
@@ -113,23 +113,18 @@ class SourceCopy:
     model = None
     kinds = usual = ("copy", "weak copy", "first copy")
 
-    def __init__(self, prefix_ends: Collection[int] = ()):
-        """Takes the tokens that can end a task prefix (":"), none if there are no prefixes."""
-        self.prefix_ends = frozenset(prefix_ends)
+    def __init__(self, tokenizer: Any = None):
+        """Takes the tokenizer to tell a task prefix by; without one copying begins at the start."""
+        self.tokenizer = tokenizer
         self.alignments: list[Alignment] = []
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> SourceCopy:
-        """Reads off a tokenizer which tokens end a task prefix; None knows of no prefixes."""
-        return cls(prefix_ends(tokenizer))
 
     def fresh(self) -> SourceCopy:
         """Returns a drafter for another batch, without rows."""
-        return SourceCopy(self.prefix_ends)
+        return SourceCopy(self.tokenizer)
 
     def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Starts an alignment for each source; see `Drafter.insert`."""
-        self.alignments += [Alignment(s, len(task_prefix(s, self.prefix_ends))) for s in sources]
+        self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in sources]
 
     def propose(
         self,
@@ -165,9 +160,6 @@ class SourceCopy:
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
         self.alignments = [self.alignments[row] for row in rows]
-
-    def trim(self, source: int, capacity: int) -> None:
-        """Nothing to give back."""
 
 
 class CopyOrDraft:
@@ -219,10 +211,6 @@ class CopyOrDraft:
         self.copy.keep(rows)
         self.draft.keep(rows)
 
-    def trim(self, source: int, capacity: int) -> None:
-        """Gives memory back, see `Cache.trim`."""
-        self.draft.trim(source, capacity)
-
 
 def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     """The rows that copy from one proposal and the others from the other."""
@@ -238,4 +226,6 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
     lengths = [copy or draft for copy, draft in pairs]
     writers = ["copy" if copy else "draft" for copy, _ in pairs]
-    return Proposal(tokens, q, lengths, copies.copies, writers)
+    missing = width - drafts.sound.shape[1]
+    sound = copying | mx.pad(drafts.sound, ((0, 0), (0, missing)))
+    return Proposal(tokens, q, lengths, copies.copies, writers, sound)

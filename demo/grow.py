@@ -32,7 +32,7 @@ from model_folder import (
     write_json,
     write_shards,
 )
-from output_folder import check_output, clear_away_when_terminated
+from output_folder import check_output
 from stored_tensor import READABLE
 from weights import HEAD, cast, read_config, tensor_names
 
@@ -219,5 +219,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    clear_away_when_terminated()
     sys.exit(main())

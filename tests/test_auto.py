@@ -5,7 +5,7 @@ import pytest
 from adaptive import Adaptive
 
 from decoder import SpeculativeDecoder
-from engine import Engine
+from decoder import Engine
 from fake_model import (
     EOS,
     FakeModel,

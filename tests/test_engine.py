@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
-from engine import Engine
+from decoder import Engine
 from fake_model import (
     EOS,
     START,

@@ -9,7 +9,7 @@ import pytest
 
 from backend import mx, nn
 from decoder import SpeculativeDecoder
-from engine import Engine
+from decoder import Engine
 from model import T5, load
 from quantization import quantize_predicate
 from results import Row, Settings

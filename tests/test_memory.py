@@ -6,7 +6,7 @@ import memory
 from backend import mx, tree_flatten
 from config import T5Config
 from convert import convert
-from engine import Engine
+from decoder import Engine
 from memory import cache_bytes, encoder_bytes, stored_bytes, warning, weight_bytes
 from model import T5, expected_parameters, load
 from pair import BUNDLED

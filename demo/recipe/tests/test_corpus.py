@@ -199,6 +199,5 @@ def test_heldout_pairs_are_distinct_and_of_both_tasks_in_turn():
         assert corpus.is_held_out(english_of(example))
 
 
-@pytest.mark.skipif(not heldout.FILE.exists(), reason="demo/heldout.jsonl is not written yet")
 def test_heldout_file_is_what_the_recipe_writes():
     assert heldout.FILE.read_text(encoding="utf-8") == "".join(heldout.lines())
