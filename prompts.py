@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from model import T5
 
 PROMPT = "a text or a list of token ids"
-# A task prefix has at most so many characters, and so no more tokens; the longest of CoEdIT's,
-# "Remove all grammatical errors from this text:", has 45.
+# A task prefix has at most so many characters, and so no more tokens.
+# "Remove all grammatical errors from this text:" has 45.
 PREFIX_LENGTH = 64
 _PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")
-# Prefixes that begin with a capital begin with one of these, as those of CoEdIT and its like do.
+# Prefixes that begin with a capital begin with one of these, as instructions like CoEdIT's do.
 REWRITING = frozenset(
     "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
     "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
