@@ -23,7 +23,7 @@ from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from linear import Embedding, Linear
 from memory import cache_bytes, encoder_bytes
-from text import load_tokenizer
+from tokenizer_files import load_tokenizer
 from weights import (
     EMBEDDINGS,
     HEAD,

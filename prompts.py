@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend import UserError, mx
 from sampling import row_key
+from tokenizer_files import encode
 
 if TYPE_CHECKING:
     from cache import Cache
@@ -30,14 +31,14 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
 
     Raises:
         UserError: the prompt is empty or has an id outside the vocabulary, or it is a text and
-            there is no tokenizer.
+            there is no tokenizer, or the tokenizer cannot read it.
     """
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError("a prompt is empty; write the text to work on")
         if tokenizer is None:
             raise UserError("text prompts need a tokenizer; this model folder has none")
-        prompt = tokenizer.encode(prompt)
+        prompt = encode(tokenizer, prompt)
     ids = [int(token) for token in prompt]
     if not ids:
         raise UserError("a prompt is empty; give at least one token id")
