@@ -91,6 +91,7 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
     add("--max-body", 1 << 20, "bytes of a request")
+    add("--stall-seconds", 60, "time without a step after which /health says that decoding hangs")
     add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
 
 
@@ -202,6 +203,7 @@ def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Me
         args.max_batch,
         args.max_queue,
         metrics,
+        stall_seconds=args.stall_seconds,
     )
     metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
     metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
