@@ -222,6 +222,8 @@ def model_name(chosen: Pair) -> str:
 def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
     import uvicorn
 
+    from serving.connections import Connection
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit and sig == signal.SIGINT:
@@ -234,6 +236,7 @@ def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -
         log_level="warning",
         access_log=False,  # it would show what comes after the question mark of an address
         server_header=False,
+        http=Connection,
         ws="none",
         timeout_graceful_shutdown=shutdown_seconds,
     )

@@ -158,17 +158,21 @@ class _Exchange:
             await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
-        if self.status:  # too late for another status
-            return
-        body = json.dumps(error.content).encode()
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            **{name.lower(): value for name, value in error.headers.items()},
-        }
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
-        await self.send({"type": "http.response.body", "body": body})
+        if not self.status:  # or it is too late for another one
+            await refuse(error, self.send)
+
+
+async def refuse(error: ApiError, send: Callable) -> None:
+    """Sends an error as the response."""
+    body = json.dumps(error.content).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **{name.lower(): value for name, value in error.headers.items()},
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:

@@ -33,7 +33,8 @@ class Progress:
         index: of the row in its job: prompt · samples + sample.
         chunk: since the last progress; its result is there in the last one only.
         stats: a copy, as the thread goes on counting.
-        logprobs: of the tokens in the chunk, if asked for.
+        logprobs: of the tokens in the chunk, if asked for; of the end token if there are none, but
+            text that was held back.
     """
 
     index: int

@@ -23,6 +23,7 @@ from results import Settings
 from serving import api
 from serving.errors import ApiError
 from serving.jobs import Failure, Job, Progress, QueueFull, Stopped
+from serving.spelling import Speller
 from serving.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ class Service:
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
+        self.spell = Speller(self._tokenizer)
         self._longest = max(map(len, self._tokenizer.get_vocab()))  # characters of a token
         self._executor = ThreadPoolExecutor(1, "tokenizer")
         self._watching: set[asyncio.Task] = set()
@@ -148,11 +150,6 @@ class Service:
         """Logs what was written, if that was asked for."""
         if self.log_prompts:
             log.info("texts: %r", list(texts))
-
-    def spell(self, token: int) -> str:
-        """A token's text on its own, its leading space included; "" of an id that has none."""
-        # Models have more ids than tokenizers, and any of them may be among the likeliest.
-        return (self._tokenizer.convert_ids_to_tokens(token) or "").replace("▁", " ")
 
     async def submit(
         self,

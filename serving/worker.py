@@ -295,7 +295,9 @@ class Worker:
         if not (job.stream or row.finish_reason):
             return
         chunk = self._decoder.chunk(row, flight.seen)
-        logprobs, flight.logprobs = flight.logprobs[: len(chunk.tokens)], []
+        # The end token counts where it alone decides about text that was held back.
+        count = len(chunk.tokens) or bool(chunk.text)
+        logprobs, flight.logprobs = flight.logprobs[:count], []
         flight.seen = row.decided
         progress = Progress(flight.index, chunk, copy.copy(row.stats), logprobs)
         if row.finish_reason:
