@@ -45,7 +45,7 @@ REFUSALS = {
     415: "the body is not JSON",
     429: "the queue is full",
     500: "internal error",
-    503: "no memory left, or shutting down",
+    503: "no memory left, too many connections, shutting down, or decoding has failed",
 }
 ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}

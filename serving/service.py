@@ -220,6 +220,8 @@ class Service:
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
             raise self._too_long("more")  # no need to count
+        if not isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens:
+            raise self._too_long(f"{len(prompt)}")  # before every id is looked at
         work = partial(token_ids, prompt, self._tokenizer, self._vocab_size)
         try:
             ids = await asyncio.get_running_loop().run_in_executor(self._executor, work)
