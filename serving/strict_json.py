@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi import Request, Response
@@ -23,9 +25,25 @@ class StrictRequest(Request):
         """The body's value; a `JSONDecodeError` says what is wrong with it."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         try:
-            return from_json(body, allow_inf_nan=False)
+            with _no_collection():
+                return from_json(body, allow_inf_nan=False)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collection is off: it goes through 300,000 lists of a body time and again.
+
+    They hold no garbage, and the event loop would wait ten times as long.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class StrictRoute(APIRoute):
