@@ -57,9 +57,14 @@ class Connection(AutoHTTPProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.limit:
             self.app = too_many
-            self.loop.call_later(REFUSAL_SECONDS, transport.close)
+            self._timer = self.loop.call_later(REFUSAL_SECONDS, transport.close)
         else:
-            self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in asyncio."""
+        self._timer.cancel()  # or the loop would keep this object until then
+        super().connection_lost(exc)
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:  # no request has come

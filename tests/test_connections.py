@@ -1,5 +1,6 @@
 """Limits on connections, on an application that answers everything."""
 
+import gc
 import json
 import logging
 import socket
@@ -85,6 +86,21 @@ def test_one_too_many_that_asks_nothing_is_closed_too(connect, monkeypatch):
     first, second = connect(), connect()
     assert answer(first)[0] == answer(second)[0] == 200  # both are known before the third
     assert connect().recv(1) == b""
+
+
+def test_nothing_is_kept_of_a_connection_that_has_ended(connect):
+    def kept():
+        gc.collect()
+        return sum(issubclass(type(it), Connection) for it in gc.get_objects())
+
+    for _ in range(20):
+        connection = connect()
+        assert answer(connection)[0] in (200, 503)
+        connection.close()
+    end = time.monotonic() + PATIENCE
+    while kept():
+        assert time.monotonic() < end, kept()
+        time.sleep(0.01)
 
 
 def test_who_wants_a_websocket_gets_http_and_no_advice_is_logged(connect, caplog):
