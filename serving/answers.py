@@ -259,14 +259,14 @@ class CompletionForm:
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
         """Likely tokens by their text, the written one by `text`.
 
-        Of those that look the same, the written one, or else the likelier one.
+        Of those that look the same, the likelier one; none that looks like the written one.
         """
         named: dict[str, float] = {}
         for token, value in entry.top:
-            own = token == entry.token
-            name = text if own else self.spell(token).text
-            if own or name not in named:
-                named[name] = finite(value)
+            if token == entry.token:
+                named[text] = finite(value)
+            elif (name := self.spell(token).text) != text:
+                named.setdefault(name, finite(value))
         return named
 
 

@@ -78,7 +78,7 @@ SETTINGS = [
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_tokens_joined_are_the_text(served, stream, settings):
     tokenizer, ask = served
-    for seed in range(8):
+    for seed in range(16):
         form = CompletionForm("a model", Speller(tokenizer), logprobs=True, detailed=False)
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
