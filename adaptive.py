@@ -122,12 +122,15 @@ class Adaptive:
         """
         if proposal.writers[i] == "draft" and proposal.lengths[i]:
             ended = row.finish_reason == "stop"
-            counts = judge(proposal.lengths[i], kept, len(written), ended)
-            self._estimate(row.task, "draft").add(*counts)
+            self.learn(row.task, "draft", *judge(proposal.lengths[i], kept, len(written), ended))
         copy = proposal.copies[i]
         if copy:  # known, whether it was proposed or not
             text = written[: len(written) - row.ended]
-            self._estimate(row.task, copy.kind).add(*compare(copy.tokens, text))
+            self.learn(row.task, copy.kind, *compare(copy.tokens, text))
+
+    def learn(self, task: tuple[int, ...], kind: str, judged: int, kept: int) -> None:
+        """Takes into account how many proposals of a kind were judged, and how many were kept."""
+        self._estimate(task, kind).add(judged, kept)
 
     def _estimate(self, task: tuple[int, ...], kind: str) -> Estimate:
         return self._estimates.setdefault((task, kind), Estimate())

@@ -26,7 +26,7 @@ from adaptive import Adaptive, proposal_limits
 from backend import UserError, mx
 from codec import Codec
 from costs import Costs, measure
-from drafters import Drafter, DraftModel, Limits, Proposal
+from drafters import Drafter, DraftModel, Proposal
 from memory import require_for
 from model import T5
 from prompts import checked_prompts, checked_samples, encoded, random_keys, split
@@ -123,7 +123,8 @@ class Engine:
             written, kept = commit(row, tokens[: accepted + sound], drafted, accepted, writer, eos)
             row.stats.decode_seconds += seconds
             if not sound and row.finish_reason is None:
-                row.fail(NO_CHOICE.format(row.decided))
+                first = "logits_processors, then the " if row.settings.logits_processors else ""
+                row.fail(NO_CHOICE.format(row.decided, first))
             if self.adaptive and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
 

@@ -86,8 +86,10 @@ class Sampling:
         processing = Processing.of(*each(*rules), eos)
         sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
         sampling = cls.of(*sampled, processing=processing)
-        return sampling if sampling.all_greedy else replace(
-            sampling, keys=mx.stack([row.key for row in rows])
+        return (
+            sampling
+            if sampling.all_greedy
+            else replace(sampling, keys=mx.stack([row.key for row in rows]))
         )
 
     def step_keys(self, positions: Sequence[int]) -> mx.array | None:

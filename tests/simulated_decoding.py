@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from adaptive import LONGEST, Adaptive
+from adaptive import LONGEST, Adaptive, compare, judge
 from costs import Costs
-from drafters import Copy
 
 RIGHT, WRONG = 1, 2
 POSITIONS = range(1, 17)
@@ -85,12 +84,12 @@ class Simulation:
             length = min(limits.get(kind, 0), room)
             kept, cost = self.step(place, kind, length)
             ended = place + kept + 1 >= self.tokens
-            drafted = length if kind == "draft" else 0
-            self.adaptive.note(task, drafted, kept, kept + 1, ended)
+            if kind == "draft":
+                self.adaptive.learn(task, kind, *judge(length, kept, kept + 1, ended))
             if "copy" in limits and room:
                 ahead = np.where(self.right["copy"], RIGHT, WRONG)
                 written = [RIGHT if r else 0 for r in self.right["copy"][place : place + kept + 1]]
-                self.adaptive.note_copy(task, Copy("copy", ahead[place : place + room]), written)
+                self.adaptive.learn(task, "copy", *compare(ahead[place : place + room], written))
             place, total = place + kept + 1, total + cost
             chosen.append((kind, length))
         return total, chosen

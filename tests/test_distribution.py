@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from backend import mx
+from decoder import Engine
 from drafters import DraftModel
 from draws import total_variation_bound
-from decoder import Engine
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 from processors import History, Processing
 from results import Row, Settings
@@ -198,7 +198,7 @@ def processed(table, rules):
     """The law of a model whose logits come out processed."""
     names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
     values = [rules.get(name, off) for name, off in zip(names, (1, 0, 0, ()), strict=True)]
-    processing = Processing.of(*([value] for value in values), EOS)
+    processing = Processing.of(*([value] for value in values), [EOS])
 
     def new(source, seen):
         logits = mx.array(table(source, seen))[None, None]

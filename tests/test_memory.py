@@ -115,7 +115,7 @@ def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
     engine = Engine(one, None)
     engine.insert([row(200)])
     required = []
-    monkeypatch.setattr("engine.require", required.append)
+    monkeypatch.setattr("memory.require", required.append)
     engine.insert([row(5), row(5), row(7, token=4)])
     assert required == [one.cache_memory(4, 200, 20) + one.encoder_memory(2, 7)]
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from backend import mx
-from decoder import SpeculativeDecoder
+from decoder import Engine, SpeculativeDecoder
 from drafters import Copy, Proposal
-from decoder import Engine
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
 from results import Row, Settings
 from sampling import Sampling, row_key
@@ -104,7 +103,11 @@ def test_what_is_proposed():
     assert (proposal.lengths, proposal.q) == ([2, 1, 0, 0], None)
     assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0], [0, 0]]
     # What could have been copied is known also where there was no room for it.
-    assert proposal.copies[1:] == [Copy("first copy", [A, EOS]), None, Copy("weak copy", SENTENCE[1:])]
+    assert proposal.copies[1:] == [
+        Copy("first copy", [A, EOS]),
+        None,
+        Copy("weak copy", SENTENCE[1:]),
+    ]
     nothing = copy.propose(rows, [{"copy": 0}] * 4, None, None)
     assert (nothing.tokens, nothing.lengths) == (None, [0] * 4)
     assert copy.propose(rows, [{"draft": 3}] * 4, None, None) is None, "not looked for"
