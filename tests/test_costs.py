@@ -8,7 +8,7 @@ from fake_model import FakeModel, random_table
 
 
 class Machine:
-    """Passes that take a given time on a clock of their own; the first of each shape takes longer."""
+    """Passes that take a given time on a clock of their own; the first of a shape takes longer."""
 
     def __init__(self, takes, first=5.0):
         self.takes, self.first, self.now, self.passes = takes, first, 0.0, []
