@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import backend
-from backend import LONGEST_MESSAGE, UserError, hint, load_openblas, mx, shown
+from mlx_t5 import backend
+from mlx_t5.backend import hint, load_openblas, mx
+from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 
-ROOT = Path(backend.__file__).parent
+ROOT = Path(backend.__file__).resolve().parents[1]
 
 
 class Loader:
@@ -68,7 +69,7 @@ def open_library(name, *args, **kwargs):
         raise OSError(name)
 
 ctypes.CDLL, sys.platform = open_library, platform
-import model, text, weights, decoder
+import model, decoder, mlx_t5.network.weights
 """
 
 
