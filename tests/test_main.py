@@ -10,6 +10,7 @@ import pytest
 
 import main
 from command_line import ROOT, start
+from mlx_t5.cli.output import one_line
 from model import T5
 
 BUNDLED = ROOT / "demo"
