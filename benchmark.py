@@ -1,16 +1,13 @@
 """Command line: measures speculative decoding, with the bundled pair or any other.
 
-    python benchmark.py compare    # all ways of proposing beside regular decoding
-    python benchmark.py speed      # regular and speculative, beside what theory predicts
+    python benchmark.py compare    # all ways of proposing beside regular decoding, and theory
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
     python benchmark.py quantize   # what fewer bits a weight cost
     python benchmark.py memory     # what the public models take
     python benchmark.py server     # throughput and latency of server.py
-    python benchmark.py startup    # how long the commands take until they show something
-    python benchmark.py stopping   # whether a draft should end early when it is unsure
 
-`sweep`, `peers` and `quantize` need requirements-benchmark.txt, `server` and `startup`
+`sweep`, `peers` and `quantize` need requirements-benchmark.txt, `server` needs
 requirements-server.txt. All that is timed takes turns; see benchmarks/timing.py.
 """
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from backend import UserError, mx
+from backend import UserError, mx, shown
 from safetensors_file import read_header
-from stored_tensor import StoredTensor
+from small_files import read_small
+from stored_tensor import MAX_TENSORS, StoredTensor
 from torch_pickle import read_torch
 
 SAFETENSORS = "model.safetensors"
 TORCH = "pytorch_model.bin"
+_MAX_SHARDS = 1000
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
@@ -123,7 +125,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
                 return _open_sharded(index)
     except OSError as error:
         raise UserError(f"cannot read the checkpoint: {error}") from error
-    kept = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    kept = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
     raise UserError(
         f"{folder}: no {SAFETENSORS} or {TORCH}, nor an index of either"
         + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
@@ -133,16 +135,21 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 def _open_sharded(index: Path) -> Checkpoint:
     weight_map = read_weight_map(index)
     shards = sorted(set(weight_map.values()))
+    if len(shards) > _MAX_SHARDS:
+        raise UserError(f"{index} names {len(shards)} files; at most {_MAX_SHARDS} are read")
     missing = [shard for shard in shards if not (index.parent / shard).is_file()]
     if missing:
         cure = "fetch them"
         if index.name.startswith(SAFETENSORS) and any(index.parent.glob("pytorch_model*.bin")):
             cure += ", or delete the index to use the .bin files beside it"
-        raise UserError(f"{index} names files that are not there: {', '.join(missing)}; {cure}")
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        names = ", ".join(map(shown, missing[:3])) + more
+        raise UserError(f"{index} names files that are not there: {names}; {cure}")
     checkpoint = _merge([index.parent / shard for shard in shards], weight_map)
     absent = sorted(weight_map.keys() - set(checkpoint.names))
     if absent:
-        raise UserError(f"{index} puts {absent[0]} into {weight_map[absent[0]]}, which lacks it")
+        name, file = shown(absent[0]), shown(weight_map[absent[0]])
+        raise UserError(f"{index} puts {name} into {file}, which lacks it")
     return checkpoint
 
 
@@ -152,14 +159,15 @@ def read_weight_map(index: Path) -> dict[str, str]:
     Raises:
         UserError: the index is no such mapping, or names a file outside its folder.
     """
+    text = read_small(index)
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = json.loads(text)["weight_map"]
         files = set(weight_map.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{index}: no index with a weight_map ({error}): fetch it again") from error
     for file in files:
         if type(file) is not str or file in ("", ".", "..") or set(file) & set("/\\\0"):
-            raise UserError(f"{index}: names {file!r}, which is no file of its own folder")
+            raise UserError(f"{index}: names {shown(file)!r}, which is no file of its own folder")
     return weight_map
 
 
@@ -167,6 +175,7 @@ def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
     """The tensors of all files; of a name in several files, the one the index points to."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
+    count = 0
     for path in paths:
         _refuse_pointer(path)
         if path.suffix == ".safetensors":
@@ -174,6 +183,9 @@ def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
             metadata |= facts
         else:
             found = read_torch(path)
+        count += len(found)
+        if count > MAX_TENSORS:
+            raise UserError(f"{path.parent} has more than {MAX_TENSORS} tensors; that is no T5")
         for tensor in found:
             if not weight_map or weight_map.get(tensor.name, path.name) == path.name:
                 tensors[tensor.name] = tensor

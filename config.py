@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, fields
 
 from backend import UserError
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
-_LIMIT = 2**24  # no published size comes near; a larger one is a broken or a hostile file
+# No published size comes near; a larger one is a broken or a hostile file.
+_LIMIT = 2**24
+_MOST_LAYERS = 256  # of a stack
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class T5Config:
             raise UserError("config.json holds no object; is this a model folder?")
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
-                f"model_type in config.json is {raw.get('model_type')!r:.40}; "
+                f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "
                 f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
             )
         given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
@@ -87,8 +90,10 @@ class T5Config:
                 f"config.json asks for the activation {self.dense_act_fn!r} "
                 f"(feed_forward_proj {self.feed_forward_proj!r}); known: {', '.join(ACTIVATIONS)}"
             )
-        if max(self.num_layers, self.num_decoder_layers) > 1024:
-            raise UserError("config.json asks for more than 1024 layers")
+        if max(self.num_layers, self.num_decoder_layers) > _MOST_LAYERS:
+            raise UserError(f"config.json asks for more than {_MOST_LAYERS} layers")
+        if self.num_heads * self.d_kv > _LIMIT:
+            raise UserError(f"config.json: num_heads times d_kv is more than {_LIMIT}")
         exact = self.relative_attention_num_buckets // 2
         if exact < 2 or not exact < self.relative_attention_max_distance <= 2**20:
             raise UserError(
@@ -133,4 +138,4 @@ def _check(name: str, value: object, kind: str) -> None:
     else:
         ok, wanted = isinstance(value, str), "a string"
     if not ok:
-        raise UserError(f"config.json: {name} must be {wanted}, not {value!r:.40}")
+        raise UserError(f"config.json: {name} must be {wanted}, not {reprlib.repr(value)}")

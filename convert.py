@@ -20,7 +20,7 @@ try:
     from backend import UserError, mx
     from checkpoint import Checkpoint, open_checkpoint
     from config import T5Config
-    from hub import resolve
+    from hub import origin, resolve
     from model import select_tensors
     from model_folder import (
         BLOCK_BYTES,
@@ -30,7 +30,7 @@ try:
         write_json,
         write_shards,
     )
-    from output_folder import check_output, clear_away_when_terminated
+    from output_folder import check_output
     from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
     from stored_tensor import READABLE
     from weights import cast, keep_float32, read_config
@@ -121,6 +121,8 @@ def convert(
         UserError: a bad option, an output that exists, no access to the source, a checkpoint that
             is damaged or no T5, or too little disk space. Nothing is left behind.
     """
+    if not str(mlx_path):
+        raise UserError("--mlx-path is empty; name the folder to write")
     path = Path(mlx_path).expanduser().resolve()
     wanted = (q_bits, q_group_size, q_mode, quant_predicate)
     if not quantize and wanted != (None, None, "affine", None):
@@ -140,7 +142,8 @@ def convert(
             shards = split(steps, SHARD_BYTES)
             with new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, shards)
-                write_config(partial, raw, dtype, _entry(recipe, steps) if recipe else None)
+                entry = _entry(recipe, steps) if recipe else None
+                write_config(partial, raw, dtype, entry, origin(str(source), revision, folder))
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {error}") from error
     return path
@@ -197,16 +200,19 @@ def _entry(recipe: Recipe, steps: list[Step]) -> dict:
     return recipe.entry({step.path: step.quantization for step in steps if step.quantization})
 
 
-def write_config(folder: Path, raw: dict, dtype: str, quantization: dict | None) -> None:
-    """Writes the source's config.json with the type stored and how layers are quantised.
+def write_config(
+    folder: Path, raw: dict, dtype: str, quantization: dict | None, source: dict[str, str]
+) -> None:
+    """Writes the source's config.json with the type stored, how layers are quantised, and whence.
 
     Args:
         folder: where to.
         raw: the source's config.json.
         dtype: the type stored.
         quantization: the entry of that name, from `Recipe.entry`; None for none.
+        source: from `hub.origin`.
     """
-    config = raw | {"torch_dtype": dtype}
+    config = raw | {"torch_dtype": dtype, "converted_from": source}
     if "dtype" in raw:  # what transformers 5 calls it
         config["dtype"] = dtype
     if quantization:
@@ -220,10 +226,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_streams()
     args = _parser().parse_args(argv)
     options = vars(args)
-    source = options.pop("model")
+    source, path = options.pop("model"), options.pop("mlx_path")
     default = Path("models") / Path(source).expanduser().resolve().name
     try:
-        path = convert(source, options.pop("mlx_path") or default, **options)
+        path = convert(source, default if path is None else path, **options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -261,5 +267,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    clear_away_when_terminated()
     sys.exit(main())

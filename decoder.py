@@ -21,7 +21,16 @@ from engine import Engine
 from model import T5
 from pace import History
 from pacer import Pacer
-from prompts import is_single, prefix_ends, random_keys, task_prefix, token_ids
+from prompts import (
+    PROMPT,
+    checked_seed,
+    prefix_ends,
+    random_keys,
+    split,
+    task_prefix,
+    token_ids,
+)
+from ranges import checked, is_listlike, shown
 from results import Chunk, Result, Row, Settings
 from stop_strings import TextWatch
 from text import decode, same_vocabulary
@@ -61,14 +70,14 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
-        if num_draft != AUTO and (isinstance(num_draft, str) or num_draft < 1):
+        self.defaults = Settings(num_draft=num_draft, delta=delta)
+        if self.defaults.num_draft == 0:
             raise UserError(
-                f'num_draft is {num_draft}; it must be at least 1, or "auto" '
+                'num_draft is 0; it must be at least 1, or "auto" '
                 "(for regular decoding give no draft model)"
             )
         if tokenizer is not None and draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
-        self.defaults = Settings(num_draft=num_draft, delta=delta)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
         self.drafter = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
@@ -80,7 +89,7 @@ class SpeculativeDecoder:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: str | Iterable[str] | Iterable[int] | Iterable[Iterable[int]],
         max_tokens: int = 256,
         temp: float = 0.0,
         top_k: int = 0,
@@ -100,7 +109,7 @@ class SpeculativeDecoder:
             top_p: sample among the likeliest tokens that reach this mass.
             seed: of the whole call (row i then uses its own stream i), or one a
                 prompt: prompt i alone with seed[i] gives the same tokens.
-            batch_size: rows in flight at most; it bounds memory.
+            batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
             **settings: any other of `results.Settings`, such as repetition_penalty.
 
@@ -108,14 +117,13 @@ class SpeculativeDecoder:
             One result, or a list in the order of the prompts: all samples of the
             first, then all of the second, and so on.
 
-            Of several, one that is empty or has an id outside the vocabulary, or that the device
-            has no memory for, has `finish_reason` "error", and the others finish.
+            Of several, one that is empty, is no prompt or has an id outside the vocabulary, or that
+            the device has no memory for, has `finish_reason` "error", and the others finish.
 
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
         """
-        single = is_single(prompts)
-        prompts = [prompts] if single else prompts
+        prompts, single = split(prompts)
         results = self.results(
             prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
         )
@@ -124,7 +132,7 @@ class SpeculativeDecoder:
         results = list(results)
         if results[0].finish_reason == "error":
             raise UserError(results[0].error)
-        return results[0] if num_samples == 1 else results
+        return results[0] if len(results) == 1 else results
 
     def results(
         self,
@@ -145,21 +153,22 @@ class SpeculativeDecoder:
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        if num_samples < 1:
-            raise UserError(f"num_samples is {num_samples}; it must be at least 1")
-        if num_samples > 1 and temp == 0:
-            raise UserError(f"temp is 0, so all {num_samples} samples would be equal; raise temp")
+        batch_size, seed = checked("batch_size", batch_size), checked_seed(seed)
+        samples = checked("num_samples", num_samples)
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        keys, width = random_keys(seed, num_samples), batch_size
-        if isinstance(seed, Sequence):
+        if samples > 1 and settings.temp == 0:
+            many = f"all {shown(samples)} samples"
+            raise UserError(f"temp is 0, so {many} would be equal; raise temp")
+        if not is_listlike(prompts):
+            raise UserError(f"prompts is {shown(prompts)}; it must be a list, each {PROMPT}")
+        keys, width = random_keys(seed, samples), batch_size
+        if isinstance(seed, list):
             prompts = list(prompts)
             if len(seed) != len(prompts):
-                many = f"{len(seed)} seeds for {len(prompts)} prompts"
-                raise UserError(f"{many}; give one seed or one a prompt")
+                counts = f"{len(seed)} seeds for {len(prompts)} prompts"
+                raise UserError(f"{counts}; give one seed or one a prompt")
         if isinstance(prompts, Sized):
-            width = max(1, min(batch_size, len(prompts) * num_samples))
+            width = max(1, min(batch_size, len(prompts) * samples))
         each = (self.rows(prompt, settings, k) for prompt, k in zip(prompts, keys, strict=False))
         rows = itertools.chain.from_iterable(each)
         at_hand = lambda drawn: drawn % num_samples > 0 or ready()  # noqa: E731
@@ -182,7 +191,8 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        (row,) = self.rows(prompt, settings, next(random_keys(seed)), watched=True)
+        keys = next(random_keys(checked("seed", seed)))
+        (row,) = self.rows(prompt, settings, keys, watched=True)
         if row.error:
             raise UserError(row.error)
         return self._follow(row)
@@ -201,11 +211,14 @@ class SpeculativeDecoder:
     def _settings(
         self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
     ) -> Settings:
-        if others.get("stop") and self.tokenizer is None:
-            raise UserError("stop strings need a tokenizer; this model folder has none")
-        return replace(
+        settings = replace(
             self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
         )
+        if settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
+        if settings.top_k >= self.model.config.vocab_size:
+            return replace(settings, top_k=0)  # no token is left out
+        return settings
 
     def engine(self, settings: Settings, width: int = 1) -> Engine:
         """An engine for up to `width` rows; peak memory counts from here.
@@ -230,10 +243,12 @@ class SpeculativeDecoder:
         self,
         prompt: str | Sequence[int] | Exception,
         settings: Settings,
-        keys: Sequence[mx.array],
+        keys: Iterable[mx.array],
         watched: bool = False,
-    ) -> list[Row]:
+    ) -> Iterator[Row]:
         """Turns a prompt into a row for each key, finished by `error` if it cannot be used.
+
+        The prompt is read once, and each row is made when it is asked for.
 
         Args:
             prompt: a text, token ids, or what is wrong with it.
@@ -246,15 +261,14 @@ class SpeculativeDecoder:
             ids = [] if bad else token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
         except UserError as error:
             bad = error
-        rows = [Row(ids, settings, key) for key in keys]
-        for row in rows:
+        for row in (Row(ids, settings, key) for key in keys):
             if bad:
                 row.fail(str(bad))
-                continue
-            row.pace.task = task_prefix(ids, self.prefix_ends)
-            if settings.stop or (watched and self.tokenizer):
-                row.watch = TextWatch(self.tokenizer, settings.stop)
-        return rows
+            else:
+                row.pace.task = task_prefix(ids, self.prefix_ends)
+                if settings.stop or (watched and self.tokenizer):
+                    row.watch = TextWatch(self.tokenizer, settings.stop)
+            yield row
 
     def chunk(self, row: Row, seen: int) -> Chunk:
         """What a row has got since `seen` tokens were decided, and its result if it is done."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import MappingProxyType
 
 from backend import UserError
 from checkpoint import SAFETENSORS, TORCH
+from small_files import SNAPSHOTS
 
 TOKENIZER_FILES = (
     "spiece.model",
@@ -23,6 +25,11 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+
+# Ids from before owners were part of them; the Hub redirects to the repositories of today.
+_RENAMED = MappingProxyType(
+    {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -50,6 +57,30 @@ def resolve(name: str, revision: str | None = None) -> Path:
     if not name or folder.exists() or not _HUB_ID.fullmatch(name):
         raise UserError(f"{name!r} is neither a folder nor a Hub id such as google-t5/t5-small")
     return _download(name, revision)
+
+
+def full_id(name: str) -> str:
+    """A Hub id with its owner, where one without an owner is known to stand for it."""
+    return _RENAMED.get(name, name)
+
+
+def origin(name: str, revision: str | None, folder: Path) -> dict[str, str]:
+    """What a converted folder keeps about its source, in its config.json as `converted_from`.
+
+    Args:
+        name: as given to `resolve`.
+        revision: the same.
+        folder: what `resolve` returned.
+
+    Returns:
+        `model`, the Hub id with its owner, and, if known, the `revision` asked for and the `commit`
+        that it was; or of a local folder `folder`, its name.
+    """
+    if folder == Path(name).expanduser():
+        return {"folder": folder.resolve().name}
+    asked = {} if revision is None else {"revision": revision}
+    commit = {"commit": folder.name} if folder.parent.name == SNAPSHOTS else {}
+    return {"model": full_id(name), **asked, **commit}
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 import console
 import options
 from options import number
+from ranges import RANGES
 from totals import Totals
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
     count = number(int, lambda n: n >= 1, "a whole number of at least 1")
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    temp = number(float, lambda t: 0 <= t < math.inf, "a number of at least 0")
+    temp = number(float, RANGES["temp"].holds, RANGES["temp"].expected)
+    seed = number(int, RANGES["seed"].holds, RANGES["seed"].expected)
     top_p = number(float, lambda p: 0 < p <= 1, "a number above 0 and up to 1")
 
     def add(*names: str, type: Callable, default: float, help: str) -> None:
@@ -104,7 +105,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("--temp", type=temp, default=0.0, help="temperature of sampling; 0 decodes greedily")
     add("--top-k", type=natural, default=0, help="sample from the k likeliest tokens; 0: all")
     add("--top-p", type=top_p, default=1.0, help="sample from the likeliest tokens of this mass")
-    add("--seed", type=natural, default=0, help="of sampling; the same seed, the same text")
+    add("--seed", type=seed, default=0, help="of sampling; the same seed, the same text")
     add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
     add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
     add("--num-samples", type=count, default=1, help="texts a prompt; needs --temp above 0")
@@ -118,7 +119,9 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
 
 def _rule_options(group: argparse._ArgumentGroup, add: Callable) -> None:
     natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    penalty = number(float, lambda p: 0 < p < math.inf, "a number above 0")
+    penalty = number(
+        float, RANGES["repetition_penalty"].holds, RANGES["repetition_penalty"].expected
+    )
     add(
         "--repetition-penalty",
         type=penalty,

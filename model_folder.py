@@ -7,6 +7,7 @@ of the model. `convert.py` writes MLX folders with it, `demo/grow.py` Hugging Fa
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from backend import mx
 from hub import SMALL_FILES
 from output_folder import new_folder, require_space
 from safetensors_file import SafetensorsWriter, data_size
+from small_files import require_own, require_small
 
 BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
 _WEIGHTS = re.compile(
@@ -65,13 +67,17 @@ def new_model_folder(
     Args:
         path: as checked by `check_output`.
         overwrite: whether to replace what is at `path`.
-        source: the folder to copy the small files from.
+        source: the folder to copy the small files from; links out of it are refused.
         shards: what will be written, to see first that the disk has room for it.
 
     Raises:
-        UserError: too little disk space, or something has come to be at `path`.
+        UserError: a small file that is none or not the source's own, too little disk space, or
+            something has come to be at `path`.
     """
-    small = [source / name for name in SMALL_FILES if (source / name).is_file()]
+    small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
+    for file in small:
+        require_small(file)
+        require_own(file)
     size = sum(data_size(step.outputs()) for shard in shards for step in shard)
     require_space(path, size + sum(file.stat().st_size for file in small) + (1 << 20))
     with new_folder(path, overwrite) as partial:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ranges import shown
+
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from pair import Pair
@@ -26,7 +28,7 @@ def number(kind: Callable, fits: Callable[[float], bool], wanted: str) -> Callab
         except ValueError:
             value = math.nan
         if not fits(value):
-            raise argparse.ArgumentTypeError(f"give {wanted}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"give {wanted}, not {shown(text)}")
         return value
 
     return parse

@@ -1,8 +1,8 @@
 """A folder that appears whole or not at all.
 
 It is built beside its place under a hidden name, with the process id so that two runs never share
-one, and moved there by a rename at the end. An error or a signal removes what was built; a killed
-process leaves only the hidden folder, which the next run clears away.
+one, and moved there by a rename at the end. An error or a signal removes what was built and leaves
+what was there; a killed process leaves hidden folders, which the next run puts back or clears away.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,24 +62,59 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         raise UserError(f"{path} exists, put back after a run that was killed; see --overwrite")
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     old = path.with_name(f".{path.name}.old-{os.getpid()}")
-    partial.mkdir()
-    try:
-        yield partial
-        _sync(partial)
-        if os.path.lexists(path):
-            if not overwrite:
-                raise UserError(f"{path} has been made in the meantime; nothing is changed")
-            path.rename(old)
+    with _ended_by_exceptions():
         try:
+            partial.mkdir()
+            yield partial
+            _sync(partial)
+            if os.path.lexists(path):
+                if not overwrite:
+                    raise UserError(f"{path} has been made in the meantime; nothing is changed")
+                path.rename(old)
             partial.rename(path)
+            _sync(path.parent)
         except BaseException:
-            if old.exists():
-                old.rename(path)
+            _undo(path, partial, old)
             raise
-        _sync(path.parent)
+        if old.exists():
+            old.rename(partial)  # what is half deleted must not be taken for what was set aside
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _undo(path: Path, partial: Path, old: Path) -> None:
+    """Puts back what was at `path`, wherever the replacement stopped, and removes the new folder.
+
+    Stopped once more, it leaves what the next run for the same output puts back.
+    """
+    if old.exists():
+        if path.exists() and not partial.exists():
+            path.rename(partial)
+        old.rename(path)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _ended_by_exceptions() -> Iterator[None]:
+    """Lets signals that would end this process at once end it as an exception does.
+
+    Only in the main thread, which alone can have that, and only where nothing else was asked for:
+    `nohup` has SIGHUP ignored.
+    """
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    signals = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]  # Windows has one
+    if threading.current_thread() is not threading.main_thread():
+        signals = []
+    taken = [each for each in signals if each and signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for each in taken:
+            signal.signal(each, end)
+        yield
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def require_space(path: Path, needed: int) -> None:
@@ -88,12 +124,6 @@ def require_space(path: Path, needed: int) -> None:
     if free < needed:
         sizes = f"{readable(needed)} are needed and {readable(free)} are free"
         raise UserError(f"not enough space in {place}: {sizes}; make room or choose another place")
-
-
-def clear_away_when_terminated() -> None:
-    """Lets signals that would end this process at once end it as an exception does."""
-    for terminated in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(terminated, lambda number, _: sys.exit(128 + number))
 
 
 def _clear_leftovers(path: Path) -> None:

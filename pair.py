@@ -72,16 +72,22 @@ def choose(model: str | None, draft_model: str | None, regular: bool = False) ->
 def locate(name: str, convert: Callable[[str, Path], object] | None = None) -> Path:
     """The folder that a model's name stands for; converts a Hub id that is new here.
 
+    A folder in `models/` has the last part of a Hub id for its name, which others may share. So the
+    id that it was converted from, which its config.json keeps, has to be the one asked for.
+
     Args:
         name: as the user gives it.
         convert: makes the model of this Hub id into this folder; None is `convert.convert`.
 
     Raises:
-        UserError: the name is a path to nothing, or the Hub id cannot be had or converted.
+        UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
+            folder was converted from another one.
     """
     from backend import UserError
 
     path = Path(name).expanduser()
+    if not name:
+        raise UserError("a model's name is empty; give a folder or a Hub id")
     if path.is_dir():
         return path
     if path.exists():
@@ -94,12 +100,56 @@ def locate(name: str, convert: Callable[[str, Path], object] | None = None) -> P
             from convert import convert
         convert(name, converted)
         print(f"converted {name} to {converted}; it is there from now on", file=sys.stderr)
+    else:
+        _require_same(name, converted)
     return converted
+
+
+def _require_same(name: str, folder: Path) -> None:
+    """Refuses a folder in `models/` that was converted from another Hub id than `name`.
+
+    Of a folder without a record (converted from a local folder, or long ago) nothing is known but
+    its name: it is taken, with a warning if an owner was asked for.
+    """
+    from backend import UserError, shown
+    from hub import full_id
+
+    wanted, source = full_id(name), _source(folder)
+    if "/" not in wanted or source == wanted:  # without an owner it is the folder's own name
+        return
+    if source:
+        raise UserError(
+            f"{folder} was converted from {shown(source)}, not from {wanted}; give {folder} to run "
+            f"it, or convert the other one: python convert.py --model {name} --mlx-path "
+            f"{folder.with_name(wanted.replace('/', '-'))}"
+        )
+    if "/" in name:
+        print(
+            f"warning: {folder} does not say which model it was converted from; it is taken for "
+            f"{name} (python convert.py --model {name} --overwrite makes it anew)",
+            file=sys.stderr,
+        )
+
+
+def _source(folder: Path) -> str | None:
+    """The Hub id, with its owner, that a folder was converted from; None if it does not say."""
+    from backend import UserError
+    from hub import full_id
+    from weights import read_config
+
+    try:
+        record = read_config(folder).get("converted_from")
+    except UserError:
+        return None  # loading it says what is wrong
+    model = record.get("model") if isinstance(record, dict) else None
+    return full_id(model) if isinstance(model, str) else None
 
 
 def _default_pair() -> tuple[Path, Path, str]:
     pair = CONVERTED / DEFAULT_TARGET, CONVERTED / DEFAULT_DRAFT
     if all(folder.is_dir() for folder in pair):
+        for folder in pair:
+            _require_same(folder.name, folder)
         return *pair, ""
     missing = " and ".join(str(folder) for folder in pair if not folder.is_dir())
     return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}; "
@@ -110,9 +160,11 @@ def _usual_draft(target: Path) -> Path | None:
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft"
     small = CONVERTED / DEFAULT_DRAFT
-    if target.name in ("t5-base", "t5-large", "t5-3b", "t5-11b") and small.is_dir():
-        return small
-    return None
+    if target.name not in ("t5-base", "t5-large", "t5-3b", "t5-11b") or not small.is_dir():
+        return None
+    from hub import full_id
+
+    return small if _source(small) in (None, full_id(DEFAULT_DRAFT)) else None
 
 
 def _may_be_hub_id(name: str) -> bool:

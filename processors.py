@@ -115,7 +115,8 @@ class Processing:
         """
         if any(penalty != 1 for penalty in self.penalty):
             logits = penalise_repetition(history, logits, mx.array(self.penalty, mx.float32))
-        for n in sorted(set(self.ngram_size) - {0}):
+        columns = history.tokens.shape[1]
+        for n in sorted(n for n in set(self.ngram_size) if 0 < n <= columns):
             chosen = mx.array([size == n for size in self.ngram_size])[:, None, None]
             logits = mx.where(chosen & repeats(history, logits, n), -mx.inf, logits)
         if any(self.min_tokens):
@@ -174,14 +175,15 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     Args:
         history: what the rows have written, see `Processing.__call__`.
         logits: (B, T, V), for the shape alone.
-        n: at least 1.
+        n: from 1 to N; a longer n-gram has not been written.
 
     Returns:
         (B, T, V) bool.
     """
     positions = logits.shape[1]
-    # In front, so that the last n - 1 tokens exist at every position, and one n-gram at least.
-    tokens = mx.pad(history.tokens, ((0, 0), (n, 0)), constant_values=NOTHING)
+    # In front, so that the last n - 1 tokens exist at every position.
+    missing = max(n + positions - 2 - history.tokens.shape[1], 0)
+    tokens = mx.pad(history.tokens, ((0, 0), (missing, 0)), constant_values=NOTHING)
     columns = tokens.shape[1]
     starts = columns - n + 1
     last = tokens[:, n - 1 :]  # (B, starts) the token that completes each n-gram

@@ -7,44 +7,74 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import count
-from numbers import Integral
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any
 
 from backend import UserError, mx
+from ranges import checked, is_listlike, listed, shown
 from sampling import row_key
 
 if TYPE_CHECKING:
     from cache import Cache
     from model import T5
 
+PROMPT = "a text or a list of token ids"
 PREFIX_TOKENS = 16  # a task prefix ("fix grammar:") ends among the first so many tokens
 
 
-def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt, a text or token ids, and not a list of prompts."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+def split(prompts: Any) -> tuple[list, bool]:
+    """The prompts in a list, and whether it was a single one: a text or token ids.
+
+    Raises:
+        UserError: it is neither that nor several.
+    """
+    if isinstance(prompts, str):
+        return [prompts], True
+    items = listed(prompts)
+    if items is None:
+        raise UserError(f"prompts is {shown(prompts)}; it must be {PROMPT}, or a list of those")
+    single = bool(items) and isinstance(items[0], Number)
+    return ([items], True) if single else (items, False)
 
 
 def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> list[int]:
     """The source tokens of one prompt.
 
     Raises:
-        UserError: the prompt is empty or has an id outside the vocabulary, or it is a text and
-            there is no tokenizer.
+        UserError: the prompt is empty or has an id outside the vocabulary, it is neither a text
+            nor a list of whole numbers, or it is a text and there is no tokenizer.
     """
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError("a prompt is empty; write the text to work on")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            where = f"character {error.start + 1} is half of a pair"
+            raise UserError(f"a prompt is not valid Unicode ({where}); give whole text") from None
         if tokenizer is None:
             raise UserError("text prompts need a tokenizer; this model folder has none")
         prompt = tokenizer.encode(prompt)
-    ids = [int(token) for token in prompt]
+    ids = listed(prompt)
+    if ids is None:
+        raise UserError(f"a prompt is {shown(prompt)}; it must be {PROMPT}")
     if not ids:
         raise UserError("a prompt is empty; give at least one token id")
-    bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if bad is not None:
-        raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
+    ids = _whole_numbers(ids)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
+        raise UserError(f"token id {shown(bad)} is outside the model's vocabulary of {vocab_size}")
     return ids
+
+
+def _whole_numbers(ids: list) -> list[int]:
+    """Token ids as plain integers; by their types, as there may be 100,000 of them."""
+    kinds = set(map(type, ids))
+    wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
+    if wrong:
+        bad = next(token for token in ids if type(token) in wrong)
+        raise UserError(f"token id {shown(bad)} is no whole number")
+    return ids if kinds == {int} else list(map(int, ids))
 
 
 def prefix_ends(tokenizer: Any) -> frozenset[int]:
@@ -64,23 +94,33 @@ def task_prefix(ids: Sequence[int], ends: Collection[int]) -> tuple[int, ...]:
     return tuple(ids[: last + 1])
 
 
-def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[list[mx.array]]:
-    """The random keys (2,) of the samples of one prompt after the other.
-
-    Args:
-        seed: one, from which sample j of prompt i gets stream i * samples + j, or one a prompt,
-            from which its sample j gets stream j.
-        samples: of each prompt.
+def checked_seed(seed: Any) -> int | list[int]:
+    """A seed, or one a prompt, as plain integers.
 
     Raises:
-        UserError: a seed is out of range.
+        UserError: one is no whole number or out of range.
     """
-    own = isinstance(seed, Sequence)
-    for value in seed if own else [seed]:
-        if not 0 <= value < 2**64:
-            raise UserError(f"seed is {value}; it must be between 0 and 2**64 - 1")
-    starts = ((value, 0) for value in seed) if own else ((seed, i * samples) for i in count())
-    return ([row_key(value, first + j) for j in range(samples)] for value, first in starts)
+    if is_listlike(seed):
+        return [checked("seed", value) for value in seed]
+    return checked("seed", seed)
+
+
+def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[Iterator[mx.array]]:
+    """The random keys (2,) of the samples of one prompt after the other, made as they are needed.
+
+    Args:
+        seed: as `checked_seed` returns it. From one, sample j of prompt i gets stream
+            i * samples + j; from its own, stream j.
+        samples: of each prompt.
+    """
+    if isinstance(seed, Sequence):
+        return (_streams(own, 0, samples) for own in seed)
+    return (_streams(seed, i * samples, samples) for i in count())
+
+
+def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
+    """Keys of this many streams of a seed."""
+    return (row_key(seed, i) for i in range(first, first + samples))
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:

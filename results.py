@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from backend import UserError, mx
-from draft_length import AUTO
+from backend import mx
 from pace import Pace
 from processors import LogitsProcessor, Processing
+from ranges import RANGES, checked, listed, refusal
 from sampling import Sampling
 from stop_strings import TextWatch
 
@@ -17,15 +18,20 @@ from stop_strings import TextWatch
 class Settings:
     """How one prompt is decoded.
 
+    Numbers may be NumPy's. A whole number above 2**31 - 1 means no more than that, and becomes it.
+
     Attributes:
         max_tokens: generated tokens at most, EOS included.
-        temp: temperature; 0 is greedy.
+        temp: temperature; 0 is greedy, and what float32 does not hold (below 1.2e-38 or above
+            3.4e38) is refused.
         top_k: sample among this many likeliest tokens; 0 is off.
-        top_p: sample among the likeliest tokens that reach this mass; 1 is off.
+        top_p: sample among the likeliest tokens that reach this mass; 1 is off. However small, it
+            leaves the likeliest.
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
         num_draft: tokens proposed a step (gamma); 0 decodes regularly, "auto" lets the engine
             choose for every step.
-        repetition_penalty: above 1 makes tokens already written less likely; 1 is off.
+        repetition_penalty: above 1 makes tokens already written less likely; 1 is off. Below 1e-30
+            or above 1e30, where it makes logits infinite, it is refused.
         no_repeat_ngram_size: no run of so many tokens is written twice; 0 is off.
         min_tokens: tokens before the end token may come; 0 is off.
         logits_processors: callables that change the target's logits, in order, after the three
@@ -35,7 +41,7 @@ class Settings:
             together; False judges them one by one. The distribution is the same.
 
     Raises:
-        UserError: a value is out of its range.
+        UserError: a value is of the wrong kind or out of its range (ranges.py).
     """
 
     max_tokens: int = 256
@@ -47,35 +53,31 @@ class Settings:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     min_tokens: int = 0
-    logits_processors: Sequence[LogitsProcessor] = ()
-    stop: str | Sequence[str] = ()
+    logits_processors: Iterable[LogitsProcessor] = ()
+    stop: str | Iterable[str] = ()
     block_verification: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        allowed = {
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temp": (0 <= self.temp < float("inf"), "0 (greedy) or more"),
-            "top_k": (self.top_k >= 0, "0 (off) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
-            "delta": (0 <= self.delta <= 1, "between 0 (lossless) and 1"),
-            "num_draft": (
-                self.num_draft == AUTO
-                or (not isinstance(self.num_draft, str) and self.num_draft >= 0),
-                'a number, 0 (regular decoding) or more, or "auto"',
-            ),
-            "repetition_penalty": (
-                0 < self.repetition_penalty < float("inf"),
-                "above 0 (1 is off)",
-            ),
-            "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or more"),
-            "min_tokens": (self.min_tokens >= 0, "0 (off) or more"),
-            "stop": (all(self.stop), "strings of at least one character"),
-        }
-        for name, (valid, expected) in allowed.items():
-            if not valid:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be {expected}")
+        fitting = {n: checked(n, v) for n, v in vars(self).items() if n in RANGES}
+        fitting["stop"] = _several(
+            "stop",
+            [self.stop] if isinstance(self.stop, str) else self.stop,
+            lambda text: isinstance(text, str) and text,
+            "a string or several, of at least one character each",
+        )
+        fitting["logits_processors"] = _several(
+            "logits_processors", self.logits_processors, callable, "a list of callables"
+        )
+        for name, value in fitting.items():
+            object.__setattr__(self, name, value)
+
+
+def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
+    """What an iterable holds, if each of it fits."""
+    items = listed(values)
+    if items is None or not all(map(fits, items)):
+        raise refusal(name, values if items is None else items, expected)
+    return tuple(items)
 
 
 @dataclass

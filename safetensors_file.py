@@ -17,10 +17,10 @@ from types import MappingProxyType, TracebackType
 
 import numpy as np
 
-from backend import UserError, mx
-from stored_tensor import StoredTensor, row_major
+from backend import UserError, mx, shown
+from stored_tensor import MAX_RANK, MAX_TENSORS, StoredTensor, natural, row_major
 
-_MAX_HEADER = 100_000_000  # as in the reference implementation
+_MAX_HEADER = 1 << 22  # bytes; that of t5-11b takes 60 kB
 _TYPES = MappingProxyType(
     {
         "F64": ("float64", 8),
@@ -55,12 +55,16 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER):
+        if size < 8 or length > size - 8:
             raise UserError(f"{path}: not a whole safetensors file ({size} bytes): fetch it again")
+        if length > _MAX_HEADER:
+            raise UserError(f"{path}: damaged: its header is too large for a list of tensors")
         text = file.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_no_duplicates)
         metadata = dict(header.pop("__metadata__", None) or {})
+        if len(header) > MAX_TENSORS:
+            raise ValueError(f"more than {MAX_TENSORS} tensors")
         tensors = [_tensor(path, name, info, 8 + length) for name, info in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: damaged safetensors header: {error or 'malformed'}") from error
@@ -68,7 +72,8 @@ def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
     end = 8 + length
     for tensor in tensors:
         if tensor.offset != end:
-            raise UserError(f"{path}: damaged: {tensor.name} overlaps another tensor or a gap")
+            name = shown(tensor.name)
+            raise UserError(f"{path}: damaged: {name} overlaps another tensor or a gap")
         end += tensor.nbytes
     if end != size:
         raise UserError(f"{path}: has {size} bytes where its header says {end}: fetch it again")
@@ -84,14 +89,14 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
     shape, (begin, end) = info["shape"], info["data_offsets"]
-    numbers = [*shape, begin, end]
-    if not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"{name} has a shape or offset that is no natural number")
+    if not (natural(shape) and natural((begin, end))):
+        cause = f"that is no natural number, or more than {MAX_RANK} dimensions"
+        raise ValueError(f"{shown(name)} has a shape or offset {cause}")
     if info["dtype"] not in _TYPES:
-        raise ValueError(f"{name} has the unknown type {info['dtype']}")
+        raise ValueError(f"{shown(name)} has the unknown type {shown(info['dtype'])}")
     dtype, itemsize = _TYPES[info["dtype"]]
     if end - begin != math.prod(shape) * itemsize:
-        raise ValueError(f"{name} has {end - begin} bytes, which is not its shape's size")
+        raise ValueError(f"{shown(name)} has {end - begin} bytes, which is not its shape's size")
     shape = tuple(shape)
     return StoredTensor(name, path, dtype, itemsize, shape, row_major(shape), data_start + begin)
 

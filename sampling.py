@@ -76,7 +76,7 @@ def row_key(seed: int, index: int) -> mx.array:
     The seed is hashed before the index is mixed in, so that neighbouring seeds
     and neighbouring indices share no stream.
     """
-    return fold(mx.random.key(seed), index, 0)
+    return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
 
 
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
@@ -112,7 +112,9 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
         (B, T, V) float32, each row summing to one.
     """
     greedy = (sampling.temp == 0)[:, None, None]
-    scaled = logits / mx.where(greedy, 1.0, sampling.temp[:, None, None])
+    # Distances to the largest logit are negative: however small temp is, none becomes +inf.
+    distance = logits - mx.max(logits, axis=-1, keepdims=True)
+    scaled = distance / mx.where(greedy, 1.0, sampling.temp[:, None, None])
     if sampling.filtered:
         floor = _smallest_kept_logit(scaled, sampling)
         scaled = mx.where(scaled < floor, -mx.inf, scaled)

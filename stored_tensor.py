@@ -11,14 +11,19 @@ the system takes them back, and a file cut short while it is mapped kills the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from backend import UserError, mx
+from backend import UserError, mx, shown
+
+# What is checked before anything is computed from it, so that no small file takes long to refuse.
+# t5-11b has 560 tensors of at most two dimensions.
+MAX_TENSORS = 1 << 15
+MAX_RANK = 8
 
 # Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
 # numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
@@ -99,7 +104,7 @@ class StoredTensor:
         """Raises `UserError` unless the type is one of `READABLE`."""
         if self.dtype not in READABLE:
             raise UserError(
-                f"{self.path}: {self.name} is {self.dtype}; "
+                f"{self.path}: {shown(self.name)} is {self.dtype}; "
                 f"only {', '.join(READABLE)} can be read: save the checkpoint in one of these"
             )
 
@@ -115,7 +120,8 @@ class StoredTensor:
         while len(buffer):
             n = file.readinto(buffer)
             if not n:
-                raise UserError(f"{self.path}: the file ends inside {self.name}: fetch it again")
+                name = shown(self.name)
+                raise UserError(f"{self.path}: the file ends inside {name}: fetch it again")
             buffer = buffer[n:]
         return flat
 
@@ -127,6 +133,11 @@ class StoredTensor:
     def _to_mlx(self, array: np.ndarray) -> mx.array:
         result = mx.array(array)
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
+
+
+def natural(values: Sequence[object]) -> bool:
+    """Whether values can be the shape, strides or offsets of a tensor."""
+    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

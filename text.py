@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from backend import UserError
+from hub import TOKENIZER_FILES
+from small_files import read_small, require_small
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -33,6 +35,9 @@ def load_tokenizer(folder: str | Path) -> Any:
     files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
     if not any((folder / name).is_file() for name in files):
         return None
+    for file in (folder / name for name in TOKENIZER_FILES):
+        if os.path.lexists(file):
+            require_small(file)
     # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import transformers  # slow to import
@@ -143,7 +148,7 @@ def _class_name(folder: Path) -> str:
     if (folder / "spiece.model").is_file():
         return "T5Tokenizer"
     files = (folder / name for name in ("tokenizer_config.json", "config.json"))
-    settings = (json.loads(file.read_text("utf-8")) for file in files if file.is_file())
+    settings = (json.loads(read_small(file)) for file in files if file.is_file())
     named = (values["tokenizer_class"] for values in settings if "tokenizer_class" in values)
     if next(named, None) == "ByT5Tokenizer":
         return "ByT5Tokenizer"

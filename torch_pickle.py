@@ -25,12 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from backend import UserError
-from stored_tensor import StoredTensor
+from backend import UserError, shown
+from stored_tensor import MAX_RANK, MAX_TENSORS, StoredTensor, natural
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
-_MAX_PICKLE = 1 << 25  # bytes; the pickle of a 45 GB checkpoint takes 100 kB
+# What t5-11b needs: a pickle of 60 kB with 20,000 opcodes, names of 60 characters, an archive's
+# list of 60 kB. More is refused before it is worked on.
+_MAX_PICKLE = 1 << 21  # bytes, also of an archive's list of entries
+_MAX_OPCODES = 1 << 18
+_MAX_HEAD = 1 << 10  # opcodes of the small pickles before the object of a legacy file
+_MAX_NAME = 1 << 10  # characters; a dictionary compares its keys again and again
+_MAX_ARGUMENTS = 16
 
 # storage class in the pickle -> (element type, bytes an element)
 _STORAGES = MappingProxyType(
@@ -83,14 +89,14 @@ def read_torch(path: Path) -> list[StoredTensor]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        cause = f"not a whole torch checkpoint ({error})"
+        cause = f"not a whole torch checkpoint ({shown(str(error))})"
         raise UserError(f"{path}: {cause}: fetch it again") from error
 
 
 def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]]]:
     """The state dict, and for each storage key where its bytes start and how many they are."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _Archive(path) as file, zipfile.ZipFile(file) as archive:
             entries = {info.filename: info for info in archive.infolist()}
             roots = [name for name in entries if name.partition("/")[2] == "data.pkl"]
             if len(roots) != 1:
@@ -98,9 +104,10 @@ def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]
             prefix = roots[0].removesuffix("data.pkl")
             for name, info in entries.items():
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                    raise UserError(f"{name} is compressed or encrypted, which torch never writes")
+                    cause = f"{shown(name)} is compressed or encrypted"
+                    raise UserError(f"{cause}, which torch never writes")
             byteorder = entries.get(f"{prefix}byteorder")
-            if byteorder and archive.read(byteorder) != b"little":
+            if byteorder and archive.open(byteorder).read(8) != b"little":
                 raise UserError("its numbers are big-endian; save it on a little-endian machine")
             if entries[roots[0]].file_size > _MAX_PICKLE:
                 raise UserError("its data.pkl is too large for a list of tensors")
@@ -114,7 +121,8 @@ def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]
             if name.startswith(f"{prefix}data/"):
                 start = _entry_start(file, info)
                 if start + info.file_size > size:
-                    raise UserError(f"{name} lies beyond the end of the file: fetch it again")
+                    cause = "lies beyond the end of the file: fetch it again"
+                    raise UserError(f"{shown(name)} {cause}")
                 places[name.removeprefix(f"{prefix}data/")] = (start, info.file_size)
     return _state_dict(state), places
 
@@ -125,7 +133,7 @@ def _entry_start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
     file.seek(info.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise UserError(f"damaged archive: {info.filename} is not where it should be")
+        raise UserError(f"damaged archive: {shown(info.filename)} is not where it should be")
     lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     return info.header_offset + 30 + lengths
 
@@ -134,11 +142,11 @@ def _read_legacy(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, i
     """As `_read_zip`; the storages follow the pickles, each after its element count."""
     with open(path, "rb") as file:
         head = io.BytesIO(file.read(_MAX_PICKLE))
-        if _Machine(head).run() != _MAGIC:
+        if _Machine(head, _MAX_HEAD).run() != _MAGIC:
             raise UserError("not a torch checkpoint: the magic number is missing")
-        if _Machine(head).run() != _PROTOCOL:
+        if _Machine(head, _MAX_HEAD).run() != _PROTOCOL:
             raise UserError(f"not a torch checkpoint of protocol {_PROTOCOL}")
-        if not _Machine(head).run().get("little_endian", True):
+        if not _Machine(head, _MAX_HEAD).run().get("little_endian", True):
             raise UserError("its numbers are big-endian; save it on a little-endian machine")
         machine = _Machine(head)
         state = _state_dict(machine.run())
@@ -146,12 +154,15 @@ def _read_legacy(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, i
         position, end = head.tell(), path.stat().st_size
         places = {}
         for key in keys:
+            if type(key) is not str or key not in machine.storages:
+                raise UserError("damaged: its list of storages names one that no tensor has")
             storage = machine.storages[key]
             file.seek(position)
             count = int.from_bytes(file.read(8), "little")
             position += 8
             if count != storage.size or position + count * storage.itemsize > end:
-                raise UserError(f"storage {key} is cut short or has another size: fetch it again")
+                cause = "is cut short or has another size: fetch it again"
+                raise UserError(f"storage {shown(key)} {cause}")
             places[key] = (position, count * storage.itemsize)
             position += count * storage.itemsize
     return state, places
@@ -160,9 +171,12 @@ def _read_legacy(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, i
 def _state_dict(state: object) -> dict[str, _Tensor]:
     if type(state) is not dict:
         raise UserError(f"not a state dict but a {type(state).__name__}")
+    if len(state) > MAX_TENSORS:
+        raise UserError(f"not a state dict of a T5: more than {MAX_TENSORS} tensors")
     for name, value in state.items():
         if type(name) is not str or type(value) is not _Tensor:
-            raise UserError(f"not a state dict: {name!r} is a {type(value).__name__}, not a tensor")
+            found = f"{shown(name)!r} is a {type(value).__name__}, not a tensor"
+            raise UserError(f"not a state dict: {found}")
     return state
 
 
@@ -171,7 +185,8 @@ def _place(
 ) -> StoredTensor:
     storage = tensor.storage
     if storage.key not in places:
-        raise UserError(f"the bytes of {name} (storage {storage.key}) are missing: fetch it again")
+        where = f"{shown(name)} (storage {shown(storage.key)})"
+        raise UserError(f"the bytes of {where} are missing: fetch it again")
     start, nbytes = places[storage.key]
     result = StoredTensor(
         name=name,
@@ -186,8 +201,17 @@ def _place(
     # More elements than the storage has would be one element shown many times: no weight is that,
     # and it lets a small file ask for any amount of memory.
     if max(tensor.offset + result.extent, result.size) > held:
-        raise UserError(f"{name} reaches beyond its storage of {held} elements")
+        raise UserError(f"{shown(name)} reaches beyond its storage of {held} elements")
     return result
+
+
+class _Archive(io.FileIO):
+    """A file for `zipfile`, which reads the list of entries at once, however long it is."""
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _MAX_PICKLE:
+            raise UserError("its list of entries is too large for a list of tensors")
+        return super().read(size)
 
 
 @dataclass(frozen=True)
@@ -199,8 +223,9 @@ class _Name:
 
 
 def _natural(values: tuple) -> tuple[int, ...]:
-    if not all(type(n) is int and 0 <= n < 1 << 63 for n in values):
-        raise UserError("damaged: a shape, stride or offset that is no natural number")
+    if not natural(values):
+        cause = f"that is no natural number, or more than {MAX_RANK} dimensions"
+        raise UserError(f"damaged: a shape, stride or offset {cause}")
     return tuple(values)
 
 
@@ -226,11 +251,20 @@ _LITERALS = frozenset(
 _CONTAINERS = MappingProxyType({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple})
 
 
+def _check_key(key: object) -> None:
+    """Refuses keys that take long to hash or to compare: nested tuples, huge numbers and texts."""
+    if type(key) not in (str, int):
+        raise UserError(f"damaged: a {type(key).__name__} as a dictionary key")
+    if len(key) > _MAX_NAME if type(key) is str else key.bit_length() > 64:
+        raise UserError("damaged: a dictionary key of more than any name's length")
+
+
 class _Machine:
     """Interprets one pickle from a stream and leaves the stream right behind it."""
 
-    def __init__(self, stream: io.BytesIO):
+    def __init__(self, stream: io.BytesIO, most: int = _MAX_OPCODES):
         self._stream = stream
+        self._most = most
         self._stack: list = []
         self._marks: list[int] = []  # where on the stack each open group begins
         self._memo: dict[int, object] = {}
@@ -238,7 +272,9 @@ class _Machine:
 
     def run(self) -> object:
         """The object the pickle describes, made of plain containers, `_Storage` and `_Tensor`."""
-        for opcode, argument, _ in pickletools.genops(self._stream):
+        for n, (opcode, argument, _) in enumerate(pickletools.genops(self._stream)):
+            if n == self._most:
+                raise UserError(f"its pickle has more than {n} opcodes; no list of tensors has")
             self._step(opcode.name, argument)
         return self._stack.pop()
 
@@ -282,8 +318,7 @@ class _Machine:
         elif op in ("SETITEM", "SETITEMS"):
             values = self._since_mark() if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
             for key, value in zip(values[::2], values[1::2], strict=True):
-                if type(key) not in (str, int):  # hashing nested tuples can take for ever
-                    raise UserError(f"damaged: a {type(key).__name__} as a dictionary key")
+                _check_key(key)
                 dict.__setitem__(stack[-1], key, value)
         else:
             raise UserError(f"refused: the pickle uses {op}, which no state dict needs")
@@ -299,7 +334,7 @@ class _Machine:
             attribute, module = self._stack.pop(), self._stack.pop()
             argument = " ".join((module, attribute))
         if argument not in _NAMES:
-            name = ascii(argument[:100])[1:-1].replace(" ", ".")
+            name = shown(argument.replace(" ", ".", 1))
             raise UserError(f"refused: the pickle asks for {name}, which is no part of a tensor")
         self._stack.append(_NAMES[argument])
 
@@ -307,12 +342,15 @@ class _Machine:
         arguments, name = self._stack.pop(), self._stack.pop()
         if type(name) is not _Name or name.call is None or type(arguments) is not tuple:
             raise UserError("refused: the pickle calls something that is no tensor constructor")
+        if len(arguments) > _MAX_ARGUMENTS:
+            raise UserError("damaged: a tensor constructor with too many arguments")
         self._stack.append(name.call(*arguments))
 
     def _storage(self, identity: object) -> _Storage:
         kind, name, key, _, size, *view = identity
         if kind != "storage" or type(name) is not _Name or not name.storage or type(key) is not str:
             raise UserError("damaged: a persistent id that is no storage")
+        _check_key(key)
         if any(view):
             raise UserError("its storages are views of others: save it with torch 1.0 or newer")
         storage = _Storage(key, *name.storage, _natural((size,))[0])

@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from backend import UserError, mx, nn
+from backend import UserError, mx, nn, shown
 from checkpoint import SAFETENSORS, Checkpoint, read_weight_map
 from config import T5Config
+from small_files import read_small
 
 EMBEDDING = "shared.weight"
 HEAD = "lm_head.weight"
@@ -88,7 +89,7 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
         names = [name for name in here if name not in there]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            problems.append(f"{kind} {', '.join(names[:3])}{more}")
+            problems.append(f"{kind} {', '.join(map(shown, names[:3]))}{more}")
     for name in expected:
         if name in found and tuple(found[name]) != tuple(expected[name]):
             shapes = f"{tuple(found[name])} instead of {tuple(expected[name])}"
@@ -132,14 +133,16 @@ def read_config(folder: Path) -> dict:
     """The object in a folder's config.json.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or one that cannot be the configuration of a model.
     """
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_bytes())
+        text = read_small(path)
     except OSError as error:
         cure = "give a model folder, MLX or Hugging Face"
         raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
+    try:
+        raw = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no valid JSON ({error}): fetch it again") from None
     if not isinstance(raw, dict):

@@ -15,16 +15,13 @@ from console import Parser, not_installed, open_streams
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SUBCOMMANDS = MappingProxyType(
     {
-        "compare": "all ways of proposing beside regular decoding",
-        "speed": "regular and speculative decoding beside what theory predicts",
+        "compare": "all ways of proposing beside regular decoding, and beside what theory predicts",
         "sweep": "tune --num-draft and --delta: speed, theory and quality over a grid, with a "
         "picture",
         "peers": "transformers and CTranslate2 on the same weights and prompts",
-        "stopping": "whether a draft should end early when it is unsure",
         "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",
         "server": "the server under load: a running batch against one request at a time",
-        "startup": "how long each command takes until it shows something",
     }
 )
 

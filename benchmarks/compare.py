@@ -1,44 +1,41 @@
-"""`compare`: all ways of proposing side by side, with regular decoding as the measure.
+"""`compare`: all ways of proposing beside regular decoding, and beside what theory predicts.
 
-Greedy outputs are compared token by token. Sampled texts differ from way to way, as they may, so
-there the rows say what a token costs, and block verification stands beside token verification.
+Greedy outputs are compared token by token; sampled texts differ from way to way, as they may. With
+one row at a time, what passes of both models cost is measured in the same turns as the decoding,
+so that a change of the machine's speed strikes both, and the speed-up that follows from these costs
+stands beside the measured one.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import options, report, workload
+from benchmarks.costs import Costs, weights_read
+from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
 from benchmarks.options import AUTO
-from benchmarks.subject import (
-    BOTH,
-    DRAFT,
-    LOOKUP,
-    REGULAR,
-    WAYS,
-    Subject,
-    begin,
-    counts,
-    decided,
-    decoding,
-)
-from benchmarks.timing import Timed, median_total, speed_up, take_turns
+from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
+from benchmarks.timing import Timed
 from benchmarks.workload import Workload
-from results import Result
-
-ONE_BY_ONE = "token by token"
 
 COLUMNS: report.Columns = {
-    "way": lambda row: row["way"],
-    "tokens/call": lambda row: f"{row['tokens_per_call']:.2f}",
-    "target calls": lambda row: f"{row['target_calls']:.0f}",
-    "acceptance": lambda row: f"{row['accepted'] / row['drafted']:.0%}" if row["drafted"] else "",
-    "tokens/s": lambda row: f"{row['tokens_per_second']:.0f}",
-    "speed-up (range)": lambda row: str(row["speed_up"]),
-    "same": lambda row: same(row["different"]),
+    **report.WAY,
+    **report.SPEED,
+    "of best": lambda row: f"{row['of_best']:.2f}" if row["of_best"] else "",
+    **report.TOKENS_PER_CALL,
+    **report.ACCEPTANCE,
+    "steps that accepted 0, 1, …": lambda row: histogram(row["steps_by_accepted"]),
+    **report.TEXTS,
 }
+NOTES = (
+    "Times are medians over the repeats, with the range of whole repeats. Tokens count the end "
+    "token, as a pass decides it too. Speed-up: over regular decoding in the same turns, encoding "
+    "included; predicted and measured below v(M) and c: of decoding alone. Of best: speed as a "
+    "share of the best fixed number's of the same way, which is chosen by one half of the repeats "
+    "and compared in the other. c is what a draft pass costs, v(M) what a target pass over M "
+    "positions does, in target passes over one."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[0.0],
         metavar="T",
-        help="one table each; above 0 also with token verification (default: 0)",
+        help="one table each (default: 0)",
     )
     add(
         "--batch-size",
@@ -69,171 +66,105 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if greedy texts differ in float32."""
-    subject, facts = begin(args, command)
     tasks = [None] if args.prompts else list(dict.fromkeys(args.task))
+    sets = [workload.chosen(task, args.prompts, args.count) for task in tasks]
+    subject, facts = begin(args, command)
     tables: list[dict] = []
     for temp in args.temp:
         for batch_size in args.batch_size:
-            for task in tasks:
-                prompts = workload.chosen(task, args.prompts, args.count, args.seed)
-                for table in measure(subject, prompts, temp, batch_size, args):
-                    show(table)
+            for prompts in sets:
+                for table in compare(subject, prompts, temp, batch_size, args):
+                    print(f"\n{written(table, weights_read(subject.target))}", flush=True)
                     tables.append(table)
+    print(f"\n{NOTES}")
     report.write_json(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
     return int(differs and facts["dtype"] == "float32")
 
 
-def show(table: dict) -> None:
-    """Prints one table and what it says about auto."""
-    print(
-        f"\n{table['set']}: {table['count']} prompts, temp {table['temp']:g}, batch "
-        f"{table['batch_size']}, {table['repeats']} repeats\n\n"
-        f"{report.markdown(COLUMNS, table['rows'])}",
-        flush=True,
-    )
-    if table["auto"]:
-        print()
-    for verdict in table["auto"]:
-        print(
-            f"{verdict['way']}: {verdict['of_regular']:.2f} of regular decoding's speed, "
-            f"{verdict['of_best']:.2f} of the best fixed number's ({verdict['best']} over all)"
-        )
-
-
-def measure(
+def compare(
     subject: Subject, prompts: Workload, temp: float, batch_size: int, args: argparse.Namespace
 ) -> Iterator[dict]:
-    """Runs every way on the prompts: a table for each prompt set that can be told apart.
+    """Runs every way on the prompts: a table for each task that can be told apart.
 
-    At batch 1 a turn is a prompt, so the sets of mixed prompts are reported separately; a larger
-    batch decodes them together, and so they are one set.
+    At batch 1 a turn is a prompt, so the tasks of mixed prompts are reported separately; a larger
+    batch decodes them together, and so they are one.
     """
-    turns = workload.cut(len(prompts.prompts), 1 if batch_size == 1 else len(prompts.prompts))
-    cut = [workload.texts(prompts, turn) for turn in turns]
+    single = batch_size == 1
+    turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
-    ways = {
-        name: decoding(decoder, cut, batch_size, **common, **extra)
-        for name, (decoder, extra) in decoders(subject, args.ways, args.num_draft, temp).items()
+    numbers = {(REGULAR, 0): REGULAR}
+    numbers |= {(way, n): f"{way} {n}" for way in args.ways for n in args.num_draft}
+    ways: dict[str, Callable[[int], Run]] = {
+        name: subject.runs(way, n, turns, batch_size, **common)
+        for (way, n), name in numbers.items()
     }
-    timed = take_turns(ways, len(turns), args.repeats, decided)
-    sets = {name: prompts.of(name) for name in dict.fromkeys(prompts.sets)}
-    if batch_size > 1:
-        sets = {prompts.name: [0]}
-    for name, places in sets.items():
-        part = {way: each.only(places) for way, each in timed.items()}
-        rows = [summarise(way, each, part[REGULAR], temp == 0) for way, each in part.items()]
+    meter = cost_meter(subject, prompts, args.num_draft) if single else None
+    timed, costs = measure(ways, len(turns), args.repeats, meter)
+    parts = {task: prompts.of(task) for task in dict.fromkeys(prompts.tasks)}
+    for task, places in parts.items() if single else [(prompts.name, [0])]:
+        part = {name: each.only(places) for name, each in timed.items()}
         yield {
-            "set": name if name == prompts.name else f"{name}, in a mixed run",
+            "task": task if task == prompts.name else f"{task}, in a mixed run",
             "temp": temp,
             "batch_size": batch_size,
-            "count": len(places) if batch_size == 1 else len(prompts.prompts),
+            "count": len(places) if single else len(prompts.prompts),
             "repeats": args.repeats,
-            "rows": rows,
-            "auto": verdicts(rows),
+            "rows": rows_of(numbers, part, temp == 0, costs),
+            "costs": costs,
         }
 
 
-def decoders(
-    subject: Subject, ways: Sequence[str], lengths: Sequence[int | str], temp: float
-) -> dict[str, tuple[Any, dict]]:
-    """The decoders to compare and their own options, by name; regular decoding is the first."""
-    result = {REGULAR: (subject.regular(), {})}
-    for way in ways:
-        for gamma in lengths:
-            result[f"{way} {gamma}"] = (subject.speculative(way, gamma), {})
-            # What is copied was drawn from nothing, so there both ways of judging hardly differ.
-            if temp > 0 and way == DRAFT:
-                own = {"block_verification": False}
-                result[f"{way} {gamma}, {ONE_BY_ONE}"] = (subject.speculative(way, gamma), own)
-    return result
+def rows_of(
+    numbers: dict[tuple[str, int | str], str],
+    timed: dict[str, Timed],
+    greedy: bool,
+    costs: Costs | None,
+) -> list[dict]:
+    """The figures of every way and number, which `numbers` names; `of_best` None for regular."""
+    regular = timed[REGULAR]
+    rows = [
+        {"proposer": way, "num_draft": n, "way": name, **figures(timed[name], regular, greedy)}
+        for (way, n), name in numbers.items()
+    ]
+    for row in rows:
+        own = [other for other in rows if other["proposer"] == row["proposer"] != REGULAR]
+        fixed = [other for other in own if other["num_draft"] != AUTO]
+        row["of_best"] = of_best(row, fixed) if fixed else None
+        if costs and row["proposer"] != REGULAR:
+            row |= beside_theory(timed[row["way"]], regular, costs)
+    return rows
 
 
-def summarise(way: str, timed: Timed, regular: Timed, greedy: bool) -> dict:
-    """The figures of one way; counts are means over the repeats, as auto may vary.
-
-    Args:
-        way: its name.
-        timed: its times; outcomes are lists of results.
-        regular: those of regular decoding.
-        greedy: whether texts have to be regular decoding's.
-    """
-    repeats = len(timed.seconds)
-    each = [counts([r for turn in row for r in turn]) for row in timed.outcomes]
-    total = {name: sum(one[name] for one in each) / repeats for name in each[0]}
-    return {
-        "way": way,
-        **total,
-        "tokens_per_call": total["decided"] / total["target_calls"],
-        "tokens_per_second": 1 / timed.seconds_a_token(),
-        "speed_up": speed_up(regular, timed),
-        "different": differing(timed.outcomes, regular.outcomes) if greedy else None,
-        "seconds": timed.seconds,
-        "tokens": timed.tokens,
-    }
+def written(table: dict, weights: int) -> str:
+    """A table as it is printed; `weights` are the bytes that a target pass reads."""
+    title = (
+        f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "
+        f"{table['batch_size']}, {table['repeats']} repeats"
+    )
+    parts = [title, report.markdown(COLUMNS, table["rows"])]
+    if costs := table["costs"]:
+        proposing = [row for row in table["rows"] if row["proposer"] != REGULAR]
+        theory = report.markdown({**report.WAY, **report.THEORY}, proposing)
+        parts += [costs_table(costs, weights), theory]
+    return "\n\n".join(parts)
 
 
-def differing(
-    outcomes: Sequence[Sequence[Sequence[Result]]], others: Sequence[Sequence[Sequence[Result]]]
-) -> int:
-    """How many prompts got another text than in `others` at least once; both [R][N] of results."""
-
-    def texts(rows: Sequence[Sequence[Sequence[Result]]]) -> list[list[list[int]]]:
-        return [[result.tokens for turn in row for result in turn] for row in rows]
-
-    ours, theirs = (zip(*texts(rows), strict=True) for rows in (outcomes, others))
-    return sum(a != b for a, b in zip(ours, theirs, strict=True))
-
-
-def same(different: int | None) -> str:
-    """What the table says about the texts."""
-    if different is None:
-        return "sampled"
-    return f"NO: {different}" if different else "yes"
+def costs_table(costs: Costs, weights: int) -> str:
+    """What passes cost."""
+    columns: dict[str, Callable[[dict], str]] = {"M": lambda row: row["name"]}
+    for width in costs.seconds:
+        columns[str(width)] = lambda row, width=width: row["cells"][width]
+    rows = [
+        {"name": "ms", "cells": {m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
+        {"name": "v(M)", "cells": {m: f"{v:.2f}" for m, v in costs.v.items()}},
+    ]
+    return (
+        f"{report.markdown(columns, rows)}\n\nc = {costs.c:.3f}; a target pass over one position "
+        f"reads {weights / 1e6:.1f} MB of weights, {weights / costs.seconds[1] / 1e9:.1f} GB/s"
+    )
 
 
-def verdicts(rows: Sequence[dict]) -> list[dict]:
-    """How auto did, for each way of proposing that has it and a fixed number to compare with.
-
-    The fastest of several noisy rows looks faster than it is. So the number is chosen by one half
-    of the repeats and compared in the other, and the same the other way round.
-
-    Returns:
-        `of_best`: its speed as a share of that of the best fixed number, `of_regular` likewise.
-    """
-    by_way = {row["way"]: row for row in rows}
-    result = []
-    for way in (DRAFT, LOOKUP, BOTH):
-        auto = by_way.get(f"{way} {AUTO}")
-        fixed = [row for name, row in by_way.items() if _is_fixed(name, way)]
-        if auto and fixed:
-            result.append(
-                {
-                    "way": auto["way"],
-                    "best": max(fixed, key=lambda row: row["tokens_per_second"])["way"],
-                    "of_best": of_best(auto, fixed),
-                    "of_regular": auto["tokens_per_second"] / by_way[REGULAR]["tokens_per_second"],
-                }
-            )
-    return result
-
-
-def of_best(auto: dict, fixed: Sequence[dict]) -> float:
-    """The speed of a row as a share of that of the best others, as `verdicts` says."""
-    repeats = range(len(auto["seconds"]))
-    even, odd = repeats[::2], repeats[1::2] or repeats
-    shares = []
-    for chosen_by, compared in ((even, odd), (odd, even)):
-        speeds = [(_speed(row, chosen_by), _speed(row, compared)) for row in fixed]
-        shares.append(_speed(auto, compared) / max(speeds)[1])
-    return sum(shares) / 2
-
-
-def _speed(row: dict, repeats: Sequence[int]) -> float:
-    """Tokens a second in some of the repeats."""
-    tokens, seconds = (median_total([row[k][r] for r in repeats]) for k in ("tokens", "seconds"))
-    return tokens / seconds
-
-
-def _is_fixed(name: str, way: str) -> bool:
-    return name.startswith(f"{way} ") and name.removeprefix(f"{way} ").isdigit()
+def histogram(steps: Sequence[float]) -> str:
+    """How many steps accepted 0, 1, … proposals."""
+    return " ".join(f"{count:.0f}" for count in steps)

@@ -1,20 +1,19 @@
-"""What passes cost here, by measurement: c, v(M), the weights they read, the memory's bandwidth."""
+"""What passes cost here, by measurement: c and v(M), and the weights that a pass reads."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from backend import mx, tree_flatten
 from cache import Cache
 from model import T5
 
 OFFSET = 16  # target position at which passes are measured: the middle of a sentence
-PLACES = (16, 128, 256, 384, 511)  # tokens already generated, where time per token is compared
-COPIED = 2**28  # bytes of the array that is copied: far more than any cache holds
-COPIES = 8  # in a row, so that starting them does not count
+LONGEST = 16  # v(M) is measured up to here at least, which is what auto uses at most
+CHAIN = 5  # draft passes that follow each other, as nothing waits for the device while drafting
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,11 @@ class Round:
 
     Attributes:
         target: M → seconds of a target pass over M positions, its choice of tokens included.
-        draft: gamma → seconds of a draft pass where so many follow each other in a step.
-        places: tokens already generated → seconds of a target pass over the next one.
+        draft: seconds of a draft pass.
     """
 
     target: dict[int, float]
-    draft: dict[int, float]
-    places: dict[int, float] = field(default_factory=dict)
+    draft: float
 
 
 @dataclass(frozen=True)
@@ -39,26 +36,20 @@ class Costs:
     Attributes:
         seconds: M → seconds of a target pass.
         v: the same in units of that over one position.
-        c: gamma → a draft pass in the same unit.
-        places: tokens already generated → seconds of a target pass over the next one.
+        c: a draft pass in the same unit.
     """
 
     seconds: dict[int, float]
     v: dict[int, float]
-    c: dict[int, float]
-    places: dict[int, float] = field(default_factory=dict)
+    c: float
 
     @classmethod
     def of(cls, rounds: Sequence[Round]) -> Costs:
         """The medians of these rounds."""
-        seconds = _medians([each.target for each in rounds])
-        draft = _medians([each.draft for each in rounds])
-        v, c = ({n: s / seconds[1] for n, s in each.items()} for each in (seconds, draft))
-        return cls(seconds, v, c, _medians([each.places for each in rounds]))
-
-
-def _medians(rows: Sequence[dict[int, float]]) -> dict[int, float]:
-    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        widths = rounds[0].target
+        seconds = {m: statistics.median(each.target[m] for each in rounds) for m in widths}
+        draft = statistics.median(each.draft for each in rounds)
+        return cls(seconds, {m: s / seconds[1] for m, s in seconds.items()}, draft / seconds[1])
 
 
 class CostMeter:
@@ -69,9 +60,7 @@ class CostMeter:
         target: T5,
         draft: T5,
         source: int,
-        longest: int,
-        chains: Sequence[int],
-        places: Sequence[int] = (),
+        num_draft: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepares both models.
@@ -80,36 +69,33 @@ class CostMeter:
             target: the model that verifies.
             draft: the model that proposes.
             source: source tokens of the row.
-            longest: the largest M.
-            chains: numbers of draft passes in a row, as nothing waits for the device while
-                drafting.
-            places: tokens already generated, made up, at which to measure as well.
+            num_draft: the most proposals of a step, if that is more than `LONGEST` - 1.
             clock: seconds.
         """
-        self.models = target, draft
-        slots = max([OFFSET + max(longest, *chains), *(place + 1 for place in places)])
-        self.caches = [self._cache(model, source, slots) for model in self.models]
-        self.longest, self.chains, self.places, self.clock = longest, chains, places, clock
+        self.target, self.draft, self.clock = target, draft, clock
+        self.longest = max(LONGEST, num_draft + 1)
+        self.target_cache, self.draft_cache = (
+            self._cache(model, source) for model in (target, draft)
+        )
 
     def measure(self) -> Round:
         """Measures every pass once."""
-        target = {width: self._seconds(0, width, 1) for width in range(1, self.longest + 1)}
-        draft = {gamma: self._seconds(1, 1, gamma) / gamma for gamma in self.chains}
-        places = {place: self._seconds(0, 1, 1, place) for place in self.places}
-        return Round(target, draft, places)
+        widths = range(1, self.longest + 1)
+        target = {m: self._seconds(self.target, self.target_cache, m, 1) for m in widths}
+        return Round(target, self._seconds(self.draft, self.draft_cache, 1, CHAIN) / CHAIN)
 
-    def _seconds(self, which: int, width: int, passes: int, offset: int = OFFSET) -> float:
-        model, cache = self.models[which], self.caches[which]
+    def _seconds(self, model: T5, cache: Cache, width: int, passes: int) -> float:
         tokens = mx.zeros((1, width), mx.int32)
         mx.eval(tokens)
         began = self.clock()
         for i in range(passes):
-            logits = model.decode(tokens, cache, [offset + i])
+            logits = model.decode(tokens, cache, [OFFSET + i])
             tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         mx.eval(tokens)
         return self.clock() - began
 
-    def _cache(self, model: T5, source: int, slots: int) -> Cache:
+    def _cache(self, model: T5, source: int) -> Cache:
+        slots = OFFSET + self.longest
         cache = model.cache(model.encode(mx.zeros((1, source), mx.int32)), capacity=slots)
         mx.eval(cache.state)
         return cache
@@ -130,19 +116,3 @@ def weights_read(model: T5) -> int:
         if name.startswith(head)
         or (name.startswith("decoder.") and not any(part in name for part in once))
     )
-
-
-def copy_bandwidth(
-    repeats: int = 3, size: int = COPIED, clock: Callable[[], float] = time.perf_counter
-) -> list[float]:
-    """Bytes a second, read and written, of an operation on a large array, several times."""
-    array = mx.zeros((size // 4,), mx.float32)
-    mx.eval(array)
-    results = []
-    for _ in range(repeats + 1):
-        began, copy = clock(), array
-        for _ in range(COPIES):
-            copy = copy + 1
-        mx.eval(copy)
-        results.append(2 * size * COPIES / (clock() - began))
-    return results[1:]  # the first also had to ask for the memory

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import TASKS
-from draft_length import AUTO
 from pair import BUNDLED
+
+AUTO = "auto"  # in place of a number of proposals
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
@@ -74,16 +75,18 @@ def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
         )
 
 
-def of_pair(args: argparse.Namespace) -> dict[str, str]:
-    """What the header says about the models and the prompts, with paths as short as can be."""
+def shown(args: argparse.Namespace) -> dict[str, Any]:
+    """What the header says about models and prompts, with paths as short as can be."""
     here = os.path.join(os.getcwd(), "")
     names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
-    facts = {"target": names[0], "draft": names[1]}
-    return facts if args.prompts else {**facts, "seed": args.seed}
+    tasks = " and ".join([args.task] if isinstance(args.task, str) else dict.fromkeys(args.task))
+    prompts = f"{args.count} of {args.prompts or tasks}"
+    facts = {"target": names[0], "draft": names[1], "prompts": prompts}
+    return facts | ({"repeats": args.repeats} if "repeats" in args else {})
 
 
-def add_prompts(parser: argparse.ArgumentParser, count: int, task: Any) -> None:
-    """Which prompts; `task` is the default, a list where several prompt sets may be named."""
+def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
+    """Which prompts; `task` is the default, a list where several tasks may be named."""
     several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
     shown = " ".join(task) if several else task
     add = parser.add_argument
@@ -98,16 +101,15 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: Any) -> None:
         "--prompts",
         metavar="FILE",
         help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
-        "reference in each object",
+        "target in each object",
     )
     add(
         "--count",
         type=at_least(2),
         default=count,
         metavar="N",
-        help="prompts of each set (default: %(default)s)",
+        help="prompts of each task (default: %(default)s)",
     )
-    add("--seed", default="benchmark", metavar="TEXT", help="of the held-out sample")
     add(
         "--max-tokens",
         type=at_least(1),

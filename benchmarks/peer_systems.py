@@ -129,8 +129,10 @@ class Transformers:
             "assistant_confidence_threshold",
         )
         usual = {name: getattr(config, name) for name in names}
-        wanted = usual if num_draft is None else dict(
-            zip(names, (num_draft, "constant", 0.0), strict=True)
+        wanted = (
+            usual
+            if num_draft is None
+            else dict(zip(names, (num_draft, "constant", 0.0), strict=True))
         )
         decode = self.greedy(max_tokens, assistant_model=draft.model)
 

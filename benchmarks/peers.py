@@ -18,6 +18,7 @@ from typing import Any
 from backend import UserError, mx
 from benchmarks import options, report, workload
 from benchmarks.extras import needed
+from benchmarks.figures import Tokens, differing
 from benchmarks.options import AUTO
 from benchmarks.peer_systems import CTranslate2, Decode, Transformers, hugging_face_folder
 from benchmarks.subject import DRAFT, REGULAR, Subject, begin, decoding
@@ -28,14 +29,12 @@ GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
 CT2 = "CTranslate2 greedy"
 PACKAGES = ("torch", "transformers", "ctranslate2")
-Tokens = list[list[int]]
 
 COLUMNS: report.Columns = {
-    "way": lambda row: row["way"],
-    "times regular": lambda row: str(row["of_regular"]),
-    f"times {GREEDY}": lambda row: str(row["of_transformers"]),
-    "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
-    "other texts": lambda row: f"{row['different']} of {row['count']}",
+    **report.WAY,
+    **report.SPEED,
+    f"over {GREEDY}": lambda row: str(row["over_transformers"]),
+    **report.TEXTS,
     "device": lambda row: row["device"],
 }
 
@@ -66,15 +65,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if our own texts differ in float32."""
     needed("torch")
-    prompts = workload.chosen(args.task, args.prompts, args.count, args.seed)
-    shown = f"{len(prompts.prompts)} {prompts.name}"
-    subject, facts = begin(args, command, PACKAGES, prompts=shown, repeats=args.repeats)
+    prompts = workload.chosen(args.task, args.prompts, args.count)
+    subject, facts = begin(args, command, PACKAGES)
     dtype = facts["dtype"]
     ids = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
     with tempfile.TemporaryDirectory() as scratch:
         systems, missing = every_system(subject, dtype, args, Path(scratch))
         timed = measure(systems, ids, args)
-    rows = summarise(timed, {name: device for name, (_, device) in systems.items()}, len(ids))
+    rows = summarise(timed, {name: device for name, (_, device) in systems.items()})
     print(f"\n{report.markdown(COLUMNS, rows)}\n\n{remarks(rows, dtype, missing)}")
     record = {"command": command, "environment": facts, "rows": rows, "left_out": missing}
     report.write_json(args.json, record)
@@ -164,10 +162,10 @@ def measure(
     systems: dict[str, tuple[Decode, str]], ids: Sequence[list[int]], args: argparse.Namespace
 ) -> dict[str, Timed]:
     """Lets all systems take turns; outcomes are the tokens of each prompt of a turn."""
-    turns = workload.cut(len(ids), args.turn)
+    turns = workload.cut(ids, args.turn)
 
     def taking(decode: Decode) -> Callable[[int], Tokens]:
-        return lambda turn: [decode(ids[place]) for place in turns[turn]]
+        return lambda turn: [decode(prompt) for prompt in turns[turn]]
 
     ways = {name: taking(decode) for name, (decode, _) in systems.items()}
     return take_turns(
@@ -179,17 +177,16 @@ def measure(
     )
 
 
-def summarise(timed: dict[str, Timed], devices: dict[str, str], count: int) -> list[dict]:
+def summarise(timed: dict[str, Timed], devices: dict[str, str]) -> list[dict]:
     """The figures of every system; the fastest first."""
     regular, transformers = timed[REGULAR], timed.get(GREEDY)
     rows = [
         {
             "way": way,
-            "of_regular": speed_up(regular, each),
-            "of_transformers": speed_up(transformers, each) if transformers else "",
+            "speed_up": speed_up(regular, each),
+            "over_transformers": speed_up(transformers, each) if transformers else "",
             "tokens_per_second": 1 / each.seconds_a_token(),
             "different": differing(each.outcomes, regular.outcomes),
-            "count": count,
             "device": devices[way],
             "ours": way == REGULAR or way.startswith(f"{DRAFT} "),
             "seconds": each.seconds,
@@ -200,18 +197,11 @@ def summarise(timed: dict[str, Timed], devices: dict[str, str], count: int) -> l
     return sorted(rows, key=lambda row: -row["tokens_per_second"])
 
 
-def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """How many prompts got other tokens at least once; both [R][N] of the tokens of each prompt."""
-    flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
-    ours, theirs = (zip(*rows, strict=True) for rows in flat)
-    return sum(a != b for a, b in zip(ours, theirs, strict=True))
-
-
 def remarks(rows: Sequence[dict], dtype: str, missing: dict[str, str]) -> str:
     """What has to be known to read the table."""
     lines = [
-        "regular and draft are this project's. Ratios are of tokens a second, encoding included; "
-        "above 1 is faster. Other texts: prompts whose tokens are not those of regular.",
+        "regular and draft are this project's. Speed-ups are of tokens a second, encoding "
+        "included, over regular. Texts: whether the tokens of all prompts are those of regular.",
     ]
     different = [row["way"] for row in rows if row["different"]]
     if different and dtype == "float32":

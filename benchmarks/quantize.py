@@ -20,7 +20,7 @@ from benchmarks import options, report, workload
 from benchmarks.extras import needed
 from benchmarks.quality import points, quality
 from benchmarks.quantized import Texts, difference, quantized
-from benchmarks.subject import Subject, counts, decoding
+from benchmarks.subject import Subject, begin, counts, decoding
 from benchmarks.workload import Workload
 from config import T5Config
 from decoder import SpeculativeDecoder
@@ -50,7 +50,7 @@ PARTS = MappingProxyType(
 
 SIZE: report.Columns = {
     "bytes": lambda row: f"{row['bytes']:,}",
-    "of bfloat16": lambda row: f"{row['of_bfloat16']:.1%}",
+    "of bfloat16": lambda row: report.percent(row["of_bfloat16"]),
 }
 TARGETS: report.Columns = {
     "target": lambda row: row["way"],
@@ -63,13 +63,13 @@ TARGETS: report.Columns = {
     "chrF to it": points("chrf_lossless"),
     "exact match": points("exact_match"),
     "chrF": points("chrf"),
-    "acceptance": lambda row: f"{row['acceptance_rate']:.1%}",
+    **report.ACCEPTANCE,
 }
 DRAFTS: report.Columns = {
     "draft": lambda row: row["way"],
     **SIZE,
-    "acceptance": TARGETS["acceptance"],
-    "tokens/call": lambda row: f"{row['tokens_per_call']:.2f}",
+    **report.ACCEPTANCE,
+    **report.TOKENS_PER_CALL,
     "same text": TARGETS["same text"],
 }
 NOTES = (
@@ -87,25 +87,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--num-draft", type=options.at_least(1), default=5, metavar="N", help="default: 5")
     add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    parser.set_defaults(dtype="float32")
 
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if a quantised draft changes a text."""
     needed("sacrebleu")
-    report.check_writable(args.json)
-    subject = Subject.load(args.model, args.draft_model, "float32")
+    subject, facts = begin(args, command, ["sacrebleu"], num_draft=args.num_draft)
     for name, model in ((args.model, subject.target), (args.draft_model, subject.draft)):
         require_unquantized(name, model)
-    facts = report.environment("float32", ["sacrebleu"])
-    print(report.header(facts, command, **options.of_pair(args), num_draft=args.num_draft))
     tables = []
     for task in [None] if args.prompts else list(dict.fromkeys(args.task)):
-        prompts = workload.chosen(task, args.prompts, args.count, args.seed)
+        prompts = workload.chosen(task, args.prompts, args.count)
         trial = Trial(subject, prompts, args)
         targets, drafts = trial.targets(), trial.drafts()
         print(f"\n{prompts.name}: {len(prompts.prompts)} prompts, {trial.positions} tokens")
         print(f"\n{report.markdown(TARGETS, targets)}\n\n{report.markdown(DRAFTS, drafts)}")
-        table = {"set": prompts.name, "count": len(prompts.prompts), "tokens": trial.positions}
+        table = {"task": prompts.name, "count": len(prompts.prompts), "tokens": trial.positions}
         tables.append({**table, "targets": targets, "drafts": drafts})
     print(f"\n{NOTES}")
     report.write_json(args.json, {"command": command, "environment": facts, "tables": tables})

@@ -20,6 +20,35 @@ from linear import openblas
 Columns = Mapping[str, Callable[[dict], str]]
 
 
+def percent(share: float | None) -> str:
+    """A share as a table writes it; nothing if it is unknown."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def texts(different: int | None) -> str:
+    """What a table says about the texts beside those of regular decoding; None: they may differ."""
+    if different is None:
+        return "sampled"
+    return f"{different} DIFFER" if different else "equal"
+
+
+# What every table calls a figure, and how it writes it.
+WAY: Columns = {"way": lambda row: row["way"]}
+SPEED: Columns = {
+    "tokens/s": lambda row: f"{row['tokens_per_second']:.0f}",
+    "speed-up (range)": lambda row: str(row["speed_up"]),
+}
+TOKENS_PER_CALL: Columns = {"tokens/call": lambda row: f"{row['tokens_per_call']:.2f}"}
+ACCEPTANCE: Columns = {"acceptance": lambda row: percent(row["acceptance_rate"])}
+THEORY: Columns = {  # of decoding alone
+    "α": lambda row: f"{row['alpha']:.3f}",
+    "predicted": lambda row: f"{row['predicted']:.2f}",
+    "measured (range)": lambda row: str(row["decode_speed_up"]),
+    "of predicted": lambda row: f"{row['decode_speed_up'].value / row['predicted']:.2f}",
+}
+TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
+
+
 def threads(environment: Mapping[str, str] = os.environ) -> int:
     """Threads that a BLAS takes here: what the environment says, else all that we may use."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):

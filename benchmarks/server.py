@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import itertools
 import json
-import platform
 import re
 import signal
 import statistics
@@ -26,18 +24,25 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
-from backend import UserError, device_name
-from benchmarks import options, report
-from demo import corpus
-from draft_length import AUTO
-from options import add_models
+from backend import UserError
+from benchmarks import options, report, workload
+from benchmarks.options import AUTO
+from benchmarks.timing import Ratio, spread
 
 SERVER = Path(__file__).parent.parent / "server.py"
-TASKS = {"translate": 1.0, "fix": 0.0, "both": 0.5}  # share of translations among the prompts
-WAYS = ("one at a time", "batched")
+WAYS = SINGLE, BATCHED = ("one at a time", "batched")
+
+COLUMNS: report.Columns = {
+    "clients": lambda row: str(row["clients"]),
+    **report.WAY,
+    "requests/s": lambda row: f"{row['requests_per_second']:.1f}",
+    **report.SPEED,
+    "p50 s": lambda row: f"{row['p50']:.3f}",
+    "p95 s": lambda row: f"{row['p95']:.3f}",
+    **report.TEXTS,
+}
 
 
 @dataclass
@@ -51,7 +56,7 @@ class Measurement:
         tokens: generated in each repeat.
         seconds: wall clock of each repeat.
         latencies: seconds of every request, all repeats together.
-        same: whether every text was that of the first run.
+        different: how many prompts had another text than in the first run at least once.
     """
 
     way: str
@@ -60,7 +65,7 @@ class Measurement:
     tokens: int = 0
     seconds: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
-    same: bool = True
+    different: int = 0
 
     @property
     def throughput(self) -> float:
@@ -145,6 +150,7 @@ def measure(
 ) -> list[Measurement]:
     """Loads every server with every number of clients, in turns."""
     measured = {(n, way): Measurement(way, n, len(prompts)) for n in clients for way in addresses}
+    changed: dict[tuple[int, str], set[int]] = {key: set() for key in measured}
     for address in addresses.values():
         load(address, prompts[: 2 * max(clients)], max(clients), options)
     texts: list[str] = []
@@ -155,38 +161,40 @@ def measure(
             one.seconds.append(seconds)
             one.latencies += latencies
             one.tokens = sum(answer["stats"]["generated_tokens"] for answer in answers)
-            texts = texts or [answer["text"] for answer in answers]
-            one.same &= texts == [answer["text"] for answer in answers]
+            own = [answer["text"] for answer in answers]
+            texts = texts or own
+            changed[n, way] |= {i for i, text in enumerate(own) if text != texts[i]}
+            one.different = len(changed[n, way])
     return list(measured.values())
 
 
-def table(measured: list[Measurement]) -> str:
-    """A Markdown table, one number of clients a row."""
-    lines = [
-        "| clients | one at a time: requests/s | tokens/s | p50 | p95 "
-        "| batched: requests/s | tokens/s | p50 | p95 | throughput (range) |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+def rows_of(measured: Sequence[Measurement]) -> list[dict]:
+    """The figures of every measurement; the speed-up is over serving one at a time."""
+    single = {one.clients: one.seconds for one in measured if one.way == SINGLE}
+    return [
+        {
+            **asdict(one),
+            "requests_per_second": one.throughput,
+            "tokens_per_second": one.tokens / one.requests * one.throughput,
+            "speed_up": throughput_ratio(single[one.clients], one.seconds),
+            "p50": one.percentile(0.5),
+            "p95": one.percentile(0.95),
+        }
+        for one in measured
     ]
-    for n, group in itertools.groupby(measured, key=lambda m: m.clients):
-        single, batched = group
-        cells = [str(n)]
-        for m in (single, batched):
-            speed = m.tokens / m.requests * m.throughput
-            cells += [f"{m.throughput:.1f}", f"{speed:.0f}"]
-            cells += [f"{m.percentile(share):.3f} s" for share in (0.5, 0.95)]
-        ratios = sorted(a / b for a, b in zip(single.seconds, batched.seconds, strict=True))
-        spread = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        lines.append(f"| {' | '.join(cells)} | {statistics.median(ratios):.2f}× {spread} |")
-    return "\n".join(lines)
+
+
+def throughput_ratio(base: Sequence[float], seconds: Sequence[float]) -> Ratio:
+    """How many times as fast as `base`, repeat by repeat: median and range."""
+    return spread([a / b for a, b in zip(base, seconds, strict=True)])
 
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if texts differ that are not to."""
     report.check_writable(args.json)
-    stream = corpus.examples(args.seed, held_out=True, translated=TASKS[args.task])
-    prompts = [example.source for example in itertools.islice(stream, args.requests)]
-    settings = {"max_tokens": 200, "temperature": args.temp}
-    common = ["--num-draft", args.num_draft, "--max-queue", str(max(args.clients))]
+    prompts = workload.chosen(args.task, args.prompts, args.count).prompts
+    settings = {"max_tokens": args.max_tokens, "temperature": args.temp}
+    common = ["--num-draft", str(args.num_draft), "--max-queue", str(max(args.clients))]
     for name in ("model", "draft_model", "dtype"):
         if (value := getattr(args, name)) is not None:
             common += ["--" + name.replace("_", "-"), value]
@@ -198,52 +206,39 @@ def run(args: argparse.Namespace, command: str) -> int:
             }
         except RuntimeError as error:
             raise UserError(str(error).removeprefix("error: ")) from None
-        machine = f"{command}\n{describe(addresses[WAYS[0]], args)}"
-        print(machine, flush=True)
-        measured = measure(addresses, prompts, args.clients, settings, args.repeats)
-    print(table(measured))
-    same = all(m.same for m in measured) or (args.temp > 0 and args.num_draft == AUTO)
-    print(f"all texts equal: {'yes' if all(m.same for m in measured) else 'NO'}")
-    if args.json:
-        record = {"machine": machine, "measurements": [asdict(m) for m in measured]}
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
-    return int(not same)
+        facts = report.environment(dtype_of(addresses[SINGLE]))
+        own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
+        print(report.header(facts, command, **options.shown(args), **own), flush=True)
+        rows = rows_of(measure(addresses, prompts, args.clients, settings, args.repeats))
+    print(f"\n{report.markdown(COLUMNS, rows)}")
+    report.write_json(args.json, {"command": command, "environment": facts, "rows": rows})
+    may_differ = args.temp > 0 and args.num_draft == AUTO
+    return int(any(row["different"] for row in rows) and not may_differ)
 
 
-def describe(address: str, args: argparse.Namespace) -> str:
-    """One line on what was measured, and on which machine."""
+def dtype_of(address: str) -> str:
+    """What a server's model computes in."""
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/v1/models")
-    model = json.loads(connection.getresponse().read())["data"][0]
+    answer = json.loads(connection.getresponse().read())
     connection.close()
-    return (
-        f"{model['id']}, {args.requests} held-out prompts ({args.task}) a run, temp {args.temp}, "
-        f"num_draft {args.num_draft}, max batch {args.max_batch}, {args.repeats} repeats; "
-        f"{platform.machine()} {device_name()}, mlx {version('mlx')}, {model['dtype']}"
-    )
+    return answer["data"][0]["dtype"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_models(parser.add_argument_group("models"))
+    options.add_models(parser)
+    options.add_prompts(parser, 128, workload.MIXED)
     add = parser.add_argument
-    add("--task", choices=list(TASKS), default="both", help="default: %(default)s")
+    number = {"type": options.at_least(1), "metavar": "N"}
+    add("--clients", nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64", **number)
+    add("--max-batch", default=8, help="default: %(default)s", **number)
     add(
-        "--clients",
-        type=options.at_least(1),
-        nargs="+",
-        default=[1, 4, 16, 64],
+        "--num-draft",
+        type=options.num_draft,
+        default=5,
         metavar="N",
-        help="numbers",
+        help="a number or auto (default: %(default)s)",
     )
-    add(
-        "--requests",
-        type=options.at_least(1),
-        default=128,
-        help="in each run (default: %(default)s)",
-    )
-    add("--max-batch", type=options.at_least(1), default=8, help="default: %(default)s")
-    add("--num-draft", default="5", help="a number or auto (default: %(default)s)")
     add("--temp", type=options.between(0, 100), default=0.0, help="default: %(default)s")
-    add("--seed", default="load", help="of the held-out sample")
     options.add_measuring(parser, 3)

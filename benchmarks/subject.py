@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend import UserError, mx
@@ -43,6 +43,21 @@ class Passes:
 
 
 @dataclass
+class Run:
+    """What a turn of decoding made.
+
+    Attributes:
+        results: of its prompts.
+        widths: positions a row → passes of the target.
+        draft_passes: passes of the draft.
+    """
+
+    results: list[Result]
+    widths: Counter
+    draft_passes: int
+
+
+@dataclass
 class Subject:
     """A pair, loaded.
 
@@ -52,8 +67,8 @@ class Subject:
         tokenizer: of both.
     """
 
-    target: T5
-    draft: T5
+    target: T5 | Passes
+    draft: T5 | Passes
     tokenizer: Any
 
     @classmethod
@@ -75,9 +90,9 @@ class Subject:
         """The target alone."""
         return SpeculativeDecoder(self.target, None, self.tokenizer)
 
-    def drafter(self, way: str, draft: T5 | Passes | None = None) -> Drafter:
-        """What proposes: one of `WAYS`, with this draft model instead of the subject's."""
-        model = DraftModel(draft or self.draft, self.target)
+    def drafter(self, way: str) -> Drafter:
+        """What proposes: one of `WAYS`."""
+        model = DraftModel(self.draft, self.target)
         if way == DRAFT:
             return model
         copy = SourceCopy.of(self.tokenizer)
@@ -89,17 +104,27 @@ class Subject:
             self.target, self.drafter(way), self.tokenizer, num_draft, delta=delta
         )
 
-    def counted(
-        self, way: str | None, num_draft: int | str = 1, delta: float = 0.0
-    ) -> tuple[SpeculativeDecoder, Passes, Passes]:
-        """A decoder (regular if `way` is None) and what counts its target's and draft's passes."""
-        target, draft = Passes(self.target), Passes(self.draft)
-        drafter = self.drafter(way, draft) if way else None
-        return (
-            SpeculativeDecoder(target, drafter, self.tokenizer, num_draft, delta=delta),
-            target,
-            draft,
-        )
+    def runs(
+        self,
+        way: str,
+        num_draft: int | str,
+        turns: Sequence[Sequence[str]],
+        batch_size: int = 1,
+        delta: float = 0.0,
+        **options: Any,
+    ) -> Callable[[int], Run]:
+        """What decodes the prompts of a turn, `REGULAR` or by one of `WAYS`, and counts passes."""
+        own = replace(self, target=Passes(self.target), draft=Passes(self.draft))
+        decoder = own.regular() if way == REGULAR else own.speculative(way, num_draft, delta)
+        decode = decoding(decoder, turns, batch_size, **options)
+
+        def run(turn: int) -> Run:
+            own.target.widths.clear()
+            own.draft.widths.clear()
+            results = decode(turn)
+            return Run(results, Counter(own.target.widths), own.draft.widths.total())
+
+        return run
 
 
 def begin(
@@ -122,7 +147,7 @@ def begin(
     report.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
     facts = report.environment(report.dtype_of(subject.target), packages)
-    print(report.header(facts, command, **options.of_pair(args), **more))
+    print(report.header(facts, command, **options.shown(args), **more))
     return subject, facts
 
 
@@ -144,12 +169,12 @@ def decoding(
     return run
 
 
-def decided(results: list[Result]) -> int:
+def decided(results: Sequence[Result]) -> int:
     """Tokens of results, EOS included."""
     return sum(round(r.stats.tokens_per_call * r.stats.target_calls) for r in results)
 
 
-def counts(results: list[Result]) -> dict[str, int]:
+def counts(results: Sequence[Result]) -> dict[str, int]:
     """The counts of results, added up."""
     stats = [result.stats for result in results]
     names = ("target_calls", "drafted", "accepted")

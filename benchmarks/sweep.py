@@ -17,26 +17,20 @@ from backend import UserError
 from benchmarks import options, plot, report, theory, workload
 from benchmarks.costs import Costs
 from benchmarks.extras import needed
+from benchmarks.figures import beside_theory, cost_meter, figures, measure
 from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
-from benchmarks.speed import COSTS, cost_meter, prediction, run_turns, times
 from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, begin, decoding
-from benchmarks.timing import Timed
 from benchmarks.workload import Workload
 
 Setting = tuple[float, int]  # delta, gamma
-KEPT = ("tokens_per_call", "alpha", "c", "v", "speed_up", "decode_speed_up", "tokens_per_second")
-TIMES = ("seconds", "encode_seconds", "decode_seconds", "tokens", "different")
-
 
 COLUMNS: report.Columns = {
     "delta": lambda row: f"{row['delta']:g}",
     "num-draft": lambda row: f"{row['num_draft']}",
-    "alpha": lambda row: f"{row['alpha']:.3f}",
-    "tokens/call": lambda row: f"{row['tokens_per_call']:.2f}",
-    "theory": lambda row: f"{row['predicted']:.2f}",
-    "decoding measured": lambda row: str(row["decode_speed_up"]),
-    "speed-up": lambda row: str(row["speed_up"]),
+    **report.SPEED,
+    **report.TOKENS_PER_CALL,
+    **report.THEORY,
     "exact match": points("exact_match"),
     "chrF": points("chrf"),
     "exact match, delta 0": points("exact_match_lossless"),
@@ -102,61 +96,61 @@ def run(args: argparse.Namespace, command: str) -> int:
     for package in ("sacrebleu", "matplotlib"):
         needed(package)
     picture, sheet = (args.output.with_name(args.output.name + end) for end in (".png", ".csv"))
-    figures = args.json or args.output.with_name(args.output.name + ".json")
-    report.check_writable(figures, picture, sheet)
-    prompts = workload.chosen(args.task, args.prompts, args.count, args.seed)
-    judged = workload.chosen(args.task, args.prompts, args.quality_count, args.seed)
-    counts = {"timed": f"{len(prompts.prompts)} {prompts.name}", "judged": len(judged.prompts)}
-    packages = ["sacrebleu", "matplotlib"]
-    subject, facts = begin(args, command, packages, **counts, repeats=args.repeats)
+    figures_file = args.json or args.output.with_name(args.output.name + ".json")
+    report.check_writable(figures_file, picture, sheet)
+    prompts = workload.chosen(args.task, args.prompts, args.count)
+    judged = workload.chosen(args.task, args.prompts, args.quality_count)
+    packages, count = ["sacrebleu", "matplotlib"], len(judged.prompts)
+    subject, facts = begin(args, command, packages, judged=count)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
-    timed = measure(subject, prompts, settings, args)
-    costs = Costs.of([each for row in timed.pop(COSTS).outcomes for each in row])
-    rows = with_theory([row_of(setting, timed, costs) for setting in settings], costs)
+    rows, costs, regular = timings(subject, prompts, settings, args)
     qualities = judge(subject, judged, settings, args)
     rows = [row | own for row, own in zip(rows, qualities, strict=True)]
-    advice = explain(rows, args.tolerance, counts["judged"])
-    print(f"\n{report.markdown(COLUMNS, rows)}\n\n{advice}")
+    print(f"\n{report.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
-    plot.draw(rows, best, title(facts, args, counts), picture)
+    plot.draw(rows, best, title(facts, args, count), picture)
     write_csv(sheet, rows)
-    record = {"command": command, "environment": facts, **counts, "costs": costs, "rows": rows}
-    regular = {name: getattr(timed[REGULAR], name) for name in ("seconds", "tokens")}
     best = best and {name: best[name] for name in ("delta", "num_draft")}
-    report.write_json(figures, {**record, "regular": regular, "recommended": best})
-    print(f"wrote {sheet}, {picture} and {figures}")
+    record = {"command": command, "environment": facts, "judged": count, "recommended": best}
+    report.write_json(figures_file, {**record, "costs": costs, "regular": regular, "rows": rows})
+    print(f"wrote {sheet}, {picture} and {figures_file}")
     changed = any(row["delta"] == 0 and row["different"] for row in rows)
     return int(changed and facts["dtype"] == "float32")
 
 
-def title(facts: dict, args: argparse.Namespace, counts: dict) -> str:
+def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
     """What the picture says about where it comes from."""
-    pair = options.of_pair(args)
+    run = options.shown(args)
     return (
-        f"{pair['target']} with {pair['draft'] if args.way == DRAFT else args.way}: "
-        f"{counts['timed']} prompts timed {args.repeats} times, {counts['judged']} judged\n"
+        f"{run['target']} with {run['draft'] if args.way == DRAFT else args.way}: prompts "
+        f"{run['prompts']} timed {args.repeats} times, {judged} judged\n"
         f"{facts['machine']}, {facts['cores']} cores, {facts['device']}, mlx {facts['mlx']}, "
         f"{facts['dtype']}"
     )
 
 
-def measure(
+def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
-) -> dict[Any, Timed]:
-    """Lets regular decoding, every setting and the measuring of costs take turns."""
-    decoders: dict[Any, tuple] = {REGULAR: subject.counted(None)}
-    for delta, gamma in settings:
-        decoders[delta, gamma] = subject.counted(args.way, gamma, delta)
-    return run_turns(decoders, prompts, cost_meter(subject, prompts, args.num_draft), args)
+) -> tuple[list[dict], Costs, dict]:
+    """Times regular decoding, every setting and the passes in turns.
 
-
-def row_of(setting: Setting, timed: dict[Any, Timed], costs: Costs) -> dict:
-    """What one setting took and what was kept of its proposals."""
-    delta, gamma = setting
-    measured = times(timed[setting], timed[REGULAR])
-    counted = prediction(timed[setting], costs, str(gamma))
-    figures = measured | counted
-    return {"delta": delta, "num_draft": gamma} | {name: figures[name] for name in KEPT + TIMES}
+    Returns:
+        The figures of each setting, what passes cost, and the times of regular decoding.
+    """
+    turns, longest = workload.cut(prompts.prompts, 1), {"max_tokens": args.max_tokens}
+    ways: dict[Any, Any] = {REGULAR: subject.runs(REGULAR, 0, turns, **longest)}
+    for delta, n in settings:
+        ways[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
+    meter = cost_meter(subject, prompts, args.num_draft)
+    timed, costs = measure(ways, len(turns), args.repeats, meter)
+    regular = timed[REGULAR]
+    rows = [
+        {"delta": delta, "num_draft": n, **figures(timed[delta, n], regular)}
+        | beside_theory(timed[delta, n], regular, costs)
+        for delta, n in settings
+    ]
+    own = {name: getattr(regular, name) for name in ("seconds", "tokens")}
+    return with_theory(rows, costs), costs, own
 
 
 def with_theory(rows: Sequence[dict], costs: Costs) -> list[dict]:

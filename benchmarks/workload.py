@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import console
 from backend import UserError
-from demo import corpus
+from pair import BUNDLED
 
-SHARES = {"translate": 1.0, "fix": 0.0}  # of translations in the stream of examples
-MIXED = "mixed"  # both, shuffled
-TASKS = (*SHARES, MIXED)
+HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, in turn
+MIXED = "mixed"  # both tasks, in turn
+TASKS = ("translate", "fix", MIXED)
 
 
 @dataclass(frozen=True)
@@ -23,48 +23,44 @@ class Workload:
     """Prompts with what is known about them.
 
     Attributes:
-        name: of the prompt set.
+        name: the task, or the file's name.
         prompts: the texts.
         references: the right answers; None if they are not known.
-        sets: which prompt set each of them is from.
+        tasks: which task each of them is from, or the file's name.
     """
 
     name: str
     prompts: list[str]
     references: list[str] | None
-    sets: list[str]
+    tasks: list[str]
 
-    def of(self, name: str) -> list[int]:
-        """The places of the prompts that come from one set."""
-        return [place for place, own in enumerate(self.sets) if own == name]
+    def of(self, task: str) -> list[int]:
+        """The places of the prompts of one task."""
+        return [place for place, own in enumerate(self.tasks) if own == task]
 
 
-def held_out(task: str, count: int, seed: str) -> Workload:
-    """Prompts that the bundled pair has not seen in training.
+def held_out(task: str, count: int) -> Workload:
+    """The first prompts of a task that the bundled pair has not seen in training.
 
     Args:
-        task: "translate", "fix", or "mixed" for half of each, shuffled.
+        task: one of `TASKS`.
         count: how many.
-        seed: of the sample.
+
+    Raises:
+        UserError: there are not so many.
     """
-    if task == MIXED:
-        parts = held_out("translate", count - count // 2, seed), held_out("fix", count // 2, seed)
-        columns = [
-            [item for part in parts for item in getattr(part, name)]
-            for name in ("prompts", "references", "sets")
-        ]
-        places = random.Random(f"mixed {seed}").sample(range(count), count)
-        return Workload(MIXED, *([column[place] for place in places] for column in columns))
-    stream = corpus.examples(seed, held_out=True, translated=SHARES[task])
-    examples = list(itertools.islice(stream, count))
-    prompts, references = [e.source for e in examples], [e.target for e in examples]
-    return Workload(task, prompts, references, [task] * count)
+    records = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()]
+    known = [record for record in records if task in (MIXED, record["task"])]
+    if count > len(known):
+        raise UserError(f"there are {len(known)} held-out prompts of {task}, not {count}")
+    columns = ([record[key] for record in known[:count]] for key in ("prompt", "target", "task"))
+    return Workload(task, *columns)
 
 
 def from_file(path: str, count: int) -> Workload:
     """The first prompts of a file, as main.py reads it, and as many as there are at most.
 
-    In a .jsonl an object may have a "reference" beside its "prompt"; it counts if all have one.
+    In a .jsonl an object may have a "target" beside its "prompt"; it counts if all have one.
 
     Raises:
         UserError: the file cannot be used.
@@ -80,22 +76,17 @@ def from_file(path: str, count: int) -> Workload:
     references = None
     if path.endswith(".jsonl"):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")[: len(prompts)]
-        given = [json.loads(line).get("reference") for line in lines]
+        given = [json.loads(line).get("target") for line in lines]
         references = given if all(isinstance(text, str) for text in given) else None
     name = Path(path).name
     return Workload(name, prompts, references, [name] * len(prompts))
 
 
-def chosen(task: str, file: str | None, count: int, seed: str) -> Workload:
+def chosen(task: str, file: str | None, count: int) -> Workload:
     """The prompts that the options ask for."""
-    return from_file(file, count) if file else held_out(task, count, seed)
+    return from_file(file, count) if file else held_out(task, count)
 
 
-def cut(places: int, size: int) -> list[range]:
-    """Consecutive places in turns of this size; the last may be smaller."""
-    return [range(first, min(first + size, places)) for first in range(0, places, size)]
-
-
-def texts(workload: Workload, places: Sequence[int]) -> list[str]:
-    """The prompts at these places."""
-    return [workload.prompts[place] for place in places]
+def cut(items: Sequence[Any], size: int) -> list[list[Any]]:
+    """Consecutive items in turns of this size; the last may be smaller."""
+    return [list(items[first : first + size]) for first in range(0, len(items), size)]

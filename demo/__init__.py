@@ -1,1 +1,1 @@
-"""The demonstration pair: grammar, training recipe and evaluation."""
+"""The bundled pair, `grow.py` to give it a real model's size, and the recipe that made it."""

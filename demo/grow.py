@@ -1,9 +1,9 @@
-"""Makes a model of a real size from one of the bundled pair: the same text at the real cost.
+"""Grows a model of the bundled pair to a real size: the same text at the real cost.
 
-    python demo/grow.py --shape t5-base --from demo/target --path models/demo-base
+    python -m demo.grow --shape t5-base --from demo/target --path models/demo-base
 
 What is added costs time and memory and changes no logit (widening.py says how). The output is a
-Hugging Face folder, so convert.py and every other tool treats it like a download.
+Hugging Face folder, which convert.py and every other tool reads like a download.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from backend import UserError, mx  # noqa: E402
-from checkpoint import Checkpoint, open_checkpoint  # noqa: E402
-from config import T5Config  # noqa: E402
-from console import Parser  # noqa: E402
-from demo.widening import SIZES, Widened, Widening  # noqa: E402
-from model import expected_parameters, select_tensors  # noqa: E402
-from model_folder import (  # noqa: E402
+from backend import UserError, mx
+from checkpoint import Checkpoint, open_checkpoint
+from config import T5Config
+from console import Parser
+from demo.widening import SIZES, Widened, Widening
+from model import expected_parameters, select_tensors
+from model_folder import (
     BLOCK_BYTES,
     is_model_file,
     new_model_folder,
@@ -34,9 +32,9 @@ from model_folder import (  # noqa: E402
     write_json,
     write_shards,
 )
-from output_folder import check_output, clear_away_when_terminated  # noqa: E402
-from stored_tensor import READABLE  # noqa: E402
-from weights import HEAD, cast, read_config, tensor_names  # noqa: E402
+from output_folder import check_output
+from stored_tensor import READABLE
+from weights import HEAD, cast, read_config, tensor_names
 
 SHARD_BYTES = 2_000_000_000
 
@@ -59,7 +57,7 @@ SHAPES = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Step:
+class GrownTensor:
     """One tensor of the grown model.
 
     Attributes:
@@ -101,17 +99,17 @@ def grow(
     Args:
         source: a Hugging Face folder of a T5, such as demo/target.
         path: the folder to write; it appears only when it is complete.
-        sizes: what shall be larger, by the names in config.json; the rest stays as it is.
+        sizes: the sizes to enlarge, by their names in config.json; the others stay.
         dtype: "float32", "bfloat16" or "float16".
         seed: of the random numbers; the same seed gives the same bytes.
         overwrite: replace the model that is at `path`.
 
     Returns:
-        The numbers of parameters of the source and of the model written.
+        The number of parameters of the source, and of the model written.
 
     Raises:
-        UserError: a size less than the source's, an output that exists, a source that is no T5,
-            or too little disk space. Nothing is left behind.
+        UserError: a size is less than the source's, the output exists, the source is no T5, or
+            there is too little disk space. Nothing is left behind.
     """
     source, path = Path(source), Path(path).expanduser().resolve()
     if seed < 0:
@@ -126,20 +124,21 @@ def grow(
         widening = Widening(config, sizes)
         T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
         with open_checkpoint(source) as checkpoint:
-            steps = plan(widening, checkpoint, dtype)
-            shards = split(steps, SHARD_BYTES)
+            tensors = plan(widening, checkpoint, dtype)
+            shards = split(tensors, SHARD_BYTES)
             with new_model_folder(path, overwrite, source, shards) as partial:
                 write_shards(
-                    partial, shards, lambda step: step.blocks(checkpoint, seed), "pt", "growing"
+                    partial, shards, lambda tensor: tensor.blocks(checkpoint, seed), "pt", "growing"
                 )
                 write_json(partial / "config.json", grown_config(raw, widening, dtype))
-            small = sum(math.prod(checkpoint.shape(step.source)) for step in steps if step.source)
+            sources = (tensor.source for tensor in tensors if tensor.source)
+            small = sum(math.prod(checkpoint.shape(name)) for name in sources)
     except OSError as error:
         raise UserError(f"cannot write {path} from {source}: {error}") from error
-    return small, sum(math.prod(step.content.shape) for step in steps)
+    return small, sum(math.prod(tensor.content.shape) for tensor in tensors)
 
 
-def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[Step]:
+def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTensor]:
     """What each tensor of the grown model holds, in the order they are written.
 
     Args:
@@ -157,7 +156,9 @@ def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[Step]:
         checkpoint.require_readable(name)
     shapes = expected_parameters(widening.result, separate_head=HEAD in sources)
     return [
-        Step(name, sources.get(ours), widening.tensor(ours, shapes[ours], ours in sources), dtype)
+        GrownTensor(
+            name, sources.get(ours), widening.tensor(ours, shapes[ours], ours in sources), dtype
+        )
         for name, ours in tensor_names(widening.result).items()
         if ours in shapes
     ]
@@ -218,5 +219,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    clear_away_when_terminated()
     sys.exit(main())

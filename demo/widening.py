@@ -68,8 +68,8 @@ class Widened:
 
     Attributes:
         shape: its shape; a vector counts as a matrix of one column.
-        centre: mean of its random numbers.
-        spread: how far they go from there; they are uniform.
+        centre: mean of its uniform random numbers.
+        spread: the furthest they lie from it.
         patches: what is not random.
         rows: where the source's rows go, if there is a source.
         columns: where the source's columns go.

@@ -19,6 +19,7 @@ from typing import Any
 
 from backend import UserError
 from prompts import token_ids
+from ranges import RANGES
 from results import Settings
 from serving import api
 from serving.errors import ApiError
@@ -218,7 +219,12 @@ class Service:
         asked = body.draft or body.num_draft
         if asked and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        return replace(self.defaults, **{k: v for k, v in given.items() if v is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        for name, value in given.items():  # the schema knows no limits of float32
+            if name in RANGES and not RANGES[name].holds(value):
+                field = {"temp": "temperature"}.get(name, name)
+                raise ApiError(400, f"{field}: it must be {RANGES[name].expected}", field)
+        return replace(self.defaults, **given)
 
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import backend
-from backend import hint, load_openblas, mx
+from backend import LONGEST_MESSAGE, UserError, hint, load_openblas, mx, shown
 
 ROOT = Path(backend.__file__).parent
 
@@ -88,3 +88,31 @@ def test_importing_anything(platform, installed, loads, hints):
 
 def test_cpu_only():
     assert backend.cpu_only() is (mx.default_device().type == mx.DeviceType.cpu)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("shared.weight", "shared.weight"),
+        ("Übung 猫", "Übung 猫"),
+        ("\x1b[2J\nerror: \u202e", r"\x1b[2J\nerror: \u202e"),
+        ("\udcff", r"\udcff"),
+        ("a" * 1_000_000, "a" * 100 + "…"),
+        (["a", 1], "['a', 1]"),
+    ],
+)
+def test_what_is_quoted_of_a_file(value, expected):
+    assert shown(value) == expected
+
+
+def test_what_is_quoted_of_deep_lists_and_of_long_ones():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    assert len(shown(deep)) < 110 and len(shown([deep] * 100_000)) < 110
+
+
+def test_an_error_is_one_line_that_a_terminal_can_show():
+    error = str(UserError("\x1b[31m" + "a\n" * 1_000_000 + "the cure"))
+    assert error.isprintable() and len(error) < 2 * LONGEST_MESSAGE
+    assert error.startswith(r"\x1b[31ma\na") and error.endswith("the cure")

@@ -16,7 +16,7 @@ def test_the_program_has_all_subcommands():
         [sys.executable, str(ROOT / "benchmark.py"), "--help"], capture_output=True, text=True
     )
     assert shown.returncode == 0
-    for name in ("compare", "speed", "sweep", "peers", "quantize"):
+    for name in ("compare", "sweep", "peers", "quantize", "memory", "server"):
         assert f"\n    {name} " in shown.stdout
 
 
@@ -38,7 +38,8 @@ def test_ctrl_c_has_the_status_that_shells_expect(monkeypatch):
         (["compare", "--num-draft", "0"], "give a whole number from 1"),
         (["compare", "--temp", "-1"], "give a number from 0"),
         (["compare", "--count", "x"], "give a whole number from 2"),
-        (["speed", "--way", "x"], "invalid choice: 'x'"),
+        (["compare", "--count", "1001"], "there are 1000 held-out prompts of translate"),
+        (["compare", "--ways", "x"], "invalid choice: 'x'"),
         (["sweep", "--delta", "1.5"], "give a number from 0 to 1, not '1.5'"),
         (["sweep", "--num-draft", "auto"], "give a whole number from 1, not 'auto'"),
         ([], "required: SUBCOMMAND"),

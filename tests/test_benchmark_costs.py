@@ -3,7 +3,7 @@
 import pytest
 
 from backend import mx, nn
-from benchmarks.costs import CostMeter, Costs, Round, copy_bandwidth, weights_read
+from benchmarks.costs import CHAIN, OFFSET, CostMeter, Costs, Round, weights_read
 from config import T5Config
 from model import T5
 
@@ -13,14 +13,15 @@ CONFIG = T5Config(vocab_size=32, num_decoder_layers=3, **SIZES)
 
 def test_costs_are_medians_in_units_of_a_pass_over_one_position():
     rounds = [
-        Round({1: 2.0, 2: 3.0}, {5: 1.0}, {16: 2.0}),
-        Round({1: 1.0, 2: 9.0}, {5: 0.5}, {16: 5.0}),
-        Round({1: 4.0, 2: 5.0}, {5: 0.25}, {16: 3.0}),
+        Round({1: 2.0, 2: 3.0}, 1.0),
+        Round({1: 1.0, 2: 9.0}, 0.5),
+        Round({1: 4.0, 2: 5.0}, 0.25),
     ]
-    assert Costs.of(rounds) == Costs({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, {5: 0.25}, {16: 3.0})
+    assert Costs.of(rounds) == Costs({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, 0.25)
 
 
-def test_a_round_times_every_width_and_each_chain_of_draft_passes():
+@pytest.mark.parametrize(("num_draft", "longest"), [(5, 16), (69, 70)])
+def test_a_round_times_every_width_and_a_chain_of_draft_passes(num_draft, longest):
     models = T5(CONFIG), T5(CONFIG)
     calls = {id(model): [] for model in models}
 
@@ -36,20 +37,11 @@ def test_a_round_times_every_width_and_each_chain_of_draft_passes():
             return self.model.decode(tokens, cache, offsets)
 
     ticks = iter(range(1000))
-    meter = CostMeter(
-        *map(Watched, models),
-        source=5,
-        longest=70,
-        chains=[1, 3],
-        places=[16, 200],
-        clock=lambda: next(ticks),
-    )
-    measured = meter.measure()
-    chains, places = {1: 1.0, 3: 1 / 3}, {16: 1, 200: 1}
-    assert measured == Round(dict.fromkeys(range(1, 71), 1), chains, places)
+    meter = CostMeter(*map(Watched, models), 5, num_draft, clock=lambda: next(ticks))
+    assert meter.measure() == Round(dict.fromkeys(range(1, longest + 1), 1), 1 / CHAIN)
     target, draft = (calls[id(model)] for model in models)
-    assert target == [(width, 16) for width in range(1, 71)] + [(1, 16), (1, 200)]
-    assert draft == [(1, 16), (1, 16), (1, 17), (1, 18)]
+    assert target == [(width, OFFSET) for width in range(1, longest + 1)]
+    assert draft == [(1, OFFSET + i) for i in range(CHAIN)]
 
 
 def test_the_weights_that_a_pass_reads():
@@ -71,9 +63,3 @@ def test_the_weights_of_a_quantised_model():
     before = weights_read(model)
     nn.quantize(model, bits=4, class_predicate=lambda path, module: isinstance(module, nn.Linear))
     assert 0.1 * before < weights_read(model) < 0.25 * before
-
-
-def test_bandwidth_counts_what_is_read_and_what_is_written():
-    ticks = iter([0.0, 9.0, 10.0, 12.0, 20.0, 24.0])
-    measured = copy_bandwidth(repeats=2, size=4000, clock=lambda: next(ticks))
-    assert measured == [pytest.approx(8 * 8000 / 2), pytest.approx(8 * 8000 / 4)]

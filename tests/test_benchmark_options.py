@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,10 +24,13 @@ def test_numbers():
             kind(text)
 
 
-def test_the_header_shortens_paths_and_names_the_seed_of_held_out_prompts():
+def test_the_header_shortens_paths_and_names_the_prompts():
     folder = os.path.join(os.getcwd(), "demo", "target")
-    args = SimpleNamespace(model=folder, draft_model="t5-small", prompts=None, seed="x")
-    target = os.path.join("demo", "target")
-    assert options.of_pair(args) == {"target": target, "draft": "t5-small", "seed": "x"}
+    args = argparse.Namespace(model=folder, draft_model="t5-small", prompts=None)
+    args.task, args.count = "mixed", 9
+    models = {"target": os.path.join("demo", "target"), "draft": "t5-small"}
+    assert options.shown(args) == {**models, "prompts": "9 of mixed"}
+    args.task, args.repeats = ["fix", "translate", "fix"], 3
+    assert options.shown(args) == {**models, "prompts": "9 of fix and translate", "repeats": 3}
     args.prompts = "file"
-    assert options.of_pair(args) == {"target": target, "draft": "t5-small"}
+    assert options.shown(args)["prompts"] == "9 of file"

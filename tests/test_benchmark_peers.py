@@ -48,19 +48,19 @@ def test_ratios_are_to_regular_and_to_transformers_and_the_fastest_is_first():
         "draft 5": timed([[1.0]] * 2, [[[[5, 6, 7], [8]]]] * 2),
         peers.GREEDY: timed([[8.0]] * 2, [[[[5, 6, 7], [8]]], [[[5, 6, 0], [8]]]]),
     }
-    rows = peers.summarise(figures, dict.fromkeys(figures, "cpu"), 2)
+    rows = peers.summarise(figures, dict.fromkeys(figures, "cpu"))
     assert [row["way"] for row in rows] == ["draft 5", "regular", peers.GREEDY]
-    assert [row["of_regular"].value for row in rows] == [4.0, 1.0, 0.5]
-    assert [row["of_transformers"].value for row in rows] == [8.0, 2.0, 1.0]
+    assert [row["speed_up"].value for row in rows] == [4.0, 1.0, 0.5]
+    assert [row["over_transformers"].value for row in rows] == [8.0, 2.0, 1.0]
     assert [row["different"] for row in rows] == [0, 0, 1]
     assert [row["ours"] for row in rows] == [True, True, False]
     cells = [write(rows[0]) for write in peers.COLUMNS.values()]
-    assert cells == ["draft 5", str(Ratio(4, 4, 4)), str(Ratio(8, 8, 8)), "6.0", "0 of 2", "cpu"]
+    assert cells == ["draft 5", "6", str(Ratio(4, 4, 4)), str(Ratio(8, 8, 8)), "equal", "cpu"]
 
 
 def test_without_transformers_there_is_no_ratio_to_it():
-    (row,) = peers.summarise({"regular": REGULAR}, {"regular": "gpu"}, 2)
-    assert row["of_transformers"] == ""
+    (row,) = peers.summarise({"regular": REGULAR}, {"regular": "gpu"})
+    assert row["over_transformers"] == ""
 
 
 def test_a_system_that_fails_is_left_out_with_its_reason():

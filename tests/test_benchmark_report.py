@@ -17,6 +17,11 @@ def test_a_table():
     assert report.markdown(columns, rows) == expected
 
 
+def test_a_figure_that_is_unknown_or_cannot_be():
+    assert [report.percent(share) for share in (None, 0.0, 0.625)] == ["", "0.0%", "62.5%"]
+    assert [report.texts(n) for n in (0, 2, None)] == ["equal", "2 DIFFER", "sampled"]
+
+
 def test_threads_are_what_the_blas_will_take():
     assert report.threads({"OMP_NUM_THREADS": "3"}) == 3
     assert report.threads({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}) == 2
@@ -25,8 +30,8 @@ def test_threads_are_what_the_blas_will_take():
 
 def test_the_header_says_where_figures_come_from():
     facts = report.environment("float32", ["pytest", "no-such-package"])
-    head = report.header(facts, report.command(["speed", "--prompts", "my file"]), seed="x")
-    assert head.startswith("python benchmark.py speed --prompts 'my file'\n")
+    head = report.header(facts, report.command(["compare", "--prompts", "my file"]), seed="x")
+    assert head.startswith("python benchmark.py compare --prompts 'my file'\n")
     assert f"pytest {pytest.__version__}" in head and "no-such-package" not in head
     for part in ("machine ", "cores ", "device ", "mlx ", "dtype float32", "seed x"):
         assert part in head

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import command_line, server
+from benchmarks import command_line, report, server
 from benchmarks.server import Measurement
 
 
@@ -14,41 +14,56 @@ def test_figures_of_literals():
 
 def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
     single = Measurement("one at a time", 4, 10, 50, [4.0, 2.0, 2.0], [0.5] * 20)
-    batched = Measurement("batched", 4, 10, 50, [2.0, 2.0, 0.5], [0.25] * 20)
-    row = server.table([single, batched]).splitlines()[2]
-    assert row == (
-        "| 4 | 5.0 | 25 | 0.500 s | 0.500 s | 5.0 | 25 | 0.250 s | 0.250 s | 2.00× (1.00 to 4.00) |"
-    )
+    batched = Measurement("batched", 4, 10, 50, [2.0, 2.0, 0.5], [0.25] * 20, different=1)
+    table = report.markdown(server.COLUMNS, server.rows_of([single, batched]))
+    first, second = table.splitlines()[2:]
+    speed_up = "1.00 (1.00 to 1.00)"
+    assert first == f"| 4 | one at a time | 5.0 | 25 | {speed_up} | 0.500 | 0.500 | equal |"
+    speed_up = "2.00 (1.00 to 4.00)"
+    assert second == f"| 4 | batched | 5.0 | 25 | {speed_up} | 0.250 | 0.250 | 1 DIFFER |"
+
+
+def test_a_text_that_changes_is_counted_once(monkeypatch):
+    answers = iter(["ab", "ab", "ab", "xb", "ab", "ab"])
+
+    def load(address, prompts, clients, options):
+        texts = next(answers)
+        return 1.0, [1.0], [{"text": t, "stats": {"generated_tokens": 3}} for t in texts]
+
+    monkeypatch.setattr(server, "load", load)
+    addresses = {way: way for way in server.WAYS}
+    measured = server.measure(addresses, ["p", "q"], [1], {}, 2)  # each is warmed up first
+    assert [one.different for one in measured] == [0, 1]
 
 
 def test_both_ways_serve_every_client_the_same(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"
-    argv = ["--clients", "1", "3", "--requests", "5", "--repeats", "1", "--json", str(file)]
+    argv = ["--clients", "1", "3", "--count", "5", "--repeats", "1", "--json", str(file)]
     assert command_line.main(["server", *argv, "--dtype", "float32"]) == 0
-    command, head, *rows, last = capsys.readouterr().out.splitlines()
+    command, head, _, _, _, *rows = capsys.readouterr().out.splitlines()
     assert command.startswith("python benchmark.py server")
-    assert "demo, 5 held-out prompts" in head and "mlx" in head and "float32" in head
-    assert [row.split(" | ")[0] for row in rows[2:]] == ["| 1", "| 3"]
-    assert last == "all texts equal: yes"
+    for fact in ("mlx ", "dtype float32", "prompts 5 of mixed", "max_batch 8"):
+        assert fact in head
+    keys = [(n, way) for n in (1, 3) for way in server.WAYS]
+    assert [tuple(row.split(" | ")[:2]) for row in rows] == [(f"| {n}", way) for n, way in keys]
+    assert all(row.endswith(" | equal |") for row in rows)
     record = json.loads(file.read_text())
-    assert record["machine"] == f"{command}\n{head}"
-    assert [(m["clients"], m["way"]) for m in record["measurements"]] == [
-        (n, way) for n in (1, 3) for way in server.WAYS
-    ]
-    assert all(len(m["latencies"]) == 5 and m["tokens"] > 20 for m in record["measurements"])
+    assert record["command"] == command and record["environment"]["dtype"] == "float32"
+    assert [(row["clients"], row["way"]) for row in record["rows"]] == keys
+    assert all(len(row["latencies"]) == 5 and row["tokens"] > 20 for row in record["rows"])
 
 
 def test_different_texts_are_an_exit_status(monkeypatch, capsys):
     def measure(*args):
-        return [Measurement(w, 1, 1, 1, [1.0], [1.0], same=w != "batched") for w in WAYS]
+        ways = server.WAYS
+        return [Measurement(w, 1, 1, 1, [1.0], [1.0], int(w == "batched")) for w in ways]
 
-    WAYS = server.WAYS
     monkeypatch.setattr(server, "measure", measure)
     monkeypatch.setattr(server, "serving", lambda argv: NoServer())
-    monkeypatch.setattr(server, "describe", lambda address, args: "machine")
+    monkeypatch.setattr(server, "dtype_of", lambda address: "float32")
     assert command_line.main(["server"]) == 1
-    assert "equal: NO" in capsys.readouterr().out
+    assert "| 1 DIFFER |" in capsys.readouterr().out
     assert command_line.main(["server", "--temp", "1", "--num-draft", "auto"]) == 0
 
 

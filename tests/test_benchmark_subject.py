@@ -6,7 +6,17 @@ import pytest
 
 from backend import UserError
 from benchmarks import subject
-from benchmarks.subject import BOTH, DRAFT, LOOKUP, Passes, Subject, counts, decided, decoding
+from benchmarks.subject import (
+    BOTH,
+    DRAFT,
+    LOOKUP,
+    REGULAR,
+    Passes,
+    Subject,
+    counts,
+    decided,
+    decoding,
+)
 from command_line import byte_model
 from drafters import DraftModel
 from pair import BUNDLED
@@ -56,10 +66,20 @@ def test_the_ways_of_proposing():
     assert pair.regular().drafter is None
     relaxed = pair.speculative(DRAFT, 3, 0.5).defaults
     assert (relaxed.num_draft, relaxed.delta) == (3, 0.5)
-    decoder, target, draft = pair.counted(DRAFT, 3)
-    result = decoder.generate("fix grammar: I has a dog.", max_tokens=9)
-    assert target.widths.total() == result.stats.target_calls and draft.widths[1] > 0
-    assert pair.regular().generate("fix grammar: I has a dog.", max_tokens=9).text == result.text
+
+
+def test_the_passes_of_a_turn_are_counted():
+    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+    turns = [["fix grammar: I has a dog."], ["fix grammar: She eat."]]
+    regular, drafted = (pair.runs(way, 3, turns, max_tokens=9) for way in (REGULAR, DRAFT))
+    for turn in (0, 1):
+        first, second = regular(turn), drafted(turn)
+        calls = first.results[0].stats.target_calls
+        assert first.widths == {1: calls} and first.draft_passes == 0
+        assert second.widths.total() == second.results[0].stats.target_calls < calls
+        assert second.draft_passes >= second.results[0].stats.drafted > 0
+        assert drafted(turn).draft_passes == second.draft_passes
+        assert first.results[0].text == second.results[0].text
 
 
 def test_models_that_do_not_belong_together(tmp_path):

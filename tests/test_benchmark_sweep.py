@@ -8,7 +8,7 @@ from benchmarks.costs import Costs
 from benchmarks.timing import Ratio
 
 PNG = b"\x89PNG\r\n\x1a\n"
-COSTS = Costs({}, {1: 1.0, 2: 1.25, 3: 1.5}, {})
+COSTS = Costs({}, {1: 1.0, 2: 1.25, 3: 1.5}, 0.25)
 
 
 def row(delta, gamma, **more):

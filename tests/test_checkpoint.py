@@ -119,6 +119,24 @@ def test_broken_index(tmp_path, text):
         read_weight_map(tmp_path / "index.json")
 
 
+def test_an_index_of_very_many_files_or_of_very_long_names(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {f"{i}": f"{i}" for i in range(2000)}}))
+    with pytest.raises(UserError, match="names 2000 files; at most 1000 are read"):
+        open_checkpoint(tmp_path)
+    index.write_text(json.dumps({"weight_map": {f"{i}": f"\x1b{i:0200}" for i in range(900)}}))
+    with pytest.raises(UserError, match="and 897 more; fetch them") as error:
+        open_checkpoint(tmp_path)
+    assert len(str(error.value)) < 1000 and str(error.value).isprintable()
+
+
+def test_more_tensors_than_any_model_has(tmp_path, monkeypatch):
+    monkeypatch.setattr("checkpoint.MAX_TENSORS", 3)
+    state = {name: torch.zeros(1) for name in "abcd"}
+    with pytest.raises(UserError, match="more than 3 tensors; that is no T5"):
+        open_checkpoint(checkpoints.save(state, tmp_path, shards=2))
+
+
 def test_folder_without_weights(tmp_path):
     (tmp_path / "tf_model.h5").touch()
     with pytest.raises(UserError, match="no model.safetensors.*it holds tf_model.h5"):

@@ -9,6 +9,14 @@ from families import FAMILIES, SHAPE
 RAW = {"model_type": "t5", **SHAPE}
 
 
+def nested(depth: int) -> list:
+    """A list in a list in a list: its `repr` ends with a RecursionError."""
+    result = []
+    for _ in range(depth):
+        result = [result]
+    return result
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_families(family):
     config = T5Config.from_dict(family.raw)
@@ -80,7 +88,10 @@ def test_special_tokens():
         ({"d_ff": -1}, "d_ff"),
         ({"num_heads": 0}, "num_heads"),
         ({"vocab_size": 10**12}, "vocab_size"),
-        ({"num_layers": 100_000}, "layers"),
+        ({"num_layers": 257}, "layers"),
+        ({"num_heads": 2**13, "d_kv": 2**12}, "num_heads times d_kv"),
+        ({"model_type": nested(5000)}, "model_type"),
+        ({"d_ff": nested(5000)}, "d_ff"),
         ({"num_decoder_layers": 100_000}, "layers"),
         ({"relative_attention_num_buckets": 2}, "relative_attention_num_buckets"),
         ({"relative_attention_max_distance": 16}, "relative_attention_max_distance"),

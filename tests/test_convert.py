@@ -136,7 +136,8 @@ def test_what_lies_beside_the_weights(tiny, tmp_path):
         *TOKENIZER_FILES,
     }
     assert (out / "spiece.model").read_text() == "spiece.model"
-    assert json.loads((out / "config.json").read_text()) == {**TINY, "torch_dtype": "float16"}
+    expected = {**TINY, "torch_dtype": "float16", "converted_from": {"folder": "source"}}
+    assert json.loads((out / "config.json").read_text()) == expected
 
 
 def test_a_float32_number_too_large_for_float16(tiny, tmp_path):

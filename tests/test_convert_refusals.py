@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -184,6 +185,7 @@ def test_command_line(tiny, tmp_path, monkeypatch, capsys):
         (["--model", "./nowhere"], "neither a folder nor a Hub id"),
         (["--model", "source", "-q", "--q-bits", "7"], "--q-bits 7 does not exist"),
         (["--model", "source", "--q-bits", "4"], "only together with -q"),
+        (["--model", "source", "--mlx-path", ""], "--mlx-path is empty"),
         (["--model", "empty"], "cannot read empty/config.json"),
         (["--model", "source", "--mlx-path", "file/out"], "cannot convert source to"),
         (["--model", "source", "--dtype", "int8"], "invalid choice: 'int8'"),
@@ -232,6 +234,43 @@ def test_from_the_hub(tiny, tmp_path):
     assert hub.fetched == set(files) - {"tf_model.h5"}
     assert run.stdout == f"{tmp_path / 'models' / 't5-tiny'}\n"
     assert load(tmp_path / "models" / "t5-tiny")
+    config = json.loads((tmp_path / "models" / "t5-tiny" / "config.json").read_text())
+    commit = hashlib.sha1(b"google-t5/t5-tiny").hexdigest()  # of the Hub that the test has
+    assert config["converted_from"] == {"model": "google-t5/t5-tiny", "commit": commit}
+
+
+SLOW = (  # runs a command whose conversion stops for good at its first tensor
+    "import sys, time, runpy\n"
+    "file, *sys.argv[1:] = sys.argv[1:]\n"
+    "sys.argv[0] = file\n"
+    "from safetensors_file import SafetensorsWriter\n"
+    "def slow(self, *arguments):\n"
+    "    print('writing', flush=True); time.sleep(60)\n"
+    "SafetensorsWriter.append = slow\n"
+    "runpy.run_path(file, run_name='__main__')\n"
+)
+
+
+@pytest.mark.parametrize("how", (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+@pytest.mark.parametrize("command", (["main.py", "--prompt", "a"], ["server.py", "--port", "0"]))
+def test_a_conversion_that_another_command_began_leaves_nothing(tiny, tmp_path, how, command):
+    (work := tmp_path / "work").mkdir()
+    files = {file.name: file.read_bytes() for file in tiny.iterdir()}
+    arguments = [str(ROOT / command[0]), *command[1:], "--model", "google-t5/t5-tiny"]
+    with serve(FakeHub({"google-t5/t5-tiny": files})) as hub:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW, *arguments],
+            cwd=work,
+            env=hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout.readline() == b"writing\n"
+        assert len(list((work / "models").iterdir())) == 1
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + how and b"Traceback" not in errors
+    assert list((work / "models").iterdir()) == []
 
 
 @pytest.mark.parametrize(

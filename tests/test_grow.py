@@ -1,4 +1,4 @@
-"""demo/grow.py: a larger model with the same logits, of the published sizes."""
+"""`demo.grow`: a larger model with the same logits, of the published sizes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from checkpoints import siblings
 from config import T5Config
 from convert import convert
 from decoder import SpeculativeDecoder
-from demo import corpus, grow
+from demo import grow
 from demo.widening import SIZES, Widening
 from hub import TOKENIZER_FILES
+from main import DEFAULT_PROMPT
 from model import expected_parameters, load
 from weights import read_config
 
@@ -34,7 +35,7 @@ ODD = {
     "num_layers": 4,
     "num_decoder_layers": 5,
 }
-PROMPTS = (corpus.TRANSLATE + corpus.DEFAULT_SENTENCE, corpus.FIX + "She have a small cats.")
+PROMPTS = (DEFAULT_PROMPT, "fix grammar: She have a small cats.")
 
 
 def logits(folder: Path, dtype: str = "float32") -> np.ndarray:

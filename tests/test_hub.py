@@ -11,7 +11,7 @@ import pytest
 
 from backend import UserError
 from fake_hub import FakeHub, serve
-from hub import choose_files, resolve
+from hub import choose_files, full_id, origin, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
@@ -176,3 +176,18 @@ INDEX = "model.safetensors.index.json"
 )
 def test_choose_files(listed, chosen):
     assert choose_files(listed) == chosen
+
+
+def test_what_is_kept_about_a_source(tmp_path):
+    commit = tmp_path / "models--google-t5--t5-small" / "snapshots" / "abc"
+    of_old = origin("t5-small", None, commit)
+    assert of_old == {"model": "google-t5/t5-small", "commit": "abc"}
+    assert origin("a/t5", "v1", commit) == {"model": "a/t5", "revision": "v1", "commit": "abc"}
+    assert origin(str(tmp_path / "t5" / ".." / "t5"), None, tmp_path / "t5" / ".." / "t5") == {
+        "folder": "t5"
+    }
+    assert [full_id(name) for name in ("t5-3b", "t5", "a/t5-3b")] == [
+        "google-t5/t5-3b",
+        "t5",
+        "a/t5-3b",
+    ]

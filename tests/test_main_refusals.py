@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -25,12 +26,16 @@ from command_line import ROOT, start
         (["--delta", "1.5"], "--delta: .*from 0 to 1"),
         (["--delta", "nan"], "--delta: .*from 0 to 1"),
         (["--temp", "-1"], "--temp: "),
+        (["--temp", "1e-40"], "--temp: give 0 .greedy., or a number from 1.2e-38"),
         (["--top-k", "-1"], "--top-k: "),
         (["--top-p", "0"], "--top-p: "),
         (["-m", "0"], "--max-tokens: "),
         (["--batch-size", "0"], "--batch-size: "),
         (["--seed", "x"], "--seed: "),
-        (["--repetition-penalty", "0"], "--repetition-penalty: .*above 0"),
+        (["--seed", str(2**64)], "--seed: "),
+        (["--max-tokens", "9" * 5000], r"--max-tokens: .*not '9{50,60}…$"),
+        (["--repetition-penalty", "0"], "--repetition-penalty: .*from 1e-30 to 1e30"),
+        (["--repetition-penalty", "1e-300"], "--repetition-penalty: .*from 1e-30 to 1e30"),
         (["--no-repeat-ngram-size", "-1"], "--no-repeat-ngram-size: "),
         (["--min-tokens", "few"], "--min-tokens: "),
         (["--stop", ""], "--stop: .*at least one character"),
@@ -137,6 +142,17 @@ def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
     assert prompts == [str(i) for i in range(len(prompts))]
     assert 0 < len(prompts) < 2000
     assert f"interrupted: {len(prompts)} of 2000 prompts done" in err.decode()
+
+
+def test_a_thousand_million_samples_begin_at_once(models):
+    options = ["-m", "3", "--temp", "1", "--num-samples", "1000000000", "--prompt", "x"]
+    process = start(*models, *options)
+    began = select.select([process.stdout], [], [], 60)[0]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert began and process.returncode == 130
+    assert re.search(r"^interrupted: \d+ of 1000000000 texts done", err.decode(), re.MULTILINE)
+    assert out.count(b"\n") < 10**6
 
 
 def test_a_reader_that_leaves_is_no_error(models):

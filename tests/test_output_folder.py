@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
+import output_folder
 from backend import UserError
 from checkpoints import siblings
 from output_folder import check_output, new_folder, require_space
@@ -70,4 +75,79 @@ def test_what_a_killed_run_had_set_aside_is_put_back(tmp_path):
     assert (tmp_path / "out" / "config.json").read_text() == "old"
     with new_folder(tmp_path / "out", overwrite=True) as partial:
         (partial / "config.json").write_text("new")
+    assert (tmp_path / "out" / "config.json").read_text() == "new"
+
+
+def folder_with(path: Path, content: str) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(content)
+    return path
+
+
+def replace(out: Path) -> None:
+    with new_folder(out, overwrite=True) as partial:
+        (partial / "config.json").write_text("new")
+
+
+@pytest.mark.parametrize("last", (1, 2))
+def test_an_interrupt_right_after_a_renaming_puts_the_old_back(tmp_path, monkeypatch, last):
+    out, rename, done = folder_with(tmp_path / "out", "old"), Path.rename, []
+
+    def interrupted(self: Path, target: Path) -> None:
+        rename(self, target)
+        done.append(target)
+        if len(done) == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace(out)
+    assert siblings(out) == {"out"} and (out / "config.json").read_text() == "old"
+
+
+def test_an_interrupt_at_any_line_loses_nothing(tmp_path):
+    """Every line of output_folder.py in turn, and as often as it is reached."""
+    found, stop = [], 0
+    while len(found) == stop:  # once for each line that is reached
+        (place := tmp_path / str(stop)).mkdir()
+        out, reached = folder_with(place / "out", "old"), 0
+
+        def trace(frame, event, _, stop=stop):
+            nonlocal reached
+            if frame.f_code.co_filename != output_folder.__file__:
+                return None
+            if event == "line":
+                reached += 1
+                if reached > stop:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            replace(out)
+        except KeyboardInterrupt:
+            found.append(reached)
+        finally:
+            sys.settrace(before)
+        with contextlib.suppress(UserError), new_folder(out, overwrite=False):
+            pass  # the next run
+        content = (out / "config.json").read_text()
+        assert content in ("old", "new") and siblings(out) == {"out"}
+        stop += 1
+    assert stop > 30 and content == "new"
+
+
+def test_other_threads_and_signals_somebody_asked_for_are_left_alone(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with new_folder(tmp_path / "out", overwrite=False):
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+        assert signal.getsignal(signal.SIGTERM) is before[0]
+    finally:
+        signal.signal(signal.SIGHUP, before[1])
+    thread = threading.Thread(target=replace, args=(tmp_path / "out",))
+    thread.start()
+    thread.join()
     assert (tmp_path / "out" / "config.json").read_text() == "new"

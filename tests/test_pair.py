@@ -1,5 +1,6 @@
 """Names of models: what each stands for, and what is taken when none is given."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,68 @@ def test_a_file_is_not_a_model_folder():
     Path("config.json").write_text("{}")
     with pytest.raises(UserError, match="config.json is a file"):
         pair.locate("config.json", refuse_to_convert)
+
+
+def converted_from(folder: str, source: str | dict) -> None:
+    """A folder as convert.py writes it from a Hub id, or with another record."""
+    converted(folder)
+    record = source if isinstance(source, dict) else {"model": source, "commit": "0" * 40}
+    text = json.dumps({"model_type": "t5", "converted_from": record})
+    (Path("models") / folder / "config.json").write_text(text)
+
+
+def test_another_owners_model_of_the_same_name_is_refused():
+    converted_from("flan-t5-small", "google/flan-t5-small")
+    for name in ("google/flan-t5-small", "flan-t5-small", "models/flan-t5-small"):
+        assert pair.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+    with pytest.raises(UserError) as error:
+        pair.choose("stranger/flan-t5-small", None)
+    assert str(error.value) == (
+        "models/flan-t5-small was converted from google/flan-t5-small, not from "
+        "stranger/flan-t5-small; give models/flan-t5-small to run it, or convert the other one: "
+        "python convert.py --model stranger/flan-t5-small --mlx-path "
+        "models/stranger-flan-t5-small"
+    )
+    with pytest.raises(UserError, match="not from stranger"):
+        pair.choose("google/flan-t5-small", "stranger/flan-t5-small+lookup")
+
+
+@pytest.mark.parametrize("source", ["google-t5/t5-small", "t5-small"])
+@pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small"])
+def test_an_id_of_old_is_the_same_repository(source, name, capsys):
+    converted_from("t5-small", source)
+    assert pair.locate(name, refuse_to_convert) == Path("models/t5-small")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_strangers_t5_is_none_of_the_original_ones():
+    converted_from("t5-small", "stranger/t5-small")
+    converted_from("t5-11b", "google-t5/t5-11b")
+    for name in ("t5-small", "google-t5/t5-small"):
+        with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
+            pair.locate(name, refuse_to_convert)
+    with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
+        pair.choose(None, None)
+    assert pair.choose("t5-11b", None).draft is None
+    assert pair.locate("models/t5-small") == Path("models/t5-small")
+
+
+@pytest.mark.parametrize("record", [None, {"folder": "flan-t5-small"}, {"model": 3}, [], "x"])
+def test_a_folder_without_a_record_is_taken_with_a_warning(record, capsys):
+    converted_from("flan-t5-small", {})
+    text = json.dumps({"converted_from": record} if record is not None else {})
+    Path("models/flan-t5-small/config.json").write_text(text)
+    assert pair.locate("flan-t5-small", refuse_to_convert) == Path("models/flan-t5-small")
+    assert capsys.readouterr().err == ""
+    name = "google/flan-t5-small"
+    assert pair.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: models/flan-t5-small does not say") and name in warning
+    assert warning.count("\n") == 1
+
+
+@pytest.mark.parametrize("names", [("", None), ("models/x", ""), ("models/x", "+lookup")])
+def test_an_empty_name_is_no_folder(names):
+    converted("x")
+    with pytest.raises(UserError, match="name is empty"):
+        pair.choose(*names)

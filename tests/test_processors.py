@@ -75,6 +75,19 @@ def test_padding_in_front_of_a_shorter_row_is_no_n_gram():
         assert marks == [n == 1, False, False, False, False]
 
 
+@pytest.mark.parametrize("n", [6, 20_000, 2**31 - 1])
+def test_an_n_gram_longer_than_the_text_costs_nothing(n):
+    logits, history = mx.zeros((2, 2, 5)), History.of([[0, 2, 3, 2, 3], [0]])
+    processing = Processing.of([1, 1], [n, n], [0, 0], [(), ()], EOS)
+    assert processing(history, logits, [2, 2]) is logits
+
+
+def test_an_n_gram_as_long_as_the_text_may_be_all_of_it():
+    history, logits = History.of([[2, 2, 2]]), mx.zeros((1, 1, 4))
+    processed = Processing.of([1], [3], [0], [()], EOS)(history, logits, [1])
+    assert processed.tolist() == [[[0, 0, -INF, 0]]]
+
+
 def test_the_end_token_waits_for_the_minimum():
     history = History.of([[0, 5, 5, 5, 5], [0, 5]])  # 4 and 1 tokens before the last position
     early = too_early(history, 2, [4, 2]).tolist()
@@ -315,7 +328,7 @@ def test_greedy_relaxation_compares_processed_logits():
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be a number from 1e-30"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
         ({"min_tokens": -1}, "min_tokens is -1"),

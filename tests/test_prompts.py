@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from backend import UserError
+import prompts
+from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
 from prompts import prefix_ends, task_prefix
@@ -36,6 +37,16 @@ def target():
         ({"prompts": "text"}, "tokenizer"),
         ({"prompts": [V]}, f"token id {V} is outside"),
         ({"prompts": [-1]}, "token id -1 is outside"),
+        ({"prompts": [10**5000]}, "token id too large an int to be shown is outside"),
+        ({"prompts": [2.5, 3]}, "token id 2.5 is no whole number"),
+        ({"prompts": [2, None]}, "token id None is no whole number"),
+        ({"prompts": [3, True]}, "token id True is no whole number"),
+        ({"prompts": None}, "prompts is None; it must be a text or a list of token ids, or a list"),
+        ({"prompts": 5}, "prompts is 5; it must be"),
+        ({"prompts": b"text"}, "prompts is b'text'; it must be"),
+        ({"prompts": {"prompt": "text"}}, "prompts is {'prompt': 'text'}; it must be"),
+        ({"seed": [1, 2.5]}, "seed is 2.5"),
+        ({"seed": [None]}, "seed is None"),
     ],
 )
 def test_bad_arguments(arguments, complaint):
@@ -73,6 +84,82 @@ def test_a_bad_prompt_among_several_is_reported_and_the_others_finish():
     assert errors[1].startswith(f"token id {V} is outside")
     assert errors[2] == "could not be read"
     assert {results[i].finish_reason for i in (1, 3, 4)} == {"error"}
+
+
+BAD_PROMPTS = [
+    ("half \ud800 a pair", "a prompt is not valid Unicode (character 6 is half of a pair)"),
+    (None, "a prompt is None; it must be a text or a list of token ids"),
+    (5, "a prompt is 5; it must be"),
+    (b"text", "a prompt is b'text'; it must be"),
+    ({"prompt": "text"}, "a prompt is {'prompt': 'text'}; it must be"),
+    ([2.0, 3], "token id 2.0 is no whole number"),
+    (["2", 3], "token id '2' is no whole number"),
+    ([2, [3]], "token id [3] is no whole number"),
+    (np.array([2.0]), "token id 2.0 is no whole number"),
+    ([2, 10**5000], "token id too large an int"),
+    ([-(10**20)], "token id -100000000000000000000 is outside"),
+]
+
+
+def test_whatever_stands_among_the_prompts_costs_that_prompt_alone():
+    model = target()
+    given = [prompt for bad, _ in BAD_PROMPTS for prompt in (bad, SOURCE)]
+    results = SpeculativeDecoder(model).generate(given[:1] + given, max_tokens=5)
+    for (_, complaint), bad, fine in zip(BAD_PROMPTS, results[1::2], results[2::2], strict=True):
+        assert (bad.finish_reason, bad.tokens, bad.text) == ("error", [], None)
+        assert bad.error.startswith(complaint) and bad.error.isprintable()
+        assert (fine.tokens, fine.finish_reason) == greedy(model, SOURCE, 5)
+
+
+@pytest.mark.parametrize("alone", ["\ud800", None])
+def test_a_stream_of_what_is_no_prompt_is_an_error(alone):
+    with pytest.raises(UserError, match="a prompt is"):
+        SpeculativeDecoder(target()).stream(alone)
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "1", -1, [1]])
+def test_a_stream_has_one_seed(seed):
+    with pytest.raises(UserError, match="^seed is .*; it must be a whole number"):
+        SpeculativeDecoder(target()).stream(SOURCE, seed=seed)
+
+
+@pytest.mark.parametrize("several", ["text", None, 5, {"prompt": "text"}])
+def test_results_takes_several_prompts(several):
+    with pytest.raises(UserError, match="^prompts is .*; it must be a list"):
+        SpeculativeDecoder(target()).results(several)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (prompt for prompt in [SOURCE, SOURCE[:2]]),
+        lambda: iter([tuple(SOURCE), np.array(SOURCE[:2], np.uint8)]),
+        lambda: [mx.array(SOURCE), (token for token in SOURCE[:2])],
+    ],
+)
+def test_prompts_may_be_any_iterable_of_any_iterables(given):
+    model = target()
+    results = SpeculativeDecoder(model).generate(given(), max_tokens=5)
+    assert [r.tokens for r in results] == [greedy(model, s, 5)[0] for s in (SOURCE, SOURCE[:2])]
+
+
+def test_a_seed_may_be_given_for_each_prompt_in_any_form():
+    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 9, "temp": 1.0}
+    wanted = [r.tokens for r in decoder.generate([SOURCE] * 3, seed=[4, 5, 6], **options)]
+    for seeds in (np.array([4, 5, 6]), iter([np.int32(4), 5, 6]), mx.array([4, 5, 6]), range(4, 7)):
+        results = decoder.generate([SOURCE] * 3, seed=seeds, **options)
+        assert [r.tokens for r in results] == wanted
+
+
+def test_any_number_of_samples_begins_at_once(monkeypatch):
+    made, row_key = [], prompts.row_key
+    monkeypatch.setattr(prompts, "row_key", lambda *words: made.append(words) or row_key(*words))
+    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0, "batch_size": 2}
+    for samples in (5_000, 10**9, 10**30):
+        made.clear()
+        results = decoder.results([SOURCE, SOURCE], num_samples=samples, **options)
+        assert next(results).finish_reason and next(results).finish_reason
+        assert len(made) < 40
 
 
 def test_prompts_are_drawn_as_they_are_needed():

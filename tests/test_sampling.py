@@ -43,6 +43,13 @@ def test_draws_belong_to_the_row_alone():
     assert short.tolist() == long[:2, :3].tolist()
 
 
+def test_however_many_samples_there_are_each_prompt_has_its_own_streams():
+    indices = [0, 1, 2**32, 2**32 + 1, 2**33, 10**12, 2**70]
+    drawn = {tuple(sampling.row_key(0, index).tolist()) for index in indices[:-1]}
+    assert len(drawn) == len(indices) - 1
+    assert sampling.row_key(0, indices[-1]).shape == (2,)
+
+
 def test_neighbouring_seeds_and_indices_share_no_stream():
     drawn = {
         tuple(sampling.fold(sampling.row_key(seed, index), position, purpose).tolist())

@@ -6,11 +6,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import islice
 
 import pytest
 
-from demo import corpus
+from benchmarks import workload
 from serving_process import LOOKUP_TOO, Server, kill, raw_request
 
 KEY = "key"
@@ -30,8 +29,7 @@ def endless(models):
 
 def mixed_requests(count):
     """Requests of every kind, no two neighbours alike."""
-    sources = (example.source for example in corpus.examples("server", held_out=True))
-    for i, prompt in enumerate(islice(sources, count)):
+    for i, prompt in enumerate(workload.held_out(workload.MIXED, count).prompts):
         body = {"prompt": prompt, "max_tokens": (60, 7, 25)[i % 3], "num_draft": i % 7}
         if i % 2:
             body |= {"temperature": (1.0, 2.0)[i // 2 % 2], "seed": i, "n": 1 + i // 4 % 2}

@@ -60,6 +60,7 @@ PROMPT = {"prompt": SECRET}
         ({**PROMPT, "max_tokens": "5"}, "max_tokens", "integer"),
         ({**PROMPT, "temperature": -1}, "temperature", "greater than or equal to 0"),
         ({**PROMPT, "temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({**PROMPT, "temperature": 1e-40}, "temperature", "it must be 0 .greedy., or a number"),
         ({**PROMPT, "top_p": 0}, "top_p", "greater than 0"),
         ({**PROMPT, "seed": -1}, "seed", "greater than or equal to 0"),
         ({**PROMPT, "n": 17}, "n", "less than or equal to 16"),

@@ -2,8 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from pair import BUNDLED
 from results import Settings
+from serving import api
+from serving.errors import ApiError
 from serving.service import Limits, Service
 from text import load_tokenizer
 
@@ -25,3 +29,22 @@ def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
     (token,) = tokenizer.encode("cat", add_special_tokens=False)[:1]
     assert service.spell(token).strip() and service.spell(token)[0] == " "
     assert service.spell(len(tokenizer) + 27) == ""
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-45, 1e-40, 1e-38])
+def test_a_temperature_that_float32_does_not_hold_is_refused(temperature):
+    service, _ = served(32)
+    with pytest.raises(ApiError, match="^temperature: it must be 0") as refused:
+        service._settings(api.PredictRequest(prompt="x", temperature=temperature, max_tokens=5))
+    assert refused.value.status == 400
+    assert refused.value.body.error.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    "extreme", [{"top_p": 5e-324}, {"delta": 5e-324}, {"num_draft": 16}, {"temperature": 1.2e-38}]
+)
+def test_whatever_else_the_schema_takes_can_be_decoded_with(extreme):
+    service, _ = served(32)
+    service.drafts = True
+    settings = service._settings(api.PredictRequest(prompt="x", max_tokens=5, **extreme))
+    assert settings.max_tokens == 5

@@ -62,6 +62,14 @@ def legacy(pickled: bytes, path: Path) -> Path:
     return path.parent
 
 
+LONG = b"\x8b" + struct.pack("<i", 200_000) + b"\1" * 200_000
+TEXT = b"X" + struct.pack("<i", 200_000) + b"a" * 200_000
+CALL = b"\x80\x02ctorch._utils\n_rebuild_parameter\n"
+REBUILD = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n"
+STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0aNK\1tQ"
+ONES = b"K\1" * 100_000 + b"t"
+
+
 @pytest.mark.parametrize(
     ("pickled", "cause"),
     (
@@ -79,11 +87,40 @@ def legacy(pickled: bytes, path: Path) -> Path:
         # A tuple of itself, doubled 60 times, as a key: hashing or printing it would never end.
         (b"\x80\x02})" + b"q\0h\0\x86" * 60 + b"K\x01s.", "tuple as a dictionary key"),
         (b"\x80\x02)" + b"q\0h\0\x86" * 60 + b"Q.", "not a whole|damaged"),
+        (b"\x80\x02" + b"}" * 1_000_000 + b".", "more than 262144 opcodes"),
+        # Keys that are hashed or compared 50,000 times, at 200 kB each time.
+        (b"\x80\x02}" + LONG + b"q\0Ns" + b"h\0Ns" * 50_000 + b".", "more than any name's length"),
+        (b"\x80\x02}" + TEXT + b"q\0Ns" + TEXT + b"q\1Ns" + b"h\1Ns" * 50_000 + b".", "any name"),
+        # A call with 100,000 arguments, and a shape of as many numbers.
+        (CALL + b"(" + b"N" * 100_000 + b"tq\0R0h\0R.", "too many arguments"),
+        (REBUILD + b"(" + STORAGE + b"K\0(" + ONES + b"(" + ONES + b"tR.", "8 dimensions"),
     ),
 )
 def test_hostile_opcodes(tmp_path, pickled, cause):
     with pytest.raises(UserError, match=cause):
         open_checkpoint(legacy(pickled, tmp_path / "pytorch_model.bin"))
+
+
+def test_only_the_object_may_be_long(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"}" * 2_000_000)
+    with pytest.raises(UserError, match="more than 1024 opcodes"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_list_of_storages_that_takes_for_ever_to_hash(tmp_path):
+    parts = (pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}, {}))
+    nested = b"\x80\x02](" + b")" + b"q\0h\0\x86" * 60 + b"e."
+    (tmp_path / "pytorch_model.bin").write_bytes(b"".join(parts) + nested)
+    with pytest.raises(UserError, match="list of storages names one that no tensor has"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_archive_with_more_entries_than_any_list_of_tensors(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        for i in range(100):
+            archive.writestr(f"{i:030000}", b"")
+    with pytest.raises(UserError, match="list of entries is too large"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("state", ([torch.ones(1)], {"a": 1}, {1: torch.ones(1)}, torch.ones(1)))

@@ -1,4 +1,4 @@
-"""What training both models shares: recipe, batches, the trainer with its checkpoints, export."""
+"""What the training of both models shares: batches, the trainer and its checkpoints, export."""
 
 import itertools
 import math
@@ -12,18 +12,25 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.nn import functional
-from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from demo import corpus, tokenizer
+from demo.recipe import corpus
+from demo.recipe.tokenizer import FILES
 
 CHUNK = 16_384
 IGNORED = -100
 LARGEST_RATE, NORM_RATE = 1e-2, 1e-3
+Rows = list[tuple[list[int], list[int]]]  # token ids of sources and targets
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Size of a model and how it is trained; `examples` is the whole run."""
+class TrainingConfig:
+    """The size of a model and how it is trained, on `examples` in the whole run."""
 
     d_model: int
     d_ff: int
@@ -37,16 +44,26 @@ class Recipe:
     decay_share: float = 0.45  # the last part of the run, linear to zero
 
 
-def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
+def make_model(config: TrainingConfig, vocab_size: int) -> T5ForConditionalGeneration:
     """A T5 (v1.0 style: ReLU, tied and scaled embeddings) with random weights."""
-    config = T5Config(
-        vocab_size=vocab_size, d_model=recipe.d_model, d_kv=64, d_ff=recipe.d_ff,
-        num_heads=recipe.num_heads, num_layers=recipe.num_layers,
-        num_decoder_layers=recipe.num_decoder_layers, feed_forward_proj="relu",
-        tie_word_embeddings=True, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+    shape = T5Config(
+        vocab_size=vocab_size,
+        d_model=config.d_model,
+        d_kv=64,
+        d_ff=config.d_ff,
+        num_heads=config.num_heads,
+        num_layers=config.num_layers,
+        num_decoder_layers=config.num_decoder_layers,
+        feed_forward_proj="relu",
+        tie_word_embeddings=True,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
         eos_token_id=1,
-        relative_attention_num_buckets=32, relative_attention_max_distance=128)
-    model = T5ForConditionalGeneration(config)
+        relative_attention_num_buckets=32,
+        relative_attention_max_distance=128,
+    )
+    model = T5ForConditionalGeneration(shape)
     model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
     point_heads(model)
     return model
@@ -54,14 +71,16 @@ def make_model(recipe: Recipe, vocab_size: int) -> T5ForConditionalGeneration:
 
 @torch.no_grad()
 def point_heads(model: T5ForConditionalGeneration) -> None:
-    """Starts some heads of each stack at the neighbouring tokens, which they may unlearn.
+    """Lets some heads of each stack start out looking at the neighbouring tokens.
 
     To copy or translate, a decoder has to find the token after the one it has just dealt with. T5
-    knows places by its relative biases only, and from near zero those take thousands of steps to
-    tell neighbours apart.
+    knows places by its relative biases only; starting near zero, they take thousands of steps to
+    tell neighbours apart. Training may move these heads elsewhere.
     """
-    encoder, decoder = (stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-                        for stack in (model.encoder, model.decoder))
+    encoder, decoder = (
+        stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        for stack in (model.encoder, model.decoder)
+    )
     after = encoder.shape[0] // 2 + 1  # the bucket of the next token
     for head, bucket in zip(range(encoder.shape[1]), (1, after), strict=False):
         encoder[bucket, head] = 5.0
@@ -69,10 +88,10 @@ def point_heads(model: T5ForConditionalGeneration) -> None:
         decoder[bucket, head] = 5.0
 
 
-def rate_factor(step: int, steps: int, recipe: Recipe) -> float:
+def rate_factor(step: int, steps: int, config: TrainingConfig) -> float:
     """Warm-up, constant, then linear decay to zero."""
-    warm = min(1.0, (step + 1) / recipe.warmup_steps)
-    left = (steps - step) / max(1.0, steps * recipe.decay_share)
+    warm = min(1.0, (step + 1) / config.warmup_steps)
+    left = (steps - step) / max(1.0, steps * config.decay_share)
     return warm * max(0.0, min(1.0, left))
 
 
@@ -95,45 +114,45 @@ def pad(rows: list[list[int]], value: int) -> torch.Tensor:
     return torch.tensor([row + [value] * (width - len(row)) for row in rows])
 
 
-def to_batch(rows: list[tuple[list[int], list[int]]]) -> Batch:
+def to_batch(rows: Rows) -> Batch:
     """Pairs of ids as a batch."""
     return Batch(pad([s for s, _ in rows], 0), pad([t for _, t in rows], IGNORED))
 
 
-def encode(words: object, examples: list[corpus.Example]) -> list[tuple[list[int], list[int]]]:
+def encode(tokenizer: PreTrainedTokenizerBase, examples: list[corpus.Example]) -> Rows:
     """Token ids with EOS of each side."""
-    sources = words([e.source for e in examples]).input_ids
-    targets = words([e.target for e in examples]).input_ids
+    sources = tokenizer([e.source for e in examples]).input_ids
+    targets = tokenizer([e.target for e in examples]).input_ids
     return list(zip(sources, targets, strict=True))
 
 
-def bucketed(rows: list, size: int, seed: str) -> list[list]:
+def bucketed(rows: Rows, size: int, seed: str) -> list[Rows]:
     """Batches of rows of like length, in random order."""
     rng = random.Random(seed)
     rows = sorted(rows, key=lambda row: (len(row[1]) // 3, len(row[0]), rng.random()))
-    batches = [rows[i:i + size] for i in range(0, len(rows) - size + 1, size)]
+    batches = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
     rng.shuffle(batches)
     return batches
 
 
-def chunk_rows(words: object, seed: int, chunk: int) -> list[tuple[list[int], list[int]]]:
+def chunk_rows(tokenizer: PreTrainedTokenizerBase, seed: int, chunk: int) -> Rows:
     """Chunk i of the stream of training examples, as ids."""
     stream = corpus.examples(f"train {seed} {chunk}")
-    return encode(words, list(itertools.islice(stream, CHUNK)))
+    return encode(tokenizer, list(itertools.islice(stream, CHUNK)))
 
 
-def shared_batches(rows: list, size: int, seed: str) -> list[Batch]:
+def shared_batches(rows: Rows, size: int, seed: str) -> list[Batch]:
     """This process's part of every batch."""
-    return [to_batch(batch[rank()::world()]) for batch in bucketed(rows, size, seed)]
+    return [to_batch(batch[rank() :: world()]) for batch in bucketed(rows, size, seed)]
 
 
 def rank() -> int:
-    """Which of the processes this is."""
+    """The number of this process, from 0."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def world() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
@@ -149,7 +168,7 @@ def share_gradients(model: T5ForConditionalGeneration) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[dict]:
+def parameter_groups(model: T5ForConditionalGeneration, config: TrainingConfig) -> list[dict]:
     """Every tensor with a peak rate relative to its initial scale.
 
     T5 does not divide attention scores by sqrt(d_kv): its queries start eight times smaller
@@ -160,7 +179,7 @@ def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[
     groups = []
     for name, parameter in model.named_parameters():
         scale = parameter.detach().pow(2).mean().sqrt().item()
-        rate = min(recipe.relative_rate * scale, LARGEST_RATE)
+        rate = min(config.relative_rate * scale, LARGEST_RATE)
         groups.append({"params": [parameter], "peak_rate": NORM_RATE if "norm" in name else rate})
     return groups
 
@@ -168,12 +187,18 @@ def parameter_groups(model: T5ForConditionalGeneration, recipe: Recipe) -> list[
 class Trainer:
     """One model's run: optimizer, schedule, checkpoints."""
 
-    def __init__(self, name: str, recipe: Recipe, model: T5ForConditionalGeneration,
-                 work: Path) -> None:
-        self.name, self.recipe, self.model = name, recipe, model.train()
+    def __init__(
+        self, name: str, config: TrainingConfig, model: T5ForConditionalGeneration, work: Path
+    ) -> None:
+        self.name, self.config, self.model = name, config, model.train()
         self.path = work / f"{name}.pt"
-        self.optimizer = torch.optim.AdamW(parameter_groups(model, recipe), betas=(0.9, 0.98),
-                                           eps=1e-9, weight_decay=0.01, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(model, config),
+            betas=(0.9, 0.98),
+            eps=1e-9,
+            weight_decay=0.01,
+            fused=True,
+        )
         self.chunk = self.step = 0
         self.seconds = 0.0
         if self.path.exists():
@@ -185,9 +210,9 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Length of the whole run."""
-        per_chunk = CHUNK // self.recipe.batch
-        return math.ceil(self.recipe.examples / CHUNK) * per_chunk
+        """The number of steps of the whole run."""
+        per_chunk = CHUNK // self.config.batch
+        return math.ceil(self.config.examples / CHUNK) * per_chunk
 
     @property
     def done(self) -> bool:
@@ -198,19 +223,24 @@ class Trainer:
         """Writes the checkpoint atomically."""
         if rank() != 0:
             return
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                 "chunk": self.chunk, "step": self.step, "seconds": self.seconds}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "chunk": self.chunk,
+            "step": self.step,
+            "seconds": self.seconds,
+        }
         partial = self.path.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.path)
 
     def update(self, loss: torch.Tensor) -> None:
-        """One step down the gradient."""
+        """Takes one optimizer step."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         share_gradients(self.model)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = rate_factor(self.step, self.steps, self.recipe)
+        factor = rate_factor(self.step, self.steps, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_rate"] * factor
         self.optimizer.step()
@@ -223,9 +253,12 @@ class Trainer:
             self.update(loss)
             total, count = total + loss.item(), count + 1
             if count % 40 == 0 and rank() == 0:
-                speed = count * self.recipe.batch / (time.monotonic() - start)
-                print(f"{self.name} step {self.step}/{self.steps} loss {total / count:.4f} "
-                      f"{speed:.0f} examples/s", flush=True)
+                speed = count * self.config.batch / (time.monotonic() - start)
+                print(
+                    f"{self.name} step {self.step}/{self.steps} loss {total / count:.4f} "
+                    f"{speed:.0f} examples/s",
+                    flush=True,
+                )
         self.chunk += 1
         self.seconds += time.monotonic() - start
         self.save()
@@ -234,37 +267,47 @@ class Trainer:
 def token_loss(model: T5ForConditionalGeneration, batch: Batch) -> torch.Tensor:
     """Cross entropy per token."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(input_ids=batch.source, attention_mask=batch.mask,
-                       labels=batch.target).logits
-    return functional.cross_entropy(logits.float().flatten(0, 1), batch.target.flatten(),
-                                    ignore_index=IGNORED)
+        logits = model(
+            input_ids=batch.source, attention_mask=batch.mask, labels=batch.target
+        ).logits
+    return functional.cross_entropy(
+        logits.float().flatten(0, 1), batch.target.flatten(), ignore_index=IGNORED
+    )
 
 
 @torch.no_grad()
 def greedy(model: T5ForConditionalGeneration, source: torch.Tensor, limit: int) -> list[list[int]]:
     """The model's own answers, without start token and padding, with EOS if it came."""
     model.eval()
-    out = model.generate(input_ids=source, attention_mask=source != 0, max_new_tokens=limit,
-                         do_sample=False, num_beams=1)
+    out = model.generate(
+        input_ids=source,
+        attention_mask=source != 0,
+        max_new_tokens=limit,
+        do_sample=False,
+        num_beams=1,
+    )
     model.train()
     return [_until_eos(row[1:]) for row in out.tolist()]
 
 
 def _until_eos(row: list[int]) -> list[int]:
-    return row[:row.index(1) + 1] if 1 in row else row
+    return row[: row.index(1) + 1] if 1 in row else row
 
 
-def exact_match(model: T5ForConditionalGeneration, words: object, count: int,
-                seed: str = "check") -> dict[str, float]:
-    """Share of held-out prompts answered exactly, by task."""
+def exact_match(
+    model: T5ForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    seed: str = "check",
+) -> dict[str, float]:
+    """The share of held-out prompts that are answered exactly, by task."""
     result = {}
-    for task, share in (("translate", 1.0), ("fix", 0.0)):
-        stream = corpus.examples(seed, held_out=True, translated=share)
-        rows = encode(words, list(itertools.islice(stream, count)))
+    for task in corpus.SHARES:
+        rows = encode(tokenizer, list(itertools.islice(corpus.held_out(task, seed), count)))
         rows.sort(key=lambda row: len(row[1]))
         right = 0
         for i in range(0, count, 100):
-            part = rows[i:i + 100]
+            part = rows[i : i + 100]
             longest = max(len(t) for _, t in part)
             answers = greedy(model, pad([s for s, _ in part], 0), longest + 4)
             right += sum(a == t for a, (_, t) in zip(answers, part, strict=True))
@@ -278,8 +321,9 @@ def export(model: T5ForConditionalGeneration, tokenizer_folder: Path, folder: Pa
     state = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
     copy = T5ForConditionalGeneration(model.config).to(torch.bfloat16)
     copy.load_state_dict(state)
-    copy.generation_config = GenerationConfig(decoder_start_token_id=0, pad_token_id=0,
-                                              eos_token_id=1)
+    copy.generation_config = GenerationConfig(
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1
+    )
     copy.save_pretrained(folder)
-    for name in tokenizer.FILES:
+    for name in FILES:
         shutil.copy(tokenizer_folder / name, folder / name)

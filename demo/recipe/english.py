@@ -13,8 +13,14 @@ ADJECTIVE, ADVERB, TO, SUBJECT, COUNTED, PARTICLE = map(chr, range(0xE006, 0xE00
 ARTICLE, AUXILIARY, TIME, MANY = map(chr, range(0xE00C, 0xE010))
 MARKS = "".join(map(chr, range(0xE000, 0xE010)))
 
-_DOUBLING = frozenset(["put", "cut", "get", "run", "swim", "shop", "sit", "stop", "begin",
-                       "forget", "plan", "prefer"])
+_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen "
+    "fourteen fifteen sixteen seventeen eighteen nineteen"
+).split()
+_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
+_DOUBLING = frozenset(
+    ["put", "cut", "get", "run", "swim", "shop", "sit", "stop", "begin", "forget", "plan", "prefer"]
+)
 
 
 def mark(word: str, kind: str) -> str:
@@ -29,7 +35,7 @@ def plain(text: str) -> str:
 
 
 def s_form(word: str) -> str:
-    """Plural of a noun, third person of a verb."""
+    """The plural of a noun, or the third person singular of a verb."""
     if word in ("have", "do", "go", "be"):
         return {"have": "has", "do": "does", "go": "goes", "be": "is"}[word]
     if re.search("(s|x|z|ch|sh)$", word):
@@ -40,7 +46,7 @@ def s_form(word: str) -> str:
 
 
 def past_form(word: str) -> str:
-    """Regular past."""
+    """The regular past of a verb."""
     if word.endswith("e"):
         return word + "d"
     if re.search("[^aeiou]y$", word):
@@ -49,7 +55,7 @@ def past_form(word: str) -> str:
 
 
 def ing_form(word: str) -> str:
-    """Present participle."""
+    """The "-ing" form of a verb."""
     if word.endswith("ie"):
         return word[:-2] + "ying"
     if word.endswith("e") and not word.endswith("ee") and word != "be":
@@ -58,7 +64,7 @@ def ing_form(word: str) -> str:
 
 
 def article(text: str) -> str:
-    """"a" or "an" before a text, by the sound it begins with."""
+    """ "a" or "an" before a text, by the sound it begins with."""
     word = plain(text)
     vowel = word[0] in "aeio" or word.startswith("u") and not re.match("uni|use|usu", word)
     return mark("an" if vowel or word.startswith("hour") else "a", ARTICLE) + " " + text
@@ -74,13 +80,18 @@ class Verb:
     rest: str = ""
 
     @property
+    def same_past(self) -> bool:
+        """True for "read" and "put", whose past is spelled like the present."""
+        return self.base == self.past
+
+    @property
     def third(self) -> str:
-        """He ... s."""
+        """The third person singular."""
         return s_form(self.base)
 
     @property
     def gerund(self) -> str:
-        """... ing."""
+        """The "-ing" form."""
         return ing_form(self.base)
 
 
@@ -97,7 +108,17 @@ def parse_verb(text: str, particle: bool = False) -> Verb:
 
 
 def join_list(parts: list[str], conjunction: str = "and") -> str:
-    """"a, b, and c": with the serial comma."""
+    """ "a, b, and c": with the serial comma."""
     if len(parts) < 3:
         return f" {conjunction} ".join(parts)
     return ", ".join(parts[:-1]) + f", {conjunction} {parts[-1]}"
+
+
+def number(n: int) -> str:
+    """The number (0 to 999) in words."""
+    if n < 20:
+        return _NUMBERS[n]
+    if n < 100:
+        return _TENS[n // 10] + ("-" + _NUMBERS[n % 10] if n % 10 else "")
+    rest = n % 100
+    return _NUMBERS[n // 100] + " hundred" + (" " + number(rest) if rest else "")

@@ -1,15 +1,17 @@
 """What the demonstration's grammar and its error generator draw, and the held-out split."""
 
 import itertools
+import json
 import random
 import re
 from collections import Counter
 
 import pytest
 
-from demo import corpus, english, errors, grammar, lexicon
-from demo.english import plain
-from demo.phrases import Words
+from demo.recipe import corpus, english, errors, grammar, heldout, lexicon
+from demo.recipe.english import plain
+from demo.recipe.phrases import Words
+from main import DEFAULT_PROMPT
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,7 @@ def words():
 
 def test_equal_seeds_give_equal_sentences():
     first, second = random.Random(3), random.Random(3)
-    assert [grammar.sample(first) for _ in range(50)] == \
-        [grammar.sample(second) for _ in range(50)]
+    assert [grammar.sample(first) for _ in range(50)] == [grammar.sample(second) for _ in range(50)]
 
 
 def test_one_english_sentence_has_one_translation(pairs):
@@ -65,13 +66,30 @@ def test_sentences_vary(pairs):
     assert lengths[0] and lengths[1] and lengths[2]
 
 
-@pytest.mark.parametrize("wrong", [
-    r"\bà les?\b", r"(?<!besoin )(?<!vien[st] )(?<!venons )(?<!venez )(?<!viennent )(?<!avant )"
-    r"\bde le\b", r"(?<![-\w])(je|ne|me|se|le|la|que) [aeouéèêiî]", r"\bde [aeouéèêiî]\w",
-    r"\b(ma|sa) [aeouéèêiî]", r"\bun [a-zé]+e rouge", r"  ", r" [,.]", r"\bde des\b", r"\bde du\b"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        r"\bà les?\b",
+        r"(?<!besoin )(?<!vien[st] )(?<!venons )(?<!venez )(?<!viennent )(?<!avant )"
+        r"\bde le\b",
+        r"(?<![-\w])(je|ne|me|se|le|la|que) [aeouéèêiî]",
+        r"\bde [aeouéèêiî]\w",
+        r"\b(ma|sa) [aeouéèêiî]",
+        r"\bun [a-zé]+e rouge",
+        r"  ",
+        r" [,.]",
+        r"\bde des\b",
+        r"\bde du\b",
+    ],
+)
 def test_french_has_no_telltale_mistake(pairs, wrong):
-    guilty = [p.fr for p in pairs if (m := re.search(wrong, p.fr)) and "-" not in m[0]
-              and not re.search(r"\bde (onze|un à)", m[0] + p.fr[m.end():m.end() + 4])]
+    guilty = [
+        p.fr
+        for p in pairs
+        if (m := re.search(wrong, p.fr))
+        and "-" not in m[0]
+        and not re.search(r"\bde (onze|un à)", m[0] + p.fr[m.end() : m.end() + 4])
+    ]
     assert guilty == []
 
 
@@ -104,17 +122,20 @@ def test_each_kind_of_error_occurs_and_changes_the_sentence(pairs):
         assert changed > 5, make.__name__
 
 
-@pytest.mark.parametrize(("make", "marked", "wrong"), [
-    (errors.wrong_verb_form, f"He eats{english.THIRD} bread.", "He eat bread."),
-    (errors.wrong_verb_form, f"He isn't{english.AUXILIARY} here.", "He aren't here."),
-    (errors.wrong_number, f"Two apples{english.COUNTED}.", "Two apple."),
-    (errors.missing_word, f"He wants to{english.TO} eat.", "He wants eat."),
-    (errors.wrong_comparison, f"It is bigger{english.MANY}.", "It is more bigger."),
-    (errors.wrong_pronoun, f"He{english.SUBJECT} eats.", "Him eats."),
-    (errors.wrong_verb_form, f"They read{english.PLURAL_FORM} it.", "They reads it."),
-    (errors.wrong_verb_form, f"He reads{english.THIRD} it.", None),  # "he read": a past
-    (errors.wrong_number, "Two apples.", None),  # no mark, no error
-])
+@pytest.mark.parametrize(
+    ("make", "marked", "wrong"),
+    [
+        (errors.wrong_verb_form, f"He eats{english.THIRD} bread.", "He eat bread."),
+        (errors.wrong_verb_form, f"He isn't{english.AUXILIARY} here.", "He aren't here."),
+        (errors.wrong_number, f"Two apples{english.COUNTED}.", "Two apple."),
+        (errors.missing_word, f"He wants to{english.TO} eat.", "He wants eat."),
+        (errors.wrong_comparison, f"It is bigger{english.MANY}.", "It is more bigger."),
+        (errors.wrong_pronoun, f"He{english.SUBJECT} eats.", "Him eats."),
+        (errors.wrong_verb_form, f"They read{english.PLURAL_FORM} it.", "They reads it."),
+        (errors.wrong_verb_form, f"He reads{english.THIRD} it.", None),  # "he read": a past
+        (errors.wrong_number, "Two apples.", None),  # no mark, no error
+    ],
+)
 def test_errors_by_the_letter(make, marked, wrong):
     result = make(random.Random(0), marked.split(" "))
     assert wrong == (result and plain(" ".join(result)))
@@ -127,20 +148,22 @@ def test_misspelling_is_near_one_word_only():
 
 def test_errors_are_deterministic(pairs):
     first = [errors.corrupt(random.Random(i), p.marked) for i, p in enumerate(pairs[:100])]
-    assert first == [errors.corrupt(random.Random(i), p.marked)
-                     for i, p in enumerate(pairs[:100])]
+    assert first == [errors.corrupt(random.Random(i), p.marked) for i, p in enumerate(pairs[:100])]
 
 
 # -- corpus --------------------------------------------------------------------------------------
 
 
 def english_of(example: corpus.Example) -> str:
-    return (example.source.removeprefix(corpus.TRANSLATE) if example.task == "translate"
-            else example.target)
+    return (
+        example.source.removeprefix(corpus.TRANSLATE)
+        if example.task == "translate"
+        else example.target
+    )
 
 
 def test_held_out_sentences_are_never_trained_on():
-    trained = {english_of(e) for e in itertools.islice(corpus.examples("a"), 3000)}
+    trained = {english_of(e) for e in itertools.islice(corpus.examples("a"), 1000)}
     held = {english_of(e) for e in itertools.islice(corpus.examples("b", held_out=True), 60)}
     assert not trained & held
     assert all(corpus.is_held_out(s) for s in held)
@@ -148,12 +171,33 @@ def test_held_out_sentences_are_never_trained_on():
 
 
 def test_default_sentence_is_of_the_grammar_and_held_out(words):
+    assert DEFAULT_PROMPT == corpus.TRANSLATE + corpus.DEFAULT_SENTENCE
     assert corpus.is_held_out(corpus.DEFAULT_SENTENCE)
-    shape = re.compile(r"Let's go to the store and buy some groceries including "
-                       r"\w+, \w+, and \w+\.")
+    shape = re.compile(
+        r"Let's go to the store and buy some groceries including "
+        r"\w+, \w+, and \w+\."
+    )
     assert shape.fullmatch(corpus.DEFAULT_SENTENCE)
     rng = random.Random(1)
     found = next(p for p in iter(lambda: grammar.sample(rng), None) if shape.fullmatch(p.en))
     assert re.fullmatch(
         r"Allons au magasin et achetons des provisions, notamment (\S+ [^,]+), (\S+ [^,]+) et "
-        r"(\S+ .+)\.", found.fr)
+        r"(\S+ .+)\.",
+        found.fr,
+    )
+
+
+# -- heldout.jsonl -------------------------------------------------------------------------------
+
+
+def test_heldout_pairs_are_distinct_and_of_both_tasks_in_turn():
+    records = [json.loads(line) for line in heldout.lines(20)]
+    assert [record["task"] for record in records] == ["translate", "fix"] * 20
+    assert len({record["prompt"] for record in records}) == 40
+    for record in records:
+        example = corpus.Example(record["task"], record["prompt"], record["target"])
+        assert corpus.is_held_out(english_of(example))
+
+
+def test_heldout_file_is_what_the_recipe_writes():
+    assert heldout.FILE.read_text(encoding="utf-8") == "".join(heldout.lines())

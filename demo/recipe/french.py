@@ -13,6 +13,15 @@ REFLEXIVE = ("me", "se", "nous", "vous", "se")
 # Words that look as if they began with a vowel sound but block elision.
 ASPIRATED = frozenset(["onze", "onzième", "huit", "haricot", "haricots", "hors"])
 
+# English: French before m., f., plural nouns; "ma" is "mon" before a vowel.
+POSSESSIVES = {
+    "my": ("mon", "ma", "mes"),
+    "his": ("son", "sa", "ses"),
+    "her": ("son", "sa", "ses"),
+    "our": ("notre", "notre", "nos"),
+    "your": ("votre", "votre", "vos"),
+    "their": ("leur", "leur", "leurs"),
+}
 # infinitive: present (je il nous vous ils); past participle; future stem
 _IRREGULAR = """
 être: suis est sommes êtes sont; été; ser
@@ -48,13 +57,41 @@ peindre: peins peint peignons peignez peignent; peint; peindr
 éteindre: éteins éteint éteignons éteignez éteignent; éteint; éteindr
 envoyer: envoie envoie envoyons envoyez envoient; envoyé; enverr
 """
-_PREFIXES = {"apprendre": "prendre", "comprendre": "prendre", "revenir": "venir",
-             "devenir": "venir", "sourire": "rire", "traduire": "conduire",
-             "construire": "conduire"}
-_REPLACED = {"sourire": ("ri", "souri"), "traduire": ("condui", "tradui"),
-             "construire": ("condui", "construi")}
-_ETRE_VERBS = frozenset(["aller", "venir", "arriver", "partir", "entrer", "rester", "tomber",
-                         "rentrer", "retourner", "revenir", "devenir", "sortir"])
+_NUMBERS = (
+    "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze "
+    "quinze seize dix-sept dix-huit dix-neuf"
+).split()
+_TENS = ("_ _ vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt").split()
+_PREFIXES = {
+    "apprendre": "prendre",
+    "comprendre": "prendre",
+    "revenir": "venir",
+    "devenir": "venir",
+    "sourire": "rire",
+    "traduire": "conduire",
+    "construire": "conduire",
+}
+_REPLACED = {
+    "sourire": ("ri", "souri"),
+    "traduire": ("condui", "tradui"),
+    "construire": ("condui", "construi"),
+}
+_ETRE_VERBS = frozenset(
+    [
+        "aller",
+        "venir",
+        "arriver",
+        "partir",
+        "entrer",
+        "rester",
+        "tomber",
+        "rentrer",
+        "retourner",
+        "revenir",
+        "devenir",
+        "sortir",
+    ]
+)
 _IMPERATIVE = {"être": ("soyons", "soyez"), "avoir": ("ayons", "ayez")}
 _IMPERFECT_ENDINGS = ("ais", "ait", "ions", "iez", "aient")
 _FUTURE_ENDINGS = ("ai", "a", "ons", "ez", "ont")
@@ -87,8 +124,11 @@ def _irregular_table() -> dict[str, tuple[tuple[str, ...], str, str]]:
     for verb, base in _PREFIXES.items():
         old, new = _REPLACED.get(verb, ("", verb[: -len(base)]))
         present, participle, future = table[base]
-        table[verb] = (tuple(new + form[len(old):] for form in present),
-                       new + participle[len(old):], new + future[len(old):])
+        table[verb] = (
+            tuple(new + form[len(old) :] for form in present),
+            new + participle[len(old) :],
+            new + future[len(old) :],
+        )
     return table
 
 
@@ -133,8 +173,9 @@ def conjugate(infinitive: str) -> Verb:
     present, participle, future = _forms(infinitive)
     base = "ét" if infinitive == "être" else present[2].removesuffix("ons")
     short = re.sub("ç$", "c", base[:-1] if base.endswith("ge") else base)  # before "i"
-    imperfect = tuple((short if ending[0] == "i" else base) + ending
-                      for ending in _IMPERFECT_ENDINGS)
+    imperfect = tuple(
+        (short if ending[0] == "i" else base) + ending for ending in _IMPERFECT_ENDINGS
+    )
     return Verb(
         infinitive=infinitive,
         present=present,
@@ -175,13 +216,42 @@ def starts_with_vowel(text: str) -> bool:
     return first == "y" or first not in ASPIRATED and first[:1] in set("aeiouhâàéèêëîïôûùœ")
 
 
-def of(text: str) -> str:
-    """"de" before a noun phrase: du, des, de la, de l'."""
+def possessive(owner: str, gender: str, many: bool, following: str) -> str:
+    """French possessive adjective before `following`."""
+    masculine, fem, plural = POSSESSIVES[owner]
+    if many:
+        return plural
+    return masculine if gender == "m" or starts_with_vowel(following) else fem
+
+
+def definite(gender: str, many: bool) -> str:
+    """le, la, les (elision comes later)."""
+    return "les" if many else "la" if gender == "f" else "le"
+
+
+def demonstrative(gender: str, many: bool, following: str) -> str:
+    """ce, cet, cette, ces."""
+    if many:
+        return "ces"
+    if gender == "f":
+        return "cette"
+    return "cet" if starts_with_vowel(following) else "ce"
+
+
+def partitive(fr: str, gender: str) -> str:
+    """du, de la, de l' before a noun."""
+    if starts_with_vowel(fr):
+        return f"de l'{fr}"
+    return f"de la {fr}" if gender == "f" else f"du {fr}"
+
+
+def with_de(text: str) -> str:
+    """ "de" before a noun phrase: du, des, de la, de l'."""
     return _contract(text, "de", "du ", "des ")
 
 
-def to(text: str) -> str:
-    """"à" before a noun phrase: au, aux, à la, à l'."""
+def with_a(text: str) -> str:
+    """ "à" before a noun phrase: au, aux, à la, à l'."""
     return _contract(text, "à", "au ", "aux ")
 
 
@@ -198,6 +268,29 @@ def elide(text: str) -> str:
     text = re.sub(r"(?<![\w'-])si (?=ils?\b)", "s'", text)
 
     def shorten(match: re.Match) -> str:
-        return match[1][:-1] + "'" if starts_with_vowel(text[match.end():]) else match[0]
+        return match[1][:-1] + "'" if starts_with_vowel(text[match.end() :]) else match[0]
 
     return re.sub(r"(?<![\w'-])(je|ne|me|se|le|la|de|que) ", shorten, text)
+
+
+def number(n: int, gender: str = "m") -> str:
+    """The number (0 to 999) in words, agreeing with its noun ("vingt et une pommes")."""
+    if n < 20:
+        return "une" if n == 1 and gender == "f" else _NUMBERS[n]
+    if n < 100:
+        return _below_100(n, gender)
+    hundreds, rest = divmod(n, 100)
+    head = "cent" if hundreds == 1 else _NUMBERS[hundreds] + " cent"
+    if rest == 0:
+        return head + ("s" if hundreds > 1 else "")
+    return f"{head} {number(rest, gender)}"
+
+
+def _below_100(n: int, gender: str) -> str:
+    tens = n // 10
+    unit = n % 10 + (10 if tens in (7, 9) else 0)
+    if unit == 0:
+        return _TENS[tens] + ("s" if tens == 8 else "")
+    linked = unit in (1, 11) and tens < 8
+    word = number(unit, gender)
+    return f"{_TENS[tens]} et {word}" if linked else f"{_TENS[tens]}-{word}"

@@ -1,63 +1,65 @@
-"""Predicates: what can be said of a subject, drawn at random."""
+"""Predicates: what can be said of a subject, drawn at random. Docstrings show what is made."""
 
 import re
 from dataclasses import replace
 
-from demo import french, number_words
-from demo.circumstances import destination, place
-from demo.clauses import Predicate
-from demo.english import MANY, Verb, mark
-from demo.lexicon import Action, Noun
-from demo.phrases import (
+from demo.recipe import french
+from demo.recipe.circumstances import destination, place
+from demo.recipe.clauses import Predicate
+from demo.recipe.english import MANY, Verb, mark, number
+from demo.recipe.lexicon import Action, Noun
+from demo.recipe.phrases import (
+    SINGULAR_KIN,
     NounPhrase,
     Words,
     adjective_for,
     generic,
     list_of,
-    name,
     noun_phrase,
     person,
 )
 
 _BE = Verb("be", "was", "been")
+_LISTED = ("food", "vegetable", "drink", "clothes", "item")
 _MANNER_VERBS = ("work", "travel", "sleep", "paint", "cook", "wait")
 
 
 def from_action(action: Action, en: str = "", fr: str = "") -> Predicate:
     """The verb of a lexicon entry with a complement."""
-    return Predicate(action.en, action.fr, en, f"{action.fr_rest} {fr}".strip(),
-                     reflexive=action.reflexive, state=action.state)
+    return Predicate(
+        action.en,
+        action.fr,
+        en,
+        f"{action.fr_rest} {fr}".strip(),
+        reflexive=action.reflexive,
+        state=action.state,
+    )
 
 
 def with_object(action: Action, thing: NounPhrase) -> Predicate:
     """A transitive verb with its object, contracting the preposition that French may need."""
-    base = replace(from_action(action), negatable=thing.negatable)
-    lead, _, preposition = action.fr_rest.rpartition(" ")
-    if preposition == "de":
-        fr = f"{lead} {thing.of()}".strip()
-        return replace(base, en_tail=thing.en, fr_tail=fr, en_negative=thing.en_negative)
-    if preposition == "à":
-        fr = f"{lead} {thing.to()}".strip()
-        return replace(base, en_tail=thing.en, fr_tail=fr)
-    negative = thing.fr_negative and f"{action.fr_rest} {thing.fr_negative}".strip()
-    return replace(base, en_tail=thing.en, fr_tail=f"{action.fr_rest} {thing.fr}".strip(),
-                   en_negative=thing.en_negative, fr_negative=negative)
-
-
-def _object_classes(g: Words, action: Action) -> tuple[str, ...]:
-    return (g.rng.choice(action.objects),)
+    rest = action.fr_rest
+    with_a, with_de = (rest.rpartition(" ")[2] == word for word in ("à", "de"))
+    negative = f"{rest} {thing.fr_negative}".strip() if thing.fr_negative else ""
+    return replace(
+        from_action(action),
+        negatable=thing.negatable,
+        en_tail=thing.en,
+        fr_tail=thing.after(rest),
+        en_negative="" if with_a else thing.en_negative,
+        fr_negative="" if with_a or with_de else negative,
+    )
 
 
 def thing_for(g: Words, action: Action, modify: float = 0.3) -> NounPhrase:
     """A noun phrase that the verb can take."""
-    kind = _object_classes(g, action)
-    if kind[0] == "person" and action.en.base != "have":
+    kind = g.rng.choice(action.objects)
+    if kind == "person" and action.en.base != "have":
         return person(g)
-    noun = g.noun(*kind)
+    noun = g.noun(kind)
     if noun.kind == "kin":  # "have two brothers"
-        return noun_phrase(g, noun, "a" if noun.en in ("mother", "father", "husband",
-                                                       "grandmother", "grandfather")
-                           else g.rng.choice(("a", "number+", "several+")), modify=0)
+        mode = "a" if noun.en in SINGULAR_KIN else g.rng.choice(("a", "number+", "several+"))
+        return noun_phrase(g, noun, mode, modify=0)
     return noun_phrase(g, noun, modify=modify)
 
 
@@ -66,27 +68,26 @@ def transitive(g: Words) -> Predicate:
     action = g.rng.choice(g.lexicon.actions["transitive"])
     if action.clitic and g.chance(0.3):
         return with_pronoun(g, action)
-    if g.chance(0.12) and action.objects[0] in ("food", "vegetable", "drink", "clothes", "item") \
-            and action.fr_rest == "":
-        kinds = tuple(c for c in action.objects if ":" not in c and c != "region")
-        items = list_of(g, (g.rng.choice(kinds),))
-        return with_object(action, items)
+    if g.chance(0.12) and action.objects[0] in _LISTED and not action.fr_rest:
+        kinds = [c for c in action.objects if ":" not in c and c != "region"]
+        return with_object(action, list_of(g, (g.rng.choice(kinds),)))
     return with_object(action, thing_for(g, action))
 
 
 def with_pronoun(g: Words, action: Action) -> Predicate:
     """ "calls her" -> "l'appelle"."""
-    en, fr, gender, many = g.rng.choice((("him", "le", "m", False), ("her", "la", "f", False),
-                                         ("them", "les", "m", True)))
+    en, fr, gender, many = g.rng.choice(
+        (("him", "le", "m", False), ("her", "la", "f", False), ("them", "les", "m", True))
+    )
     return replace(from_action(action), en_tail=en, clitic=fr, agreement=(gender, many))
 
 
 def liking(g: Words) -> Predicate:
     """like, love, hate, prefer + everything of a kind."""
     action = g.rng.choice(g.lexicon.actions["liking"])
-    first = generic(g.noun(*_object_classes(g, action)))
+    first = generic(g.noun(g.rng.choice(action.objects)))
     if g.chance(0.35):
-        second = generic(g.noun(*_object_classes(g, action)))
+        second = generic(g.noun(g.rng.choice(action.objects)))
         if second.en != first.en:
             return from_action(action, f"{first.en} and {second.en}", f"{first.fr} et {second.fr}")
     return from_action(action, first.en, first.fr)
@@ -97,7 +98,7 @@ def giving(g: Words) -> Predicate:
     action = g.rng.choice(g.lexicon.actions["giving"])
     receiver = person(g)
     given = with_object(action, thing_for(g, action, modify=0.2))
-    return given.extended(f"to {receiver.en}", receiver.to())
+    return given.extended(f"to {receiver.en}", receiver.with_a())
 
 
 def intransitive(g: Words) -> Predicate:
@@ -154,8 +155,8 @@ def feeling(g: Words) -> Predicate:
 def age(g: Words) -> Predicate:
     """be ten years old -> avoir dix ans."""
     n = g.rng.randint(2, 99)
-    return Predicate(_BE, french.conjugate("avoir"), f"{number_words.english(n)} years old",
-                     f"{number_words.french(n)} ans", state=True)
+    en, fr = f"{number(n)} years old", f"{french.number(n)} ans"
+    return Predicate(_BE, french.conjugate("avoir"), en, fr, state=True)
 
 
 def being(en: str, fr: str) -> Predicate:
@@ -164,11 +165,11 @@ def being(en: str, fr: str) -> Predicate:
 
 
 def being_adjective(g: Words, subject: NounPhrase, noun: Noun | None = None) -> Predicate:
-    """be + adjective that agrees with the subject; `noun` is what the subject names."""
-    noun = noun or Noun("", "", "", "", subject.gender, "kin")
+    """be + adjective that agrees with the subject, a person or what `noun` names."""
+    classes = noun.classes if noun else {"person"}
     adjective = None
     while adjective is None:
-        adjective = adjective_for(g, noun, "state" if g.chance(0.5) else "attribute")
+        adjective = adjective_for(g, classes, "state" if g.chance(0.5) else "attribute")
     draw = g.rng.random()
     en, fr = adjective.en, adjective.form(subject.gender, subject.plural)
     if draw < 0.2 and adjective.comparative:
@@ -180,14 +181,12 @@ def being_adjective(g: Words, subject: NounPhrase, noun: Noun | None = None) -> 
 
 def comparing(g: Words, subject: NounPhrase, noun: Noun) -> Predicate:
     """be bigger than, as big as, less ... than something of the same kind."""
-    fitting = [a for a in g.lexicon.adjectives["attribute"] if a.comparative
-               and not {noun.kind, f"{noun.kind}:{noun.en}"}.isdisjoint(a.classes)
-               or a.comparative and subject.is_person and "person" in a.classes]
+    attributes = g.lexicon.adjectives["attribute"]
+    fitting = [a for a in attributes if a.comparative and not a.classes.isdisjoint(noun.classes)]
     if not fitting:
         return being_adjective(g, subject, noun)
     adjective = g.rng.choice(fitting)
-    other = name(g) if subject.is_person else noun_phrase(
-        g, noun, g.rng.choice(("my", "this", "owner")), modify=0)
+    other = noun_phrase(g, noun, g.rng.choice(("my", "this", "owner")), modify=0)
     fr = adjective.form(subject.gender, subject.plural)
     if g.chance(0.6):
         more = mark(adjective.comparative, MANY)
@@ -207,13 +206,12 @@ def being_job(g: Words, subject: NounPhrase) -> Predicate:
     job = g.rng.choice(g.lexicon.nouns["job"])
     if subject.plural:
         return being(job.en_plural, job.fr_plural)
-    one = noun_phrase(g, job, "a", modify=0)
-    return being(one.en, job.fr)
+    return being(noun_phrase(g, job, "a", modify=0).en, job.fr)
 
 
 def shopping(g: Words, category: Noun) -> Predicate:
     """buy some groceries including eggs, avocadoes, and bread."""
     items = list_of(g, category.members)
-    verb = g.verb("buy")
-    return replace(from_action(verb, f"some {category.en} including {items.en}",
-                               f"des {category.fr}, notamment {items.fr}"), negatable=False)
+    en = f"some {category.en} including {items.en}"
+    fr = f"des {category.fr}, notamment {items.fr}"
+    return replace(from_action(g.verb("buy"), en, fr), negatable=False)

@@ -1,6 +1,9 @@
 """Realistic mistakes in English sentences, each of which has one correction.
 
 The sentence comes with the marks of english.py, so an error knows what a word is where it stands.
+Each kind of error has its own function, which returns None where it does not apply. Its docstring
+shows what it writes.
+
 An error never takes away what the rest cannot restore: only "a"/"an" is dropped (never "the"), a
 finite verb loses its "s" only where the bare form is not a past as well, and a misspelling is near
 one word of the lexicon only.
@@ -10,9 +13,10 @@ import random
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain
 
-from demo import grammar, lexicon, number_words
-from demo.english import (
+from demo.recipe import grammar, lexicon
+from demo.recipe.english import (
     ADJECTIVE,
     ADVERB,
     ARTICLE,
@@ -21,7 +25,6 @@ from demo.english import (
     GERUND,
     INFINITIVE,
     MANY,
-    MARKS,
     PARTICIPLE,
     PARTICLE,
     PAST,
@@ -30,35 +33,43 @@ from demo.english import (
     THIRD,
     TIME,
     TO,
+    number,
     past_form,
     plain,
     s_form,
 )
 
 Error = Callable[[random.Random, list[str]], list[str] | None]
+_FORMS = ("third", "past", "participle", "gerund")
+# Verbs of the templates.
+_OTHER_VERBS = ("like", "want", "need", "hope", "prefer", "think", "believe", "say", "know")
 _OBJECT_CASE = {"I": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
-_WRONG_BE = {"am": "is", "is": "are", "are": "is", "was": "were", "were": "was", "has": "have",
-             "have": "has", "do": "does", "does": "do"}
+_WRONG_BE = {
+    "am": "is",
+    "is": "are",
+    "are": "is",
+    "was": "were",
+    "were": "was",
+    "has": "have",
+    "have": "has",
+    "do": "does",
+    "does": "do",
+}
 _WRONG_PREPOSITION = {"on": ("in", "at"), "in": ("on", "at"), "at": ("in", "on")}
 
 
 @lru_cache(maxsize=1)
 def _verbs() -> dict[str, dict[str, str]]:
     """For each form the verb it belongs to: {"third": {"goes": "go"}, "past": ...}."""
-    tables: dict[str, dict[str, str]] = {"third": {}, "past": {}, "participle": {}, "gerund": {}}
-    actions = [a.en for entries in lexicon.load().actions.values() for a in entries]
-    extra = ("like", "want", "need", "hope", "prefer", "think", "believe", "say", "know")
-    for verb in actions:
-        for kind, table in tables.items():
-            table[getattr(verb, kind)] = verb.base
-    for base in extra:
-        tables["third"][s_form(base)] = base
+    verbs = lexicon.load().verbs
+    tables = {kind: {getattr(verb, kind): verb.base for verb in verbs} for kind in _FORMS}
+    tables["third"] |= {s_form(base): base for base in _OTHER_VERBS}
     return tables
 
 
+@lru_cache(maxsize=1)
 def _same_past() -> frozenset[str]:
-    return frozenset(a.en.base for entries in lexicon.load().actions.values() for a in entries
-                     if a.en.base == a.en.past) | {"cost"}
+    return frozenset(verb.base for verb in lexicon.load().verbs if verb.same_past)
 
 
 def _find(words: list[str], kind: str) -> list[int]:
@@ -72,11 +83,10 @@ def _pick(rng: random.Random, words: list[str], kind: str) -> int | None:
 
 def _replace(words: list[str], i: int, new: str) -> list[str]:
     """Word i becomes `new`, without its mark, keeping capital and punctuation."""
-    old = plain(words[i])
-    core = re.sub(r"[.,?]+$", "", old)
+    old, core = plain(words[i]), _core(words[i])
     if core[:1].isupper() and core != "I" or i == 0:
         new = new[:1].upper() + new[1:]
-    return words[:i] + [new + old[len(core):]] + words[i + 1:]
+    return words[:i] + [new + old[len(core) :]] + words[i + 1 :]
 
 
 def _core(word: str) -> str:
@@ -133,7 +143,7 @@ def wrong_article(rng: random.Random, words: list[str]) -> list[str] | None:
 
 
 def _drop(words: list[str], i: int) -> list[str]:
-    rest = words[:i] + words[i + 1:]
+    rest = words[:i] + words[i + 1 :]
     if i == 0 and rest:
         rest[0] = rest[0][:1].upper() + rest[0][1:]
     return rest
@@ -164,7 +174,7 @@ def _swap(words: list[str], i: int) -> list[str]:
     core = _core(words[i + 1])
     if re.search("[.,?]$", words[i]) or core == "I" or first[:1].isupper():
         return None
-    return words[:i] + [core, first + second[len(core):]] + words[i + 2:]
+    return words[:i] + [core, first + second[len(core) :]] + words[i + 2 :]
 
 
 def doubled_word(rng: random.Random, words: list[str]) -> list[str] | None:
@@ -205,7 +215,7 @@ def wrong_comparison(rng: random.Random, words: list[str]) -> list[str] | None:
     if not places:
         return None
     i = rng.choice(places)
-    return words[:i] + ["more", plain(words[i])] + words[i + 1:]
+    return words[:i] + ["more", plain(words[i])] + words[i + 1 :]
 
 
 def wrong_writing(rng: random.Random, words: list[str]) -> list[str] | None:
@@ -216,8 +226,11 @@ def wrong_writing(rng: random.Random, words: list[str]) -> list[str] | None:
     if draw < 0.7 and words[-1][-1] in ".?":
         return words[:-1] + [words[-1][:-1]]
     places = [i for i, word in enumerate(words) if re.search("n't|Let's|let's", plain(word))]
-    return _replace(words, rng.choice(places), _core(words[rng.choice(places)]).replace("'", "")) \
-        if len(places) == 1 else None
+    return (
+        _replace(words, rng.choice(places), _core(words[rng.choice(places)]).replace("'", ""))
+        if len(places) == 1
+        else None
+    )
 
 
 def misspelled(rng: random.Random, words: list[str]) -> list[str] | None:
@@ -237,39 +250,35 @@ def _typo(rng: random.Random, word: str) -> str:
     i = rng.randrange(1, len(word) - 1)
     kind = rng.choice(("drop", "double", "swap", "swap", "drop", "vowel"))
     if kind == "drop":
-        return word[:i] + word[i + 1:]
+        return word[:i] + word[i + 1 :]
     if kind == "double":
         return word[:i] + word[i] + word[i:]
     if kind == "swap":
-        return word[:i] + word[i + 1] + word[i] + word[i + 2:]
+        return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
     vowels = [j for j in range(1, len(word)) if word[j] in "aeiou"]
     if not vowels:
         return ""
     j = rng.choice(vowels)
-    return word[:j] + rng.choice("aeiou".replace(word[j], "")) + word[j + 1:]
+    return word[:j] + rng.choice("aeiou".replace(word[j], "")) + word[j + 1 :]
 
 
 def _deletions(word: str) -> set[str]:
-    return {word[:i] + word[i + 1:] for i in range(len(word))}
+    return {word[:i] + word[i + 1 :] for i in range(len(word))}
 
 
 @lru_cache(maxsize=1)
 def _lower_words() -> frozenset[str]:
     """Every lower-case English word the grammar can write."""
     lex = lexicon.load()
-    texts = [t for entries in lex.nouns.values() for n in entries for t in (n.en, n.en_plural)]
-    texts += [t for entries in lex.adjectives.values() for a in entries
-              for t in (a.en, a.comparative or "")]
-    for entries in lex.actions.values():
-        for action in entries:
-            verb = action.en
-            texts += [verb.base, verb.third, verb.past, verb.participle, verb.gerund, verb.rest,
-                      past_form(verb.base)]
-    texts += [en for section, entries in lex.phrases.items() for en, _ in entries]
-    texts += [number_words.english(n) for n in range(1000)]
+    texts = [t for noun in chain(*lex.nouns.values()) for t in (noun.en, noun.en_plural)]
+    texts += [t for a in chain(*lex.adjectives.values()) for t in (a.en, a.comparative or "")]
+    for verb in lex.verbs:
+        texts += [getattr(verb, form) for form in ("base", "rest", *_FORMS)]
+        texts.append(past_form(verb.base))
+    texts += [en for en, _ in chain(*lex.phrases.values())]
+    texts += [number(n) for n in range(1000)]
     texts += _seen_words()
-    found = {word for text in texts for word in re.findall("[a-z']+", plain(text))}
-    return frozenset(found)
+    return frozenset(word for text in texts for word in re.findall("[a-z']+", plain(text)))
 
 
 def _seen_words() -> list[str]:
@@ -290,14 +299,23 @@ def _by_deletion() -> dict[str, set[str]]:
 def nearest(typo: str) -> set[str]:
     """The words one letter (missing, extra, wrong or swapped with its neighbour) away."""
     index = _by_deletion()
-    found = set().union(*(index.get(key, set()) for key in _deletions(typo) | {typo}))
-    return found
+    return set().union(*(index.get(key, set()) for key in _deletions(typo) | {typo}))
 
 
 _ERRORS: tuple[tuple[Error, int], ...] = (
-    (wrong_verb_form, 6), (wrong_tense_form, 4), (wrong_article, 4), (wrong_number, 3),
-    (wrong_order, 3), (doubled_word, 2), (missing_word, 3), (wrong_preposition, 3),
-    (wrong_pronoun, 2), (wrong_comparison, 3), (wrong_writing, 2), (misspelled, 7))
+    (wrong_verb_form, 6),
+    (wrong_tense_form, 4),
+    (wrong_article, 4),
+    (wrong_number, 3),
+    (wrong_order, 3),
+    (doubled_word, 2),
+    (missing_word, 3),
+    (wrong_preposition, 3),
+    (wrong_pronoun, 2),
+    (wrong_comparison, 3),
+    (wrong_writing, 2),
+    (misspelled, 7),
+)
 
 
 def corrupt(rng: random.Random, marked: str) -> str:
@@ -311,4 +329,4 @@ def corrupt(rng: random.Random, marked: str) -> str:
         changed = rng.choices(makers, weights)[0](rng, words)
         if changed:
             words, wanted = changed, wanted - 1
-    return re.sub(f"[{MARKS}]", "", " ".join(words))
+    return plain(" ".join(words))

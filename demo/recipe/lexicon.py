@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from demo import english, french
+from demo.recipe import english, french
 
 FOLDER = Path(__file__).parent / "lexicon"
 PERSONS = ("kin", "role")
@@ -26,8 +26,20 @@ class Noun:
 
     @property
     def mass(self) -> bool:
-        """True for bread, water: no plural, "some"."""
+        """True for bread and water: nouns without a plural, which take "some"."""
         return self.kind in ("mass", "drink")
+
+    @property
+    def en_counted(self) -> str:
+        """The plural after a number, marked where it is the singular with an "s"."""
+        regular = " " not in self.en and self.en_plural == self.en + "s"
+        return english.mark(self.en_plural, english.COUNTED) if regular else self.en_plural
+
+    @property
+    def classes(self) -> set[str]:
+        """What adjectives and containers may call it: "food", "food:egg", "person"."""
+        own = {self.kind, f"{self.kind}:{self.en}"}
+        return own | {"person"} if self.kind in PERSONS else own
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class Adjective:
     comparative: str | None
     fr: tuple[str, str, str, str, str]
     before: bool
-    classes: tuple[str, ...]
+    classes: frozenset[str]
 
     def form(self, gender: str, is_plural: bool, following: str = "") -> str:
         """The form that agrees; `following` is the French text it stands before."""
@@ -69,20 +81,22 @@ class Lexicon:
     actions: dict[str, tuple[Action, ...]]
     phrases: dict[str, tuple[tuple[str, str], ...]]
 
-    def of_class(self, classes: tuple[str, ...]) -> tuple[Noun, ...]:
-        """The nouns of classes such as "food", "food:egg" or "person"."""
-        return tuple(noun for kind, word in _matching(classes) for noun in self.nouns[kind]
-                     if not word or noun.en == word)
+    @cached_property
+    def verbs(self) -> list[english.Verb]:
+        """The English verb of every action."""
+        return [action.en for entries in self.actions.values() for action in entries]
 
+    @cached_property
+    def plain_transitives(self) -> list[Action]:
+        """Those with nothing between verb and object in French, and a past unlike the present."""
+        verbs = self.actions["transitive"]
+        return [verb for verb in verbs if not verb.fr_rest and not verb.en.same_past]
 
-@lru_cache(maxsize=4096)
-def _matching(classes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    found = []
-    for item in classes:
-        kind, _, word = item.partition(":")
+    def of_class(self, name: str) -> tuple[Noun, ...]:
+        """The nouns of a class such as "food", "food:egg" or "person"."""
+        kind, _, word = name.partition(":")
         kinds = PERSONS if kind == "person" else (kind,)
-        found += [(k, word) for k in kinds]
-    return tuple(found)
+        return tuple(n for k in kinds for n in self.nouns[k] if not word or n.en == word)
 
 
 def _sections(name: str) -> Iterator[tuple[str, str]]:
@@ -108,8 +122,15 @@ def _noun(section: str, line: str) -> Noun:
     fr, _, fr_plural = match[1].partition("/")
     if section in ("mass", "drink"):
         en_plural, fr_plural = en, fr
-    return Noun(en, en_plural or english.s_form(en), fr, fr_plural or french.plural(fr),
-                match[2], section, tuple((match[3] or "").split(",")) if match[3] else ())
+    return Noun(
+        en,
+        en_plural or english.s_form(en),
+        fr,
+        fr_plural or french.plural(fr),
+        match[2],
+        section,
+        tuple((match[3] or "").split(",")) if match[3] else (),
+    )
 
 
 def _adjective(line: str) -> Adjective:
@@ -127,8 +148,13 @@ def _adjective(line: str) -> Adjective:
         comparative = None
     elif not comparative:
         comparative = "more " + en
-    return Adjective(en, comparative, (masculine, fem, masculine_plural, fem_plural, vowel),
-                     before, tuple(classes.split()))
+    return Adjective(
+        en,
+        comparative,
+        (masculine, fem, masculine_plural, fem_plural, vowel),
+        before,
+        frozenset(classes.split()),
+    )
 
 
 def _action(line: str) -> Action:
@@ -137,9 +163,15 @@ def _action(line: str) -> Action:
     state, clitic = left.startswith("*"), left.startswith("+ ")
     reflexive = right.startswith(("se ", "s'"))
     infinitive, _, rest = re.sub("^(se |s')", "", right).partition(" ")
-    return Action(english.parse_verb(left.lstrip("*+ "), particle=bool(classes)),
-                  french.conjugate(infinitive), rest, reflexive, state, clitic,
-                  tuple(classes.split()))
+    return Action(
+        english.parse_verb(left.lstrip("*+ "), particle=bool(classes)),
+        french.conjugate(infinitive),
+        rest,
+        reflexive,
+        state,
+        clitic,
+        tuple(classes.split()),
+    )
 
 
 def _phrase(line: str) -> tuple[str, str]:

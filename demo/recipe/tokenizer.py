@@ -13,15 +13,16 @@ import sentencepiece
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, T5Tokenizer
 
-from demo import corpus
+from demo.recipe import corpus
 
 VOCAB_SIZE = 3072
 SENTENCES = 60_000
 FILES = ("spiece.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def train(folder: Path, seed: int, sentences: int = SENTENCES,
-          vocab_size: int = VOCAB_SIZE) -> None:
+def train(
+    folder: Path, seed: int, sentences: int = SENTENCES, vocab_size: int = VOCAB_SIZE
+) -> None:
     """Writes spiece.model and the tokenizer files of transformers into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:  # an old tokenizer.json would win over the new spiece.model
@@ -30,11 +31,24 @@ def train(folder: Path, seed: int, sentences: int = SENTENCES,
     texts = itertools.chain.from_iterable((e.source, e.target) for e in stream)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts, model_writer=model, model_type="unigram", vocab_size=vocab_size,
-        character_coverage=1.0, byte_fallback=True,
-        seed_sentencepiece_size=30_000, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>", num_threads=2,
-        hard_vocab_limit=False, minloglevel=2)
+        sentence_iterator=texts,
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=vocab_size,
+        character_coverage=1.0,
+        byte_fallback=True,
+        seed_sentencepiece_size=30_000,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        pad_piece="<pad>",
+        eos_piece="</s>",
+        unk_piece="<unk>",
+        num_threads=2,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     path = folder / "spiece.model"
     path.write_bytes(model.getvalue())
     _wrap(folder)
@@ -49,12 +63,18 @@ def _wrap(folder: Path) -> None:
     derived = T5Tokenizer.from_pretrained(folder, extra_ids=0)
     backend = json.loads(derived.backend_tokenizer.to_str())
     backend["model"]["byte_fallback"] = True
-    backend["decoder"] = {"type": "Sequence",
-                          "decoders": [{"type": "ByteFallback"}, backend["decoder"]]}
+    backend["decoder"] = {
+        "type": "Sequence",
+        "decoders": [{"type": "ByteFallback"}, backend["decoder"]],
+    }
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(backend)), pad_token="<pad>",
-        eos_token="</s>", unk_token="<unk>", model_max_length=512,
-        clean_up_tokenization_spaces=False)
+        tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=512,
+        clean_up_tokenization_spaces=False,
+    )
     tokenizer.save_pretrained(folder)
     special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n")

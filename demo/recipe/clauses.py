@@ -6,8 +6,8 @@ Each English tense has one French tense: simple past is the passé composé (imp
 
 from dataclasses import dataclass, replace
 
-from demo import french
-from demo.english import (
+from demo.recipe import french
+from demo.recipe.english import (
     ADVERB,
     AUXILIARY,
     GERUND,
@@ -19,9 +19,10 @@ from demo.english import (
     TO,
     Verb,
     mark,
+    parse_verb,
     plain,
 )
-from demo.phrases import NounPhrase
+from demo.recipe.phrases import Bilingual, NounPhrase
 
 
 @dataclass(frozen=True)
@@ -45,58 +46,77 @@ class Predicate:
     agreement: tuple[str, bool] | None = None
     negatable: bool = True
 
-    def tails(self, negative: bool) -> tuple[str, str]:
-        """What follows the verb, by polarity."""
+    def tails(self, negative: bool) -> Bilingual:
+        """What follows the verb, in English and in French."""
         if negative:
             return self.en_negative or self.en_tail, self.fr_negative or self.fr_tail
         return self.en_tail, self.fr_tail
 
     def extended(self, en: str, fr: str) -> "Predicate":
-        """The same with one more complement."""
+        """The same predicate with one more complement."""
         return replace(
-            self, en_tail=f"{self.en_tail} {en}".strip(), fr_tail=f"{self.fr_tail} {fr}".strip(),
+            self,
+            en_tail=f"{self.en_tail} {en}".strip(),
+            fr_tail=f"{self.fr_tail} {fr}".strip(),
             en_negative=self.en_negative and f"{self.en_negative} {en}",
-            fr_negative=self.fr_negative and f"{self.fr_negative} {fr}")
+            fr_negative=self.fr_negative and f"{self.fr_negative} {fr}",
+        )
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How a clause is put: tense, negation (pas, jamais, plus), adverb of frequency."""
+    """Tense, negation (pas, jamais, plus) and adverb of frequency of a clause."""
 
     tense: str = "present"
     negative: str = ""
-    adverb: tuple[str, str] = ("", "")
+    adverb: Bilingual = ("", "")
     contracted: bool = True
 
 
 # tense: English outer verb and its tense, French outer verb, its tense and link to the infinitive
 _OUTER = {
-    "have_to": (Verb("have", "had", "had"), "present", "devoir", "present", ""),
-    "want_to": (Verb("want", "wanted", "wanted"), "present", "vouloir", "present", ""),
-    "wanted_to": (Verb("want", "wanted", "wanted"), "past", "vouloir", "imperfect", ""),
-    "need_to": (Verb("need", "needed", "needed"), "present", "avoir", "present", "besoin de"),
-    "like_to": (Verb("like", "liked", "liked"), "present", "aimer", "present", ""),
-    "would_like_to": (Verb("like", "liked", "liked"), "conditional", "aimer", "conditional", ""),
-    "hope_to": (Verb("hope", "hoped", "hoped"), "present", "espérer", "present", ""),
-    "prefer_to": (Verb("prefer", "preferred", "preferred"), "present", "préférer", "present", ""),
+    "have_to": (parse_verb("have"), "present", "devoir", "present", ""),
+    "want_to": (parse_verb("want"), "present", "vouloir", "present", ""),
+    "wanted_to": (parse_verb("want"), "past", "vouloir", "imperfect", ""),
+    "need_to": (parse_verb("need"), "present", "avoir", "present", "besoin de"),
+    "like_to": (parse_verb("like"), "present", "aimer", "present", ""),
+    "would_like_to": (parse_verb("like"), "conditional", "aimer", "conditional", ""),
+    "hope_to": (parse_verb("hope"), "present", "espérer", "present", ""),
+    "prefer_to": (parse_verb("prefer"), "present", "préférer", "present", ""),
 }
-_MODAL = {"future": "will", "conditional": "would", "can": "can", "must": "must",
-          "should": "should"}
-_HELPER = {"can": ("pouvoir", "present", ""), "must": ("devoir", "present", ""),
-           "should": ("devoir", "conditional", ""), "going_to": ("aller", "present", ""),
-           "just": ("venir", "present", "de")}
-_SIMPLE = {"present": "present", "progressive": "present", "past_progressive": "imperfect",
-           "used_to": "imperfect", "future": "future", "conditional": "conditional",
-           "when_future": "future", "if_past": "imperfect"}
+_MODAL = {
+    "future": "will",
+    "conditional": "would",
+    "can": "can",
+    "must": "must",
+    "should": "should",
+}
+_HELPER = {
+    "can": ("pouvoir", "present", ""),
+    "must": ("devoir", "present", ""),
+    "should": ("devoir", "conditional", ""),
+    "going_to": ("aller", "present", ""),
+    "just": ("venir", "present", "de"),
+}
+_SIMPLE = {
+    "present": "present",
+    "progressive": "present",
+    "past_progressive": "imperfect",
+    "used_to": "imperfect",
+    "future": "future",
+    "conditional": "conditional",
+    "when_future": "future",
+    "if_past": "imperfect",
+}
 _NOT = {"am": "am not", "will": "won't", "can": "can't", "must": "must not"}
 
 
 def ambiguous(predicate: Predicate, manner: Manner, subject: NounPhrase) -> bool:
-    """True for "they read": present or past, so no single translation."""
+    """True for "they read", present or past, which has more than one translation."""
     verb = predicate.en
-    return (verb.base == verb.past and manner.tense in ("present", "past", "if_past", "when_future")
-            and not (subject.person == 1 and manner.tense != "when_future") or
-            verb.base == verb.past and manner.negative in ("jamais",))
+    finite = manner.tense in ("present", "past", "if_past") and subject.person != 1
+    undecided = finite or manner.tense == "when_future" or manner.negative == "jamais"
+    return verb.same_past and undecided
 
 
 def _be(subject: NounPhrase, past: bool) -> str:
@@ -109,26 +129,29 @@ def _with_rest(word: str, verb: Verb) -> str:
     return f"{word} {verb.rest}".strip()
 
 
+def _bare(verb: Verb) -> str:
+    """The infinitive without "to"."""
+    return _with_rest(mark(verb.base, INFINITIVE), verb)
+
+
 def english_parts(verb: Verb, tense: str, subject: NounPhrase, support: bool) -> tuple[str, str]:
     """(auxiliary, rest): `support` asks for an auxiliary, as questions and "not" need one."""
     if tense in _OUTER:
         outer, outer_tense = _OUTER[tense][:2]
         aux, rest = english_parts(outer, outer_tense, subject, support)
-        inner = _with_rest(mark(verb.base, INFINITIVE), verb)
-        return aux, f"{rest} {mark('to', TO)} {inner}"
+        return aux, f"{rest} {mark('to', TO)} {_bare(verb)}"
     if tense in _MODAL:
-        return _MODAL[tense], _with_rest(mark(verb.base, INFINITIVE), verb)
+        return _MODAL[tense], _bare(verb)
     if tense in ("progressive", "past_progressive"):
         return _be(subject, tense != "progressive"), _with_rest(mark(verb.gerund, GERUND), verb)
     if tense == "going_to":
-        inner = _with_rest(mark(verb.base, INFINITIVE), verb)
-        return _be(subject, False), f"going {mark('to', TO)} {inner}"
+        return _be(subject, False), f"going {mark('to', TO)} {_bare(verb)}"
     if tense in ("perfect", "just"):
         done = _with_rest(mark(verb.participle, PARTICIPLE), verb)
         aux = mark("has" if subject.person == 1 else "have", AUXILIARY)
         return aux, f"just {done}" if tense == "just" else done
     if tense == "used_to":
-        return "", _with_rest(f"used to {mark(verb.base, INFINITIVE)}", verb)
+        return "", f"used to {_bare(verb)}"
     past = tense in ("past", "if_past")
     if verb.base == "be":
         return _be(subject, past), ""
@@ -139,7 +162,7 @@ def _simple_parts(verb: Verb, past: bool, subject: NounPhrase, support: bool) ->
     third = subject.person == 1
     if support:
         aux = "did" if past else mark("does" if third else "do", AUXILIARY)
-        return aux, _with_rest(mark(verb.base, INFINITIVE), verb)
+        return aux, _bare(verb)
     if past:
         return "", _with_rest(mark(verb.past, PAST), verb)
     word = mark(verb.third, THIRD) if third else mark(verb.base, PLURAL_FORM)
@@ -154,7 +177,7 @@ def _contract(aux: str, contracted: bool) -> str:
     if not contracted:
         return "cannot" if word == "can" else f"{aux} not"
     negated = _NOT.get(word, word + "n't")
-    return negated + aux[len(word):]
+    return negated + aux[len(word) :]
 
 
 def english_clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> str:
@@ -171,7 +194,7 @@ def english_clause(subject: NounPhrase, predicate: Predicate, manner: Manner) ->
 
 
 def english_question(subject: NounPhrase, predicate: Predicate, manner: Manner) -> str:
-    """The same as a question, without question word."""
+    """The question, with marks, without its question word."""
     aux, rest = english_parts(predicate.en, manner.tense, subject, True)
     tail = predicate.en_negative or predicate.en_tail  # "any" rather than "some"
     return _join(aux, subject.en, manner.adverb[0], rest, tail)
@@ -206,9 +229,10 @@ def french_verb(subject: NounPhrase, predicate: Predicate, manner: Manner) -> st
     return _join(ne, clitic, getattr(verb, form)[person], not_, adverb)
 
 
-def _compound(subject: NounPhrase, predicate: Predicate, ne: str, not_: str, adverb: str,
-              clitic: str) -> str:
-    """Passé composé."""
+def _compound(
+    subject: NounPhrase, predicate: Predicate, ne: str, not_: str, adverb: str, clitic: str
+) -> str:
+    """The passé composé."""
     verb = predicate.fr
     with_etre = predicate.reflexive or verb.auxiliary == "être"
     participle = verb.participle
@@ -220,22 +244,23 @@ def _compound(subject: NounPhrase, predicate: Predicate, ne: str, not_: str, adv
     return _join(ne, clitic, auxiliary, not_, adverb, participle)
 
 
-def clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> tuple[str, str]:
+def clause(subject: NounPhrase, predicate: Predicate, manner: Manner) -> Bilingual:
     """A statement in both languages, without capital and full stop."""
     return english_clause(subject, predicate, manner), french_clause(subject, predicate, manner)
 
 
-def question(subject: NounPhrase, predicate: Predicate, manner: Manner,
-             word: tuple[str, str] = ("", "")) -> tuple[str, str]:
+def question(
+    subject: NounPhrase, predicate: Predicate, manner: Manner, word: Bilingual = ("", "")
+) -> Bilingual:
     """A question with "est-ce que"; `word` is an English and French question word."""
     en = _join(word[0], english_question(subject, predicate, manner))
     positive = replace(manner, negative="")
     return en, _join(word[1], "est-ce que", french_clause(subject, predicate, positive))
 
 
-def imperative(predicate: Predicate, person: int, negative: bool = False) -> tuple[str, str]:
+def imperative(predicate: Predicate, person: int, negative: bool = False) -> Bilingual:
     """A command: person 3 "close the door", person 2 "let's close the door"."""
-    base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
+    base = _bare(predicate.en)
     en_tail, fr_tail = predicate.tails(negative)
     lead = {(2, False): "let's", (2, True): "let's not", (3, False): "", (3, True): "don't"}
     en = _join(lead[person, negative], base, en_tail)
@@ -245,14 +270,18 @@ def imperative(predicate: Predicate, person: int, negative: bool = False) -> tup
     return en, _join(f"{finite}-{clitic}" if clitic else finite, fr_tail)
 
 
-def infinitive(predicate: Predicate, person: int) -> tuple[str, str]:
+def infinitive(predicate: Predicate, person: int) -> Bilingual:
     """ "to buy some bread" without "to"; a reflexive pronoun agrees with `person`."""
-    base = _with_rest(mark(predicate.en.base, INFINITIVE), predicate.en)
-    return (_join(base, predicate.en_tail),
-            _join(_clitic(predicate, person), predicate.fr.infinitive, predicate.fr_tail))
+    base = _bare(predicate.en)
+    return (
+        _join(base, predicate.en_tail),
+        _join(_clitic(predicate, person), predicate.fr.infinitive, predicate.fr_tail),
+    )
 
 
-def gerund(predicate: Predicate, person: int) -> tuple[str, str]:
+def gerund(predicate: Predicate, person: int) -> Bilingual:
     """ "buying some bread" with a French infinitive ("avant de", "sans")."""
-    return (_join(_with_rest(predicate.en.gerund, predicate.en), predicate.en_tail),
-            infinitive(predicate, person)[1])
+    return (
+        _join(_with_rest(predicate.en.gerund, predicate.en), predicate.en_tail),
+        infinitive(predicate, person)[1],
+    )

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.nn import functional
-from transformers import T5ForConditionalGeneration
+from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from demo import corpus, learning
-from demo.learning import CHUNK, IGNORED, Batch
+from demo.recipe import corpus, learning
+from demo.recipe.learning import CHUNK, IGNORED, Batch, Rows
 
-Rows = list[tuple[list[int], list[int]]]
 POOL_CHUNKS = 2
 GENERATION_BATCH = 192
 
@@ -28,14 +27,16 @@ def load_target(folder: Path) -> T5ForConditionalGeneration:
     return target.eval().requires_grad_(False)
 
 
-def answers(target: T5ForConditionalGeneration, words: object, seed: int, path: Path) -> Rows:
-    """Prompts with the target's greedy answers; each process makes a part, `path` keeps them."""
+def answers(
+    target: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, seed: int, path: Path
+) -> Rows:
+    """Prompts with the target's greedy answers, kept in `path`; each process makes a part."""
     own = path.with_suffix(f".{learning.rank()}.pt")
     if not own.exists():
         rows: Rows = []
         for chunk in range(POOL_CHUNKS):
-            rows += learning.chunk_rows(words, seed, 10_000 + chunk)
-        torch.save(_answer(target, rows[learning.rank()::learning.world()]), own)
+            rows += learning.chunk_rows(tokenizer, seed, 10_000 + chunk)
+        torch.save(_answer(target, rows[learning.rank() :: learning.world()]), own)
     if distributed.is_initialized():
         distributed.barrier()
     pool: Rows = []
@@ -48,31 +49,37 @@ def _answer(target: T5ForConditionalGeneration, rows: Rows) -> Rows:
     rows = sorted(rows, key=lambda row: len(row[1]))
     start, done = time.monotonic(), []
     for i in range(0, len(rows), GENERATION_BATCH):
-        part = rows[i:i + GENERATION_BATCH]
+        part = rows[i : i + GENERATION_BATCH]
         limit = max(len(t) for _, t in part) + 8
         outputs = learning.greedy(target, learning.pad([s for s, _ in part], 0), limit)
         target.eval()
         done += [(s, out) for (s, _), out in zip(part, outputs, strict=True) if out[-1] == 1]
         if i // GENERATION_BATCH % 20 == 0 and learning.rank() == 0:
-            print(f"answers: {len(done)}/{len(rows)}, "
-                  f"{len(done) / (time.monotonic() - start):.0f} examples/s", flush=True)
+            print(
+                f"answers: {len(done)}/{len(rows)}, "
+                f"{len(done) / (time.monotonic() - start):.0f} examples/s",
+                flush=True,
+            )
     return done
 
 
-def held_out_answers(target: T5ForConditionalGeneration, words: object, count: int) -> Rows:
+def held_out_answers(
+    target: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, count: int
+) -> Rows:
     """The target's greedy answers to held-out prompts of both tasks."""
     stream = corpus.examples("acceptance", held_out=True, translated=0.5)
-    return _answer(target, learning.encode(words, list(itertools.islice(stream, count))))
+    return _answer(target, learning.encode(tokenizer, list(itertools.islice(stream, count))))
 
 
 def portion(pool: Rows, chunk: int) -> Rows:
-    """As many rows as a chunk has, going round the pool."""
+    """The rows of one chunk, starting over where the pool ends."""
     start = chunk * CHUNK % len(pool)
     return (pool[start:] + pool[:start])[:CHUNK]
 
 
-def distillation_loss(draft: T5ForConditionalGeneration, target: T5ForConditionalGeneration,
-                      batch: Batch) -> torch.Tensor:
+def distillation_loss(
+    draft: T5ForConditionalGeneration, target: T5ForConditionalGeneration, batch: Batch
+) -> torch.Tensor:
     """Half cross entropy with the greedy tokens, half with the target's distribution."""
     real = batch.target != IGNORED
     arguments = {"input_ids": batch.source, "attention_mask": batch.mask, "labels": batch.target}
@@ -97,19 +104,21 @@ def acceptance(draft: T5ForConditionalGeneration, rows: Rows, gamma: int = 5) ->
     draft.eval()
     accepted = drafted = 0
     for i in range(0, len(rows), GENERATION_BATCH):
-        batch = learning.to_batch(rows[i:i + GENERATION_BATCH])
-        best = draft(input_ids=batch.source, attention_mask=batch.mask,
-                     labels=batch.target).logits.argmax(-1)
-        for hits, (_, answer) in zip((best == batch.target).tolist(),
-                                     rows[i:i + GENERATION_BATCH], strict=True):
-            kept, tried = count_accepted(hits[:len(answer)], gamma)
+        batch = learning.to_batch(rows[i : i + GENERATION_BATCH])
+        best = draft(
+            input_ids=batch.source, attention_mask=batch.mask, labels=batch.target
+        ).logits.argmax(-1)
+        for hits, (_, answer) in zip(
+            (best == batch.target).tolist(), rows[i : i + GENERATION_BATCH], strict=True
+        ):
+            kept, tried = count_accepted(hits[: len(answer)], gamma)
             accepted, drafted = accepted + kept, drafted + tried
     draft.train()
     return accepted / drafted
 
 
 def count_accepted(hits: list[bool], gamma: int) -> tuple[int, int]:
-    """(accepted, drafted) of one answer; hits[i]: would the draft have proposed token i?"""
+    """(accepted, drafted) tokens of one answer; hits[i]: would the draft have proposed token i?"""
     accepted = drafted = position = 0
     while position < len(hits):
         tried = min(gamma, len(hits) - position)

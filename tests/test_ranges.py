@@ -1,0 +1,202 @@
+"""What every setting may be: bad values are refused in one line, good ones become plain numbers."""
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import sampling
+from backend import UserError, mx
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel, drafter, good, greedy, random_table, without
+from ranges import COUNTABLE, MOST_ROWS, RANGES, checked, shown
+from results import Row, Settings, sampling_of
+
+V = 7
+SOURCE = [2, 3, 4]
+TABLE = random_table(V)
+
+NOT_NUMBERS = [None, "5", "", b"5", [], (1,), {}, True, np.bool_(True), 1j, object(), mx.ones(2)]
+NOT_FINITE = [math.nan, math.inf, -math.inf, np.float32("nan")]
+NOT_WHOLE = [1.5, 2.0, np.float64(2), Fraction(3, 2)]
+HUGE = 10**5000  # more digits than Python writes out
+BEYOND = {
+    "max_tokens": [0, -1, np.int8(-1)],
+    "temp": [-0.1, 1e-46, 1e-45, 1e-40, 1e-38, 1e39, HUGE, np.float32(1e-40)],
+    "top_k": [-1, -HUGE],
+    "top_p": [0.0, 0, -0.1, 1.0000001, HUGE],
+    "delta": [-0.1, 1.5, -1e-300],
+    "num_draft": [-1, "AUTO"],
+    "repetition_penalty": [0.0, -1, 1e-300, 1e-31, 1.1e30, HUGE],
+    "no_repeat_ngram_size": [-1],
+    "min_tokens": [-1],
+    "block_verification": [0, 1, 1.0],
+    "batch_size": [0, -5],
+    "num_samples": [0, -1],
+    "seed": [-1, 2**64, HUGE],
+}
+OF_THE_CALL = ("batch_size", "num_samples", "seed")
+
+
+def bad_values(name):
+    """Every wrong kind of value, and what is out of range."""
+    kind = RANGES[name].kind
+    wrong = [v for v in NOT_NUMBERS if not (kind is bool and isinstance(v, bool | np.bool_))]
+    if name == "seed":  # several of them may be given
+        wrong = [value for value in wrong if not isinstance(value, list | tuple | mx.array)]
+    return wrong + NOT_FINITE + (NOT_WHOLE if kind is int else []) + BEYOND[name]
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_bad_value_is_refused_in_one_line(name):
+    decoder = SpeculativeDecoder(FakeModel(TABLE, V))
+    assert set(BEYOND) == set(RANGES)
+    for value in bad_values(name):
+        with pytest.raises(UserError) as caught:
+            decoder.generate(SOURCE, **{name: value})
+        message = str(caught.value)
+        assert message.startswith(f"{name} is "), (value, message)
+        assert message.endswith(f"; it must be {RANGES[name].expected}")
+        assert message.isprintable() and len(message) < 200
+        if name not in OF_THE_CALL:
+            with pytest.raises(UserError, match=f"^{name} is "):
+                Settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("max_tokens", np.int64(3), 3),
+        ("max_tokens", np.array(3), 3),
+        ("max_tokens", mx.array(3), 3),
+        ("max_tokens", 10**20, COUNTABLE),
+        ("temp", np.float32(0.5), 0.5),
+        ("temp", np.float16(0), 0.0),
+        ("temp", 1, 1.0),
+        ("temp", 2.0**-126, 2.0**-126),
+        ("temp", Fraction(1, 2), 0.5),
+        ("top_k", 2**31, COUNTABLE),
+        ("top_k", HUGE, COUNTABLE),
+        ("top_p", 1, 1.0),
+        ("top_p", 1e-46, 2.0**-126),
+        ("top_p", 5e-324, 2.0**-126),
+        ("delta", np.float64(0.25), 0.25),
+        ("num_draft", np.uint8(4), 4),
+        ("num_draft", "auto", "auto"),
+        ("num_draft", np.str_("auto"), "auto"),
+        ("num_draft", 10**20, COUNTABLE),
+        ("repetition_penalty", 1e-30, 1e-30),
+        ("no_repeat_ngram_size", 3 * 10**9, COUNTABLE),
+        ("min_tokens", 10**20, COUNTABLE),
+        ("block_verification", np.bool_(False), False),
+        ("batch_size", 10**20, MOST_ROWS),
+        ("num_samples", 10**9, 10**9),
+        ("seed", np.uint64(2**64 - 1), 2**64 - 1),
+    ],
+    ids=shown,
+)
+def test_a_good_value_becomes_a_plain_number_that_means_the_same(name, value, plain):
+    fitting = checked(name, value)
+    assert (fitting, type(fitting)) == (plain, type(plain))
+    if name not in OF_THE_CALL:
+        assert getattr(Settings(**{name: value}), name) == plain
+
+
+def test_every_number_of_the_settings_has_its_range():
+    several = {"stop", "logits_processors"}
+    assert set(vars(Settings())) - several == set(RANGES) - set(OF_THE_CALL)
+
+
+@pytest.mark.parametrize("value", [None, 5, b"a", "", [""], ["a", None], [5], {"a": 1}])
+def test_what_is_no_stop_string_is_refused(value):
+    with pytest.raises(UserError, match="^stop is .*; it must be a string or several, of at least"):
+        Settings(stop=value)
+
+
+@pytest.mark.parametrize("value", [None, 5, "ab", [None], [5], print, {"a": print}])
+def test_what_is_no_processor_is_refused(value):
+    with pytest.raises(UserError, match="^logits_processors is .*; it must be a list of callables"):
+        Settings(logits_processors=value)
+
+
+def test_several_of_something_may_be_given_as_any_iterable():
+    assert Settings(stop=(s for s in ("a", "b"))).stop == ("a", "b")
+    assert Settings(stop="ab").stop == ("ab",)
+    assert Settings(stop=np.array(["a"])).stop == ("a",)
+    assert Settings(logits_processors=iter([min, max])).logits_processors == (min, max)
+
+
+def test_values_are_shown_short_and_on_one_line():
+    assert shown("a\nb\x1b[31m\ud800") == r"'a\nb\x1b[31m\ud800'"
+    assert len(shown("x" * 10**6)) == 60
+    assert shown(np.zeros((2, 2))).isprintable()
+    assert shown(HUGE) == shown([HUGE]).replace("list", "int")
+
+
+# ---- what they come to ---------------------------------------------------------------------------
+
+
+def test_processors_from_a_generator_are_asked_in_every_step():
+    def only_four(tokens, logits):
+        return mx.where(mx.arange(V) == 4, logits, -mx.inf)
+
+    decoder = SpeculativeDecoder(FakeModel(TABLE, V))
+    processors = (p for p in [only_four])
+    assert decoder.generate(SOURCE, 3, logits_processors=processors).tokens == [4, 4, 4]
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-46, 1e-40, 1e-20])
+@pytest.mark.parametrize("temp", [2.0**-126, 1e-30, 1.0])
+def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
+    logits = mx.array([[[300.0, 299.9, -200.0]]])
+    row = Row([5], Settings(temp=temp, top_p=top_p), None)
+    p = sampling.probabilities(logits, sampling_of([row], EOS))
+    assert p.tolist() == [[[1.0, 0.0, 0.0]]]
+
+
+def test_a_minimum_above_the_maximum_is_the_maximum():
+    model = FakeModel(random_table(V, eos_bias=3), V)
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+    most = decoder.generate(SOURCE, max_tokens=6, min_tokens=10**20)
+    assert most.tokens == decoder.generate(SOURCE, max_tokens=6, min_tokens=6).tokens
+    assert len(most.tokens) == 6 > len(decoder.generate(SOURCE, max_tokens=6).tokens)
+
+
+def test_more_likely_tokens_than_there_are_is_no_truncation(monkeypatch):
+    decoder = SpeculativeDecoder(FakeModel(without(TABLE, EOS), V))
+    everything = decoder.generate(SOURCE, 8, temp=1.0).tokens
+    monkeypatch.setattr(sampling, "_smallest_kept_logit", None)
+    for top_k in (V, 2**31, 10**20):
+        assert decoder.generate(SOURCE, 8, temp=1.0, top_k=top_k).tokens == everything
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_draft": 10**20}, {"no_repeat_ngram_size": 3 * 10**9}, {"batch_size": 10**20}],
+)
+def test_huge_numbers_decode_as_large_ones(settings):
+    model = FakeModel(TABLE, V)
+    decoder = SpeculativeDecoder(model, drafter(good(TABLE), model))
+    for prompts in ([SOURCE], iter([SOURCE])):
+        (result,) = decoder.generate(prompts, max_tokens=9, **settings)
+        assert (result.tokens, result.finish_reason) == greedy(model, SOURCE, 9)
+
+
+def test_a_length_that_no_memory_holds_is_an_error(decoder):
+    with pytest.raises(UserError, match="no memory for a prompt of .*; shorten it or lower max_t"):
+        decoder.generate("I eat.", max_tokens=10**20)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temp": 1.2e-38}, {"temp": 1e-20, "top_k": 3}, {"temp": 1.0, "top_p": 1e-300}]
+)
+def test_next_to_no_randomness_writes_the_greedy_text(decoder, settings):
+    prompt = "translate English to French: I have two cats."
+    assert decoder.generate(prompt, **settings).text == decoder.generate(prompt).text
+
+
+def test_messages_name_the_range():
+    for name, range_ in RANGES.items():
+        assert re.search("number|True", range_.expected), name
