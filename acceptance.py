@@ -26,10 +26,12 @@ q = None.
 from __future__ import annotations
 
 from backend import mx
-from sampling import REPLACE, Sampling, fold, one_hot, probabilities, sample, uniform
+from sampling import REPLACE, Sampling, finite, fold, one_hot, probabilities, sample, uniform
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
+# Stands for the target's own token where its logits allow none, see `sampling.finite`.
+NO_TOKEN = -1
 
 
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
@@ -158,17 +160,21 @@ def verify(
     Returns:
         accepted (B,) int32, the number of proposals kept, and tokens
         (B, gamma + 1) int32: the proposals, with the target's own token at
-        position `accepted`. What stands after it is meaningless.
+        position `accepted`. What stands after it is meaningless. Nothing is judged by logits that
+        are not finite: the first such position ends the block, and its own token is NO_TOKEN.
     """
     batch, positions, _ = logits.shape
     own_place = mx.zeros((batch, 1), mx.int32)
     drafts = own_place if drafts is None else mx.concatenate([drafts, own_place], axis=1)
+    sound = finite(logits)
+    lengths = accepted_length(sound, lengths)
     if sampling.all_greedy:
         accepted = accepted_length(keep_greedy(logits, drafts, sampling.delta), lengths)
         best = mx.argmax(logits, axis=-1).astype(mx.int32)
         own = mx.take_along_axis(best, accepted[:, None], axis=1)
     else:
         accepted, own = _verify_sampled(logits, drafts, q, lengths, sampling, keys)
+    own = mx.where(mx.take_along_axis(sound, accepted[:, None], axis=1), own, NO_TOKEN)
     here = mx.arange(positions) == accepted[:, None]
     return accepted, mx.where(here, own, drafts)
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from engine import Engine
 
 WINDOW = 8  # prompts in hand for each row in flight
+# Source tokens, padding included, that join between two steps at most, if it is more than one
+# prompt: rows in flight stand still while they are encoded, about as long as one long prompt takes.
+JOINING = 1024
 
 
 class Queue:
@@ -121,7 +124,18 @@ def run(
 
 
 def choose(waiting: Sequence[Row], count: int) -> list[Row]:
-    """Up to `count` rows to join: the oldest, and those nearest to it in length."""
+    """Up to `count` rows to join: the oldest, and those nearest to it in length.
+
+    Their sources are at most `JOINING` tokens together; equal ones, which are encoded once, count
+    once.
+    """
     first = len(waiting[0].ids)
     near = sorted(range(1, len(waiting)), key=lambda i: abs(len(waiting[i].ids) - first))
-    return [waiting[i] for i in (0, *near[: count - 1])]
+    chosen, sources, longest = [waiting[0]], {tuple(waiting[0].ids)}, first
+    for row in (waiting[i] for i in near[: count - 1]):
+        sources.add(tuple(row.ids))
+        longest = max(longest, len(row.ids))
+        if len(sources) > 1 and len(sources) * longest > JOINING:
+            break
+        chosen.append(row)
+    return chosen

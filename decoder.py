@@ -24,7 +24,6 @@ from pacer import Pacer
 from prompts import (
     PROMPT,
     checked_seed,
-    prefix_ends,
     random_keys,
     split,
     task_prefix,
@@ -85,7 +84,6 @@ class SpeculativeDecoder:
         self.costs = costs
         self._measured: dict[tuple, Costs | None] = {}
         self.history = History()  # of what greedy rows got so far
-        self.prefix_ends = prefix_ends(tokenizer)
 
     def generate(
         self,
@@ -117,8 +115,9 @@ class SpeculativeDecoder:
             One result, or a list in the order of the prompts: all samples of the
             first, then all of the second, and so on.
 
-            Of several, one that is empty, is no prompt or has an id outside the vocabulary, or that
-            the device has no memory for, has `finish_reason` "error", and the others finish.
+            Of several, one that is empty, is no prompt or has an id outside the vocabulary, that
+            the device has no memory for, or whose logits turn out NaN or infinite, has
+            `finish_reason` "error", and the others finish.
 
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
@@ -206,6 +205,8 @@ class SpeculativeDecoder:
         while row.finish_reason is None:
             seen = row.decided
             engine.step()
+            if row.error:
+                raise UserError(row.error)
             yield self.chunk(row, seen)
 
     def _settings(
@@ -230,10 +231,14 @@ class SpeculativeDecoder:
         drafter = self.drafter.fresh() if self.drafter else None
         costs = self.costs
         if drafter and settings.num_draft == AUTO and costs is None:
+            # Few widths are measured, or lists of 2, 3, 4 … prompts would each be a new case.
+            full = DEFAULT_BATCH_SIZE
+            while full < width:
+                full *= 2
+            widths = [1, full] if width > 1 else [1]
             # Truncation to the likeliest tokens takes time too; to how many does not matter.
-            case = width, settings.temp > 0, settings.top_k > 0, settings.top_p < 1
+            case = widths[-1], settings.temp > 0, settings.top_k > 0, settings.top_p < 1
             if case not in self._measured:
-                widths = sorted({1, width})
                 self._measured[case] = measure_costs(self.model, drafter.model, widths, settings)
             costs = self._measured[case]
         mx.reset_peak_memory()
@@ -265,7 +270,7 @@ class SpeculativeDecoder:
             if bad:
                 row.fail(str(bad))
             else:
-                row.pace.task = task_prefix(ids, self.prefix_ends)
+                row.pace.task = task_prefix(ids, self.tokenizer)
                 if settings.stop or (watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, settings.stop)
             yield row

@@ -19,7 +19,7 @@ from backend import UserError, mx
 from model import T5
 from processors import History
 from prompts import encoded
-from sampling import DRAFT, Sampling, fold, probabilities, sample
+from sampling import DRAFT, Sampling, finite, fold, probabilities, sample
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,15 @@ class Proposal:
             the proposals are deterministic, q(x) = 1.
         lengths: how many proposals of each row are real.
         writers: who proposed them, one of "draft" and "copy" a row.
+        sound: (B, gamma) bool, whether the logits that a token was chosen from were finite; None
+            if no model was asked. What follows an unsound token in a row is not judged either.
     """
 
     tokens: mx.array
     q: mx.array | None
     lengths: list[int]
     writers: list[str]
+    sound: mx.array | None = None
 
 
 class Drafter(Protocol):
@@ -155,6 +158,7 @@ class DraftModel:
         self.model, self.target = model, target
         self.cache = None
         self.fed: list[int] = []  # positions of each row that the cache has seen
+        self.sources: list[int] = []  # source tokens of each row
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
@@ -170,6 +174,7 @@ class DraftModel:
         else:
             self.cache.append(cache)
         self.fed += [0] * len(sources)
+        self.sources += [len(source) for source in sources]
 
     def offers(
         self,
@@ -200,7 +205,7 @@ class DraftModel:
             return None
         logits = self._catch_up(committed, gamma)
         history = History.of(committed) if sampling.processing else None
-        tokens, q = [], []
+        tokens, q, sound = [], [], []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
@@ -211,6 +216,7 @@ class DraftModel:
                 history = history.then(tokens[-1] if tokens else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
                 logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
+            sound.append(finite(logits))
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -218,17 +224,22 @@ class DraftModel:
                 token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
             tokens.append(token)
-        self.fed = [len(row) + gamma - 1 for row in committed]
+        # Past a row's own proposals its cache holds guesses that nobody judges: never take them
+        # for what was committed.
+        self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         writers = ["draft"] * len(lengths)
         # Ids that only the target has get no mass.
         q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
-        return Proposal(mx.concatenate(tokens, axis=1), q, lengths, writers)
+        tokens, sound = (mx.concatenate(each, axis=1) for each in (tokens, sound))
+        return Proposal(tokens, q, lengths, writers, sound)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
         self.fed = [self.fed[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
         if self.fed:
             self.cache.keep(rows)
+            self.cache.trim(max(self.sources), max(self.fed))
         else:
             self.cache = None
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from acceptance import verify
+from acceptance import NO_TOKEN, accepted_length, verify
 from backend import mx
 from draft_length import AUTO, LONGEST
 from drafters import NOTHING, Drafter, Offer, Proposal
@@ -116,8 +116,12 @@ class Engine:
             drafted = proposal.lengths[i] if proposal else 0
             writer = proposal.writers[i] if proposal else ""
             eos = self.target.config.eos_token_id
-            written.append(row.commit(tokens[: accepted + 1], drafted, accepted, writer, eos))
+            own = tokens[accepted] != NO_TOKEN
+            tokens = tokens[: accepted + own]
+            written.append(row.commit(tokens, drafted, accepted, writer, eos))
             row.stats.decode_seconds += seconds
+            if not own and row.finish_reason is None:
+                row.fail(no_choice(row))
         self.pacer.observe([row.pace for row in self.rows], offers, chosen, written)
         self.pacer.learn(row.pace for row in self.rows if row.finish_reason)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
@@ -184,9 +188,10 @@ class Engine:
         if self.sampling.processing:
             history = History.of(committed).then(drafts)
             logits = self.sampling.processing(history, logits, [n + 1 for n in lengths])
-        accepted, tokens = verify(
-            logits, drafts, q, mx.array(lengths, mx.int32), self.sampling, keys
-        )
+        judged = mx.array(lengths, mx.int32)
+        if proposal and proposal.sound is not None:
+            judged = accepted_length(proposal.sound, judged)
+        accepted, tokens = verify(logits, drafts, q, judged, self.sampling, keys)
         if self.on_verified:
             self.on_verified(self.rows, own, tokens)
         return proposal, mx.concatenate([accepted[:, None], tokens], axis=1)
@@ -197,3 +202,12 @@ class Engine:
         if rows:
             self.keys = mx.stack([row.key for row in rows])
             self.sampling = sampling_of(rows, self.target.config.eos_token_id)
+
+
+def no_choice(row: Row) -> str:
+    """What is wrong with a row whose logits are not finite."""
+    first = "logits_processors, then the " if row.settings.logits_processors else ""
+    return (
+        f"the model's logits after {row.decided} tokens are NaN, infinite or all forbidden; check "
+        f"the {first}weights, and use bfloat16 or float32 if they are float16"
+    )

@@ -117,7 +117,7 @@ def load_decoder(
     model, tokenizer = load(chosen.target, dtype)
     draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
     if chosen.lookup:
-        copy = SourceCopy.of(tokenizer)
+        copy = SourceCopy(tokenizer)
         draft = CopyOrDraft(copy, DraftModel(draft, model)) if draft else copy
     return SpeculativeDecoder(
         model, draft, tokenizer, num_draft, delta, draft_tokenizer=draft_tokenizer

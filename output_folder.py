@@ -22,7 +22,7 @@ from sizes import readable
 
 
 def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
-    """Refuses an output folder that must not be written to.
+    """Refuses an output folder that must not be written to; clears away what killed runs left.
 
     Args:
         path: where the folder shall be.
@@ -33,6 +33,8 @@ def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> No
     Raises:
         UserError: it exists, or overwriting it would delete somebody's other files.
     """
+    if path.parent.is_dir():
+        _clear_leftovers(path)
     if not os.path.lexists(path):
         return
     if not path.is_dir():

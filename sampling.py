@@ -16,6 +16,7 @@ from processors import Processing
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
+TINIEST = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,15 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
     return p
 
 
+def finite(logits: mx.array) -> mx.array:
+    """Whether a token can be chosen from logits (..., V), as bool (...).
+
+    Single logits may be -inf, as rules for the text forbid tokens so. NaN or inf anywhere, or
+    nothing but -inf, leaves no choice: the largest is no number then.
+    """
+    return mx.isfinite(mx.max(logits, axis=-1))
+
+
 def _smallest_kept_logit(scaled: mx.array, sampling: Sampling) -> mx.array:
     """Smallest logit (B, T, 1) that survives top-k and then top-p."""
     vocab_size = scaled.shape[-1]
@@ -145,9 +155,11 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
-    """Draws one token a row: the first of clocks that ring at random, at rates `weights`.
+    """Draws one token a row by an exponential race (the exponential form of the Gumbel-max trick).
 
-    That is the Gumbel-max trick with one logarithm instead of three.
+    Each token has a clock that rings after a time with the exponential distribution, at a rate
+    that is its weight. The first to ring is token x with probability weights(x) / sum of weights:
+    https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
 
     Args:
         weights: (B, V) non-negative, need not sum to one.
@@ -156,9 +168,22 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
     Returns:
         Tokens (B,) int32.
     """
-    vocab_size = weights.shape[-1]
-    u = _each_key(lambda key: mx.random.uniform(shape=(vocab_size,), key=key), keys)
-    return mx.argmax(weights / -mx.log(u), axis=-1).astype(mx.int32)
+    count = weights.shape[-1] + 1
+    u = _each_key(lambda key: mx.random.uniform(shape=(count,), key=key), keys)
+    return mx.argmax(weights / waiting_times(u), axis=-1).astype(mx.int32)
+
+
+def waiting_times(u: mx.array) -> mx.array:
+    """Exponentially distributed times (B, n), of mean 1, from uniform draws u (B, n + 1).
+
+    A rare token wins the race only by a tiny time, so tiny ones have to be as exact as others:
+    -log(1 - u) takes them from u near 0, where floats are dense, and not from u near 1, where they
+    are 6e-8 apart. Draws are multiples of 2**-32; the last of a row lends the others its digits to
+    go on with. Sharing them does no harm: they matter to draws near 2**-32 only, and a row with two
+    of those is too rare to meet.
+    """
+    u = u[:, :-1] + u[:, -1:] * 2.0**-32
+    return mx.maximum(-mx.log1p(-u), TINIEST)
 
 
 def uniform(keys: mx.array, count: int) -> mx.array:

@@ -24,7 +24,7 @@ from typing import Any
 from backend import mx
 from drafters import Drafter, Offer, Proposal
 from model import T5
-from prompts import prefix_ends, task_prefix
+from prompts import task_prefix
 from sampling import Sampling, one_hot
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
@@ -103,23 +103,18 @@ class SourceCopy:
 
     model = None
 
-    def __init__(self, prefix_ends: Collection[int] = ()):
-        """Takes the tokens that can end a task prefix (":"), none if there are no prefixes."""
-        self.prefix_ends = frozenset(prefix_ends)
+    def __init__(self, tokenizer: Any = None):
+        """Takes the tokenizer to tell a task prefix by; without one copying begins at the start."""
+        self.tokenizer = tokenizer
         self.trails: list[Trail] = []
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> SourceCopy:
-        """Reads off a tokenizer which tokens end a task prefix; None knows of no prefixes."""
-        return cls(prefix_ends(tokenizer))
 
     def fresh(self) -> SourceCopy:
         """Returns a drafter for another batch, without rows."""
-        return SourceCopy(self.prefix_ends)
+        return SourceCopy(self.tokenizer)
 
     def insert(self, sources: Sequence[Sequence[int]]) -> None:
         """Starts a trail for each source; see `Drafter.insert`."""
-        self.trails += [Trail(s, len(task_prefix(s, self.prefix_ends))) for s in sources]
+        self.trails += [Trail(s, len(task_prefix(s, self.tokenizer))) for s in sources]
 
     def offers(
         self,
@@ -235,4 +230,5 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
         q,
         [copy or draft for copy, draft in pairs],
         ["copy" if copy else "draft" for copy, _ in pairs],
+        copying | mx.pad(drafts.sound, ((0, 0), (0, width - drafts.sound.shape[1]))),
     )

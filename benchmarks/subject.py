@@ -95,7 +95,7 @@ class Subject:
         model = DraftModel(self.draft, self.target)
         if way == DRAFT:
             return model
-        copy = SourceCopy.of(self.tokenizer)
+        copy = SourceCopy(self.tokenizer)
         return copy if way == LOOKUP else CopyOrDraft(copy, model)
 
     def speculative(self, way: str, num_draft: int | str, delta: float = 0.0) -> SpeculativeDecoder:

@@ -264,6 +264,9 @@ class Worker:
     def _tell(self, flight: Flight) -> None:
         """Tells a job what the last step did for one of its rows."""
         row, job = flight.row, flight.job
+        if row.error:
+            self._fail(flight, Failure("internal", row.error))
+            return
         first = flight.seen == 0 and row.stats.target_calls == 1
         if first:
             self._metrics.first_token_seconds.observe(self._clock() - job.submitted)

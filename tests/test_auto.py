@@ -1,5 +1,7 @@
 """`num_draft="auto"` in the engine: the same laws, whatever the pacer chooses."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from decoder import SpeculativeDecoder
@@ -197,7 +199,11 @@ def test_while_all_rows_rest_nobody_looks_and_a_row_with_a_number_never_rests(mo
 def test_what_was_learned_is_kept_by_task_prefix():
     model = FakeModel(without(random_table(V), EOS), V)
     decoder = auto(model, drafters(model)["good"])
-    decoder.prefix_ends = {4}
+    pieces = {2: "▁do", 4: ":"}
+    decoder.tokenizer = SimpleNamespace(
+        convert_ids_to_tokens=lambda token: pieces.get(token, "▁word"),
+        decode=lambda tokens, **_: "",
+    )
     decoder.generate([[2, 4, 3], [3, 3]], max_tokens=12)
     assert decoder.history.of((2, 4)).estimates["draft"].judged > 0
     assert decoder.history.of(()).estimates["draft"].judged > 0
@@ -218,9 +224,12 @@ def test_costs_are_measured_for_one_row_and_for_a_full_batch_once(monkeypatch):
         decoder.generate(SOURCES[:3], max_tokens=4)
     decoder.generate(SOURCES[0], max_tokens=4)
     list(decoder.results(iter(SOURCES), max_tokens=4, batch_size=2, temp=0.5))
-    assert asked == [([1, 3], 0.0), ([1], 0.0), ([1, 2], 0.5)]
+    assert asked == [([1, 8], 0.0), ([1], 0.0), ([1, 8], 0.5)]
     SpeculativeDecoder(model, drafters(model)["good"], None, 4).generate(SOURCES[0], 4)
     assert len(asked) == 3
+    for count in range(1, 10):
+        decoder.generate([SOURCES[0]] * count, max_tokens=2, batch_size=9)
+    assert asked[3:] == [([1, 16], 0.0)]
 
 
 def test_auto_without_a_draft_is_regular_decoding():

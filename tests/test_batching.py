@@ -32,6 +32,48 @@ def test_the_oldest_joins_first_with_those_of_like_length():
     assert chosen(waiting[:1], 4) == [5]
 
 
+class Noting:
+    """An engine of which only what joins between two steps is of interest."""
+
+    def __init__(self):
+        self.rows, self.joined = [], []
+
+    def insert(self, rows):
+        self.joined[-1] += [len(row.ids) for row in rows]
+        self.rows += rows
+
+    def joined_at(self, queue, steps):
+        for _ in range(steps):
+            self.joined.append([])
+            queue.admit()
+        return self.joined
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([1024] * 7, [[1024]] * 7),  # a stream in between waits for one of them, not for seven
+        ([5000, 3, 4, 2000, 6], [[5000], [3, 4, 6], [2000]]),  # one may join whatever its length
+        ([300, 300, 300, 300, 40], [[300, 300, 300], [300, 40]]),
+        ([500, 20, 510, 30], [[500, 510], [20, 30]]),  # padding counts: 20 would be 510
+        ([10] * 40, [[10] * 40]),
+    ],
+)
+def test_what_joins_between_two_steps_is_bounded(lengths, expected):
+    engine, waiting = Noting(), rows(lengths)
+    for i, row in enumerate(waiting):
+        row.ids[0] = 100 + i  # no two are equal
+    queue = batching.Queue(engine, 64, waiting)
+    assert engine.joined_at(queue, len(expected)) == expected
+    assert queue.waiting == []
+
+
+def test_equal_sources_join_as_one():
+    samples = [Row([3] * 900, Settings(temp=1.0), row_key(0, i)) for i in range(8)]
+    engine = Noting()
+    assert engine.joined_at(batching.Queue(engine, 8, samples), 1) == [[900] * 8]
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)

@@ -172,6 +172,23 @@ def test_with_copies_beside_drafts(delta):
     check(TABLE, copying_or_good, 1, delta, make, **PLAIN)
 
 
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+@pytest.mark.parametrize("block_verification", [True, False])
+def test_with_a_draft_whose_logits_break_in_the_middle_of_a_block(block_verification, delta):
+    """It proposes nothing there, and what came before is judged as a block that ends there."""
+    draft = good(TABLE)
+
+    def broken(source, seen):
+        return draft(source, seen) if len(seen) == 1 else np.full(V, np.nan, np.float32)
+
+    def short(source, seen):
+        return draft(source, seen) if len(seen) == 1 else None
+
+    exact = expected(TABLE, short, 2, delta, **PLAIN)
+    rules = {"block_verification": block_verification, **PLAIN}
+    compare(sampled(TABLE, broken, 2, delta, **rules), exact)
+
+
 def fading(tokens, logits):
     """A processor that depends on the last token and on how many there are."""
     return logits - 0.8 * tokens.shape[0] * (mx.arange(V) == tokens[-1])

@@ -42,6 +42,17 @@ def test_check_output(tmp_path):
         check_output(tmp_path / "dangling", overwrite=True, ours=lambda name: True)
 
 
+def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    out = tmp_path / "out"
+    for name in (f".out.old-{ended.pid}", f".out.partial-{ended.pid}"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="exists; replace it"):
+        check_output(out, overwrite=False, ours=lambda name: True)
+    assert siblings(out) == {"out"}
+
+
 def test_leftovers_of_killed_runs_are_cleared(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -105,10 +116,10 @@ def test_an_interrupt_right_after_a_renaming_puts_the_old_back(tmp_path, monkeyp
     assert siblings(out) == {"out"} and (out / "config.json").read_text() == "old"
 
 
-def test_an_interrupt_at_any_line_loses_nothing(tmp_path):
-    """Every line of output_folder.py in turn, and as often as it is reached."""
+def test_an_interrupt_at_any_point_loses_nothing(tmp_path):
+    """At every instruction of output_folder.py in turn, and as often as it is reached."""
     found, stop = [], 0
-    while len(found) == stop:  # once for each line that is reached
+    while len(found) == stop:  # once for each instruction that is reached
         (place := tmp_path / str(stop)).mkdir()
         out, reached = folder_with(place / "out", "old"), 0
 
@@ -116,7 +127,8 @@ def test_an_interrupt_at_any_line_loses_nothing(tmp_path):
             nonlocal reached
             if frame.f_code.co_filename != output_folder.__file__:
                 return None
-            if event == "line":
+            frame.f_trace_opcodes = True
+            if event == "opcode":
                 reached += 1
                 if reached > stop:
                     raise KeyboardInterrupt
@@ -135,7 +147,7 @@ def test_an_interrupt_at_any_line_loses_nothing(tmp_path):
         content = (out / "config.json").read_text()
         assert content in ("old", "new") and siblings(out) == {"out"}
         stop += 1
-    assert stop > 30 and content == "new"
+    assert stop > 100 and content == "new"
 
 
 def test_other_threads_and_signals_somebody_asked_for_are_left_alone(tmp_path):

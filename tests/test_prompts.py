@@ -1,13 +1,18 @@
 """Prompts and settings as callers give them, good and bad."""
 
+import re
+
 import numpy as np
 import pytest
+from transformers import ByT5Tokenizer
 
+import pair
 import prompts
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
-from prompts import prefix_ends, task_prefix
+from prompts import task_prefix
+from text import load_tokenizer
 
 V = 7
 TABLE = random_table(V)
@@ -176,17 +181,77 @@ def test_prompts_are_drawn_as_they_are_needed():
     assert 50 <= len(drawn) < 80
 
 
-def test_a_task_prefix_is_what_stands_up_to_the_first_colon():
-    class Vocabulary:
-        def get_vocab(self):
-            return {"▁fix": 3, ":": 4, "▁French:": 5, "a": 6}
+class Pieces:
+    """A tokenizer that splits a text as sentencepiece does: words with the space before them."""
 
-    ends = prefix_ends(Vocabulary())
-    assert ends == {4, 5}
-    assert prefix_ends(None) == frozenset()
-    assert task_prefix([3, 6, 5, 6, 4, 6], ends) == (3, 6, 5)
-    assert task_prefix([3, 6, 6], ends) == ()
-    assert task_prefix([6] * 30 + [4], ends) == (), "far from the beginning it is no prefix"
+    def __init__(self):
+        self.pieces = ["</s>"]
+
+    def encode(self, text):
+        split = re.findall(r"▁?[^▁:]+|▁?:|▁", "▁" + text.replace(" ", "▁"))
+        self.pieces += [piece for piece in split if piece not in self.pieces]
+        return [self.pieces.index(piece) for piece in split] + [0]
+
+    def convert_ids_to_tokens(self, token):
+        return self.pieces[token]
+
+
+TOKENIZERS = [Pieces(), ByT5Tokenizer()]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["pieces", "bytes"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "translate English to German:",
+        "translate English to Simplified Chinese:",
+        "summarize:",
+        "cola sentence:",
+        "stsb sentence1:",
+        "mnli hypothesis:",
+        "question:",
+        "grammar:",
+        "Fix grammatical errors in this sentence:",
+        "Remove all grammatical errors from this text:",
+        "Paraphrase this:",
+    ],
+)
+def test_task_prefixes(prefix, tokenizer):
+    ids = tokenizer.encode(prefix + " She said: the house is small.")
+    length = len(tokenizer.encode(prefix)) - 1
+    assert task_prefix(ids, tokenizer) == tuple(ids[:length])
+    assert task_prefix(ids, None) == ()
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["pieces", "bytes"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "She said: the house is small.",
+        "Call me at 10: I am at home.",
+        "call me at 10: i am at home.",
+        "come at 10:30 to the station.",
+        "see https://example.org for it.",
+        "it rained. we went: all of us.",
+        "Dear Sir: thank you for the letter.",
+        "the house that stands at the end of the long street is old and empty: nobody lives.",
+        "no colon at all",
+        "summarize:",
+        ": she",
+        "",
+    ],
+)
+def test_no_task_prefixes(text, tokenizer):
+    assert task_prefix(tokenizer.encode(text), tokenizer) == ()
+
+
+def test_the_bundled_models_prefixes():
+    """An id that the tokenizer does not have is passed over."""
+    tokenizer = load_tokenizer(pair.BUNDLED / "target")
+    ids = tokenizer.encode("fix grammar: He go.")
+    prefix = tuple(tokenizer.encode("fix grammar:")[:-1])
+    assert task_prefix(ids, tokenizer) == prefix
+    assert task_prefix([10**6, *ids], tokenizer) == (10**6, *prefix)
 
 
 def test_prompts_may_be_numpy_integers():

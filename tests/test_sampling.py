@@ -50,6 +50,37 @@ def test_however_many_samples_there_are_each_prompt_has_its_own_streams():
     assert sampling.row_key(0, indices[-1]).shape == (2,)
 
 
+@pytest.mark.parametrize("p", [1e-3, 2e-8, 1e-10, 1e-14])
+def test_a_token_wins_the_race_as_often_as_its_weight_says(p):
+    """Integrated over u from 0 to where it always loses to all others, whose rate is 1 - p."""
+    points, end = 2**20, 40 * p * 2**32  # in steps of 2**-32
+    steps, digits = np.divmod((np.arange(points) + 0.5) / points * end, 1)
+    u = np.stack([steps * 2.0**-32, digits], axis=1).astype(np.float32)
+    times = np.array(sampling.waiting_times(mx.array(u)), np.float64)
+    assert np.exp(-times * (1 - p) / p).mean() * 40 == pytest.approx(1, rel=1e-3)
+
+
+def test_no_time_is_zero_and_no_weight_of_zero_wins():
+    assert sampling.waiting_times(mx.zeros((1, 3))).min().item() > 0
+    times = sampling.waiting_times(mx.array([[0.0, 0.5, 0.0]]))
+    assert mx.argmax(mx.array([[0.0, 1.0]]) / times).item() == 1
+
+
+def test_among_250112_weights_tiny_times_are_as_fine_as_others():
+    """Where times came in steps of 2**-24, a token of 2e-8 was drawn a quarter as often."""
+    size, rows = 250_112, 60
+    found = []
+    for key in np.array(keys(rows)):
+        u = mx.random.uniform(shape=(1, size + 1), key=mx.array(key))
+        times = np.array(sampling.waiting_times(u), np.float64)
+        found += times[times < 100 * 2.0**-24].tolist()
+    expected = size * rows * 100 * 2.0**-24
+    assert abs(len(found) - expected) < 5 * expected**0.5
+    quarter = np.bincount((np.array(found) * 2.0**26).astype(int) % 4, minlength=4)
+    chi_squared = ((quarter - len(found) / 4) ** 2 / (len(found) / 4)).sum()
+    assert chi_squared < 30.7  # 3 degrees of freedom, false alarm 1e-6
+
+
 def test_neighbouring_seeds_and_indices_share_no_stream():
     drawn = {
         tuple(sampling.fold(sampling.row_key(seed, index), position, purpose).tolist())

@@ -95,6 +95,19 @@ def hold(model):
     model.gate.clear()
 
 
+def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
+    def table(source, seen):
+        return ENDLESS(source, seen) * (float("nan") if source[0] == 5 and len(seen) > 3 else 1)
+
+    _, client = serve(FakeModel(table, V))
+    bad = client().submit([[5]], max_tokens=9, num_draft=0)
+    fine = client().submit([[4]], max_tokens=9, num_draft=0)
+    failure = bad.next()
+    assert isinstance(failure, Failure) and failure.kind == "internal"
+    assert "after 3 tokens are NaN" in failure.message
+    assert len(fine.results()[0].tokens) == 9
+
+
 def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     worker, client = serve(model)
