@@ -2,7 +2,7 @@
 
 A ```bash or ```python block may be followed by a ```text block with what it prints. A comment
 `<!-- not run: reason -->` right above a block says that a test cannot run it. Blocks of a page run
-in order in one empty folder, Python blocks with the same names, so that a page reads like a session.
+in order in one empty folder, and Python blocks share their names.
 
 Commands of the project run in this process; everything else is left to the shell. Of a command's
 output the text is compared exactly. The figures of timings are not, and neither are lines on
@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -108,13 +108,16 @@ class Session:
         for name in ("demo", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
 
-    def check(self, snippet: Snippet) -> None:
-        """Runs a block and compares what it prints with what the page says."""
+    def run(self, snippet: Snippet) -> tuple[str, str]:
+        """Runs a block; returns what it writes to standard output and to standard error."""
         code = snippet.code
         if SERVER in code:
             code = code.replace(SERVER, self._server())
-        run = self._python if snippet.language == "python" else self._bash
-        output, errors = run(code)
+        return self._python(code) if snippet.language == "python" else self._bash(code)
+
+    def check(self, snippet: Snippet) -> None:
+        """Runs a block and compares what it prints with what the page says."""
+        output, errors = self.run(snippet)
         if snippet.expected is not None:
             expected = without(snippet.expected, errors)
             if plain(expected) != plain(output):
@@ -135,7 +138,7 @@ class Session:
 
     def _command(self, line: str) -> tuple[str, str]:
         """Runs one line; of a pipe, the last command may be ours."""
-        before, pipe, last = line.rpartition(" | ")
+        before, _, last = line.rpartition(" | ")
         words = shlex.split(last, comments=True)
         variables = {}
         while words and re.match(r"[A-Z_]+=", words[0]):
@@ -147,7 +150,7 @@ class Session:
             )
             assert done.returncode == 0, done.stderr
             return done.stdout, done.stderr
-        given = self._command(before)[0] if pipe else ""
+        given = self._command(before)[0] if before else ""
         with self._streams(given, variables) as (output, errors):
             status = import_module(words[1].removesuffix(".py")).main(words[2:])
         assert status == 0, self._captured(errors)
@@ -194,12 +197,14 @@ def plain(text: str) -> str:
     return NAMES.sub(r"\1…", TIMINGS.sub(r"\1…", text)).strip()
 
 
+def help_of(program: str, *subcommand: str) -> str:
+    """What a program prints if it is asked for help."""
+    output = io.StringIO()
+    with redirect_stdout(output), suppress(SystemExit):
+        import_module(program).main([*subcommand, "--help"])
+    return output.getvalue()
+
+
 def options(program: str, *subcommand: str) -> set[str]:
     """The long options of a program, by its own help."""
-    output = io.StringIO()
-    with redirect_stdout(output):
-        try:
-            import_module(program).main([*subcommand, "--help"])
-        except SystemExit:
-            pass
-    return set(re.findall(r"--[a-z][\w-]*", output.getvalue()))
+    return set(re.findall(r"--[a-z][\w-]*", help_of(program, *subcommand)))
