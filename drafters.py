@@ -148,9 +148,11 @@ class DraftModel:
         Raises:
             UserError: the special tokens differ.
         """
-        for name in ("eos_token_id", "decoder_start_token_id"):
+        ends = {"eos_token_id": target.config.eos_token_ids}
+        starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
+        for name, allowed in (ends | starts).items():
             theirs, ours = getattr(target.config, name), getattr(model.config, name)
-            if theirs != ours:
+            if ours not in allowed:
                 raise UserError(
                     f"vocabularies differ: {name} is {theirs} in the target and {ours} in the "
                     "draft; use a draft with the same tokenizer"

@@ -115,7 +115,7 @@ class Engine:
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
             drafted = proposal.lengths[i] if proposal else 0
             writer = proposal.writers[i] if proposal else ""
-            eos = self.target.config.eos_token_id
+            eos = self.target.config.eos_token_ids
             own = tokens[accepted] != NO_TOKEN
             tokens = tokens[: accepted + own]
             written.append(row.commit(tokens, drafted, accepted, writer, eos))
@@ -201,7 +201,7 @@ class Engine:
         self.rows = rows
         if rows:
             self.keys = mx.stack([row.key for row in rows])
-            self.sampling = sampling_of(rows, self.target.config.eos_token_id)
+            self.sampling = sampling_of(rows, self.target.config.eos_token_ids)
 
 
 def no_choice(row: Row) -> str:

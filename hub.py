@@ -15,15 +15,8 @@ from types import MappingProxyType
 
 from backend import UserError
 from checkpoint import SAFETENSORS, TORCH
-from small_files import SNAPSHOTS
+from small_files import SNAPSHOTS, TOKENIZER_FILES
 
-TOKENIZER_FILES = (
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 # Ids from before owners were part of them; the Hub redirects to the repositories of today.

@@ -23,7 +23,7 @@ from checkpoint import Checkpoint, open_checkpoint
 from config import T5Config
 from linear import Embedding, Linear
 from memory import cache_bytes, encoder_bytes
-from text import load_tokenizer
+from tokenizer_files import load_tokenizer
 from weights import (
     EMBEDDINGS,
     HEAD,
@@ -40,7 +40,13 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
+    "gelu_fast": nn.gelu_approx,  # the same formula, multiplied out otherwise
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "quick_gelu": nn.gelu_fast_approx,  # x * sigmoid(1.702 x)
     "silu": nn.silu,
+    "swish": nn.silu,
+    "relu6": nn.relu6,
+    "tanh": mx.tanh,
 }
 
 

@@ -6,7 +6,7 @@ Three rules that T5 users know from transformers, in its order, and after them a
                            l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
     no repeated n-gram     a token that would complete an n-gram already written is ruled out
                            (https://arxiv.org/abs/1705.04304)
-    minimum of tokens      the end token is ruled out before it is reached
+    minimum of tokens      the end tokens are ruled out before it is reached
 
 Temperature, top-k and top-p come later (acceptance.py). "Written" means the decoder's tokens, start
 token included, and not the source. The tokens of a block that is to be verified are known to the
@@ -75,14 +75,14 @@ class Processing:
         ngram_size: n-grams of this size are written once only, 0 = off.
         min_tokens: tokens before the end token may come, 0 = off.
         custom: callables, applied in order.
-        eos: the end token.
+        eos: the end tokens.
     """
 
     penalty: list[float]
     ngram_size: list[int]
     min_tokens: list[int]
     custom: list[tuple[LogitsProcessor, ...]]
-    eos: int
+    eos: tuple[int, ...]
 
     @classmethod
     def of(
@@ -91,12 +91,12 @@ class Processing:
         ngram_size: Sequence[int],
         min_tokens: Sequence[int],
         custom: Sequence[tuple[LogitsProcessor, ...]],
-        eos: int,
+        eos: Sequence[int],
     ) -> Processing | None:
         """Collects the settings of B rows; None if no row processes anything."""
         if all(p == 1 for p in penalty) and not any(map(any, (ngram_size, min_tokens, custom))):
             return None
-        return cls(list(penalty), list(ngram_size), list(min_tokens), list(custom), eos)
+        return cls(list(penalty), list(ngram_size), list(min_tokens), list(custom), tuple(eos))
 
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
         """Processes the logits of T positions a row, lazily.
@@ -121,7 +121,7 @@ class Processing:
             logits = mx.where(chosen & repeats(history, logits, n), -mx.inf, logits)
         if any(self.min_tokens):
             early = too_early(history, logits.shape[1], self.min_tokens)
-            ends = mx.arange(logits.shape[2]) == self.eos
+            ends = (mx.arange(logits.shape[2])[:, None] == mx.array(self.eos)).any(axis=-1)
             logits = mx.where(early[..., None] & ends, -mx.inf, logits)
         if any(self.custom):
             logits = self._call_custom(history, logits, counts)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from backend import UserError, mx
 from ranges import checked, is_listlike, listed, shown
 from sampling import row_key
+from tokenizer_files import encode
 
 if TYPE_CHECKING:
     from cache import Cache
@@ -52,7 +53,8 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
 
     Raises:
         UserError: the prompt is empty or has an id outside the vocabulary, it is neither a text
-            nor a list of whole numbers, or it is a text and there is no tokenizer.
+            nor a list of whole numbers, or it is a text and there is no tokenizer, or the tokenizer
+            cannot read it.
     """
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -64,7 +66,7 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
             raise UserError(f"a prompt is not valid Unicode ({where}); give whole text") from None
         if tokenizer is None:
             raise UserError("text prompts need a tokenizer; this model folder has none")
-        prompt = tokenizer.encode(prompt)
+        prompt = encode(tokenizer, prompt)
     ids = listed(prompt)
     if ids is None:
         raise UserError(f"a prompt is {shown(prompt)}; it must be {PROMPT}")

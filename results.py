@@ -223,7 +223,7 @@ class Row:
         return len(self.committed) - 1
 
     def commit(
-        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: int
+        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: Sequence[int]
     ) -> tuple[list[int], int, bool]:
         """Takes over what a step decided.
 
@@ -232,14 +232,16 @@ class Row:
             drafted: proposals that were judged.
             accepted: how many of them were kept.
             writer: who proposed them.
-            eos: the end token; what follows it, or a stop string, is dropped and not counted.
+            eos: the end tokens; what follows the first, or a stop string, is dropped and not
+                counted.
 
         Returns:
             The tokens that count, how many of them were proposals, and whether the text ended.
         """
-        self.ended = eos in tokens
+        end = next((i for i, token in enumerate(tokens) if token in eos), None)
+        self.ended = end is not None
         if self.ended:
-            tokens = tokens[: tokens.index(eos) + 1]
+            tokens = tokens[: end + 1]
         if self.watch:
             read = self.watch.take(tokens[: len(tokens) - self.ended])
             if self.watch.stopped:
@@ -279,7 +281,7 @@ class Row:
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 
 
-def sampling_of(rows: Sequence[Row], eos: int) -> Sampling:
+def sampling_of(rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
     """The settings of a batch's rows, collected for a step."""
 
     def each(*names: str) -> list[list]:

@@ -13,6 +13,13 @@ from pathlib import Path
 from backend import UserError
 from sizes import readable
 
+TOKENIZER_FILES = (
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
 SNAPSHOTS = "snapshots"  # in the Hub's cache: models--OWNER--NAME/snapshots/COMMIT
 TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones take 35 MB

@@ -22,6 +22,11 @@ class FakeConfig:
     pad_token_id: int = 0
     eos_token_id: int = EOS
     decoder_start_token_id: int = START
+    more_eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def eos_token_ids(self):
+        return (self.eos_token_id, *self.more_eos_token_ids)
 
 
 class FakeCache:
@@ -150,7 +155,7 @@ def greedy(model, source, max_tokens):
     seen = [model.config.decoder_start_token_id]
     while len(seen) <= max_tokens:
         token = int(np.argmax(model.table(tuple(source), tuple(seen))))
-        if token == model.config.eos_token_id:
+        if token in model.config.eos_token_ids:
             return seen[1:], "stop"
         seen.append(token)
     return seen[1:], "length"

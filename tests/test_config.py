@@ -2,6 +2,7 @@
 
 import pytest
 
+import families
 from backend import UserError
 from config import T5Config
 from families import FAMILIES, SHAPE
@@ -45,6 +46,18 @@ def test_activation(projection, activation):
     assert T5Config.from_dict({**RAW, "feed_forward_proj": projection}).dense_act_fn == activation
 
 
+@pytest.mark.parametrize("entries", [
+    {}, {"is_gated_act": True}, {"is_gated_act": True, "dense_act_fn": "gelu_new"},
+    {"feed_forward_proj": "gated-silu", "is_gated_act": False},
+    {"model_type": "mt5"}, {"model_type": "umt5", "is_gated_act": True},
+], ids=str)  # fmt: skip
+def test_the_feed_forward_is_that_of_transformers(entries):
+    raw = {**RAW, **entries}
+    theirs = families.CLASSES[raw["model_type"]][0](**raw)
+    ours = T5Config.from_dict(raw)
+    assert (ours.is_gated, ours.dense_act_fn) == (theirs.is_gated_act, theirs.dense_act_fn)
+
+
 def test_activation_as_saved_wins():
     raw = {**RAW, "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}
     assert T5Config.from_dict(raw).dense_act_fn == "gelu"
@@ -69,7 +82,10 @@ def test_scale(entries, scaled):
 
 
 def test_special_tokens():
-    assert T5Config.from_dict({**RAW, "eos_token_id": [7]}).eos_token_id == 7
+    assert T5Config.from_dict({**RAW, "eos_token_id": 7}).eos_token_ids == (7,)
+    assert T5Config.from_dict({**RAW, "eos_token_id": [7]}).eos_token_ids == (7,)
+    several = T5Config.from_dict({**RAW, "eos_token_id": [7, 3, 7], "more_eos_token_ids": [5]})
+    assert (several.eos_token_id, several.eos_token_ids) == (7, (7, 3))
     raw = {**RAW, "pad_token_id": 5, "decoder_start_token_id": None}
     assert T5Config.from_dict(raw).decoder_start_token_id == 5
 
@@ -99,11 +115,16 @@ def test_special_tokens():
         ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance"),
         ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon"),
-        ({"feed_forward_proj": "gated-tanh"}, "'tanh'"),
+        ({"feed_forward_proj": "gated-mish"}, "'mish'"),
+        ({"is_gated_act": "yes"}, "is_gated_act"),
         ({"feed_forward_proj": 3}, "feed_forward_proj"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ({"eos_token_id": 96}, "eos_token_id"),
-        ({"eos_token_id": [1, 2]}, "eos_token_id"),
+        ({"eos_token_id": [1, 96]}, "eos_token_id"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+        ({"eos_token_id": [1, [2]]}, "eos_token_id"),
+        ({"eos_token_id": []}, "eos_token_id"),
+        ({"eos_token_id": [1] * 1000}, "eos_token_id"),
         ({"pad_token_id": -1}, "pad_token_id"),
         ({"decoder_start_token_id": 1.5}, "decoder_start_token_id"),
     ],

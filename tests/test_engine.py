@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
+from drafters import DraftModel
 from engine import Engine
 from fake_model import (
     EOS,
@@ -287,6 +288,19 @@ def test_start_and_end_tokens_come_from_the_config():
     result = SpeculativeDecoder(model).generate([[2]], max_tokens=30)[0]
     assert (result.tokens, result.finish_reason) == greedy(model, [2], 30)
     assert 5 not in result.tokens
+
+
+@pytest.mark.parametrize("num_draft", [1, 2, 4])
+def test_each_of_several_end_tokens_ends_the_text(num_draft):
+    target = FakeModel(TABLE, V, eos_token_id=5, more_eos_token_ids=(3, 2))
+    draft = DraftModel(FakeModel(good(TABLE), V, eos_token_id=3), target)
+    decoder = SpeculativeDecoder(target, draft, None, num_draft)
+    results = decoder.generate(SOURCES, max_tokens=30)
+    assert [(r.tokens, r.finish_reason) for r in results] == [
+        greedy(target, source, 30) for source in SOURCES
+    ]
+    late = decoder.generate(SOURCES, max_tokens=30, min_tokens=9)
+    assert all(len(r.tokens) >= 9 and not {2, 3, 5} & set(r.tokens) for r in late)
 
 
 @pytest.mark.parametrize("delta", [0.3, 1.0])

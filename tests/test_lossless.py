@@ -123,6 +123,18 @@ def test_transformers_ends_where_we_do(pair):
         assert result.tokens + [eos] * (result.finish_reason == "stop") == out
 
 
+def test_several_end_tokens_end_as_in_transformers(pair):
+    for prompt, free in zip(PROMPTS, pair.free, strict=True):
+        ends = [NEVER, free[9], free[5]]
+        out = pair.theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, eos_token_id=ends
+        )[0, 1:].tolist()
+        target = ending_with(pair.target, NEVER)
+        target.config = dataclasses.replace(target.config, more_eos_token_ids=tuple(ends[1:]))
+        result = SpeculativeDecoder(target, pair.draft).generate(prompt, max_tokens=LONGEST)
+        assert result.tokens == out[:-1] and out[-1] in ends and result.finish_reason == "stop"
+
+
 def test_regular_decoding_is_that_of_transformers(pair):
     results = SpeculativeDecoder(pair.target).generate(PROMPTS, max_tokens=LONGEST)
     assert [r.tokens for r in results] == pair.free

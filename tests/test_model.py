@@ -6,12 +6,14 @@ float32, 1e-4 between two ways through our own decoder.
 
 import numpy as np
 import pytest
+from transformers.activations import ACT2FN
 
+import config
 import families
 from backend import mx, tree_flatten
 from config import T5Config
 from families import SHAPE, torch
-from model import T5, load
+from model import ACTIVATIONS, T5, load
 from weights import fill
 
 S, T = 23, 19
@@ -43,6 +45,27 @@ def ours(reference):
 def small(made):
     """One model for what does not depend on the family: uneven depth, its own buckets."""
     return load(made("buckets").folder)[0]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_those_of_transformers(name):
+    x = np.concatenate([np.linspace(-12, 12, 4001), [0.0]]).astype(np.float32)
+    theirs = ACT2FN[name](torch.tensor(x)).numpy()
+    np.testing.assert_allclose(np.array(ACTIVATIONS[name](mx.array(x))), theirs, 1e-6, 1e-6)
+
+
+def test_the_configuration_accepts_what_the_model_has():
+    assert config.ACTIVATIONS == tuple(ACTIVATIONS)
+
+
+def test_a_feed_forward_gated_by_its_flag_alone(made):
+    """config.json without `feed_forward_proj`, as transformers reads it."""
+    entries = {"is_gated_act": True, "dense_act_fn": "quick_gelu"}
+    reference = made(families.Family("flag", entries, False, True))
+    model = load(reference.folder)[0]
+    ids, mask, decoder_ids = batch(reference.family)
+    logits = model(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
+    assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), mask.tolist()), 2e-4)
 
 
 def test_encoder_equals_transformers(reference, ours):

@@ -117,7 +117,7 @@ def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
     logits = draw.normal(0, 3, (5, positions, VOCAB)).astype(np.float32)
     logits[draw.random(logits.shape) < 0.1] = -INF
     penalty, ngram, least = [1.0, 1.3, 0.7, 2.0, 1.0], [3, 0, 2, 1, 4], [0, 30, 5, 0, 8]
-    processing = Processing.of(penalty, ngram, least, [()] * 5, EOS)
+    processing = Processing.of(penalty, ngram, least, [()] * 5, [EOS])
     history = History.of(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
     ours = np.array(processing(history, mx.array(logits), [positions] * 5))
     for b in range(5):
@@ -127,10 +127,17 @@ def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
             np.testing.assert_allclose(ours[b, t], wanted, rtol=1e-6)
 
 
+def test_no_end_token_comes_too_early():
+    processing = Processing.of([1.0], [0], [2], [()], [1, 3])
+    history = History.of([[0]]).then(mx.array([[4, 4]]))
+    allowed = processing(history, mx.zeros((1, 3, 5)), [3]) == 0
+    assert allowed.tolist() == [[[1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1] * 5]]
+
+
 def test_nothing_to_do_is_known_beforehand():
-    assert Processing.of([1.0, 1], [0, 0], [0, 0], [(), []], EOS) is None
+    assert Processing.of([1.0, 1], [0, 0], [0, 0], [(), []], [EOS]) is None
     for on in ([1.1, 0, 0, ()], [1.0, 2, 0, ()], [1.0, 0, 1, ()], [1.0, 0, 0, (min,)]):
-        assert Processing.of(*([value] for value in on), EOS) is not None
+        assert Processing.of(*([value] for value in on), [EOS]) is not None
 
 
 def test_ids_beyond_the_logits_are_passed_over():
@@ -152,14 +159,14 @@ def test_a_callable_sees_one_row_and_one_position():
 
     logits = mx.arange(12).reshape(2, 2, 3).astype(mx.float32)
     history = History.of([[0, 4], [0, 5, 6]]).then(mx.array([[7], [8]]))
-    processing = Processing.of([1, 1], [0, 0], [0, 0], [(watch,), ()], EOS)
+    processing = Processing.of([1, 1], [0, 0], [0, 0], [(watch,), ()], [EOS])
     processed = processing(history, logits, [2, 2])
     assert calls == [([0, 4], [[0, 1, 2]]), ([0, 4, 7], [[3, 4, 5]])]
     assert processed.tolist() == [[[1, 2, 3], [4, 5, 6]], [[6, 7, 8], [9, 10, 11]]]
 
 
 def test_callables_follow_the_rules_and_each_other_and_skip_what_does_not_matter():
-    processing = Processing.of([2.0], [0], [0], [(lambda t, x: x + 1, lambda t, x: x * 10)], EOS)
+    processing = Processing.of([2.0], [0], [0], [(lambda t, x: x + 1, lambda t, x: x * 10)], [EOS])
     history = History.of([[0]]).then(mx.array([[0]]))
     assert processing(history, mx.full((1, 2, 2), 4.0), [1]).tolist() == [[[30, 50], [2, 4]]]
 

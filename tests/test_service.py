@@ -1,5 +1,6 @@
 """Between requests and the thread, where no model is needed."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from results import Settings
 from serving import api
 from serving.errors import ApiError
 from serving.service import Limits, Service
-from text import load_tokenizer
+from tokenizer_files import load_tokenizer
 
 
 def served(vocab_size):
@@ -29,6 +30,18 @@ def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
     (token,) = tokenizer.encode("cat", add_special_tokens=False)[:1]
     assert service.spell(token).strip() and service.spell(token)[0] == " "
     assert service.spell(len(tokenizer) + 27) == ""
+
+
+def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
+    service, _ = served(9)
+
+    def panic(text):
+        raise type("PanicException", (BaseException,), {})("byte index 3 is out of bounds")
+
+    service._tokenizer = SimpleNamespace(encode=panic)
+    with pytest.raises(ApiError, match="cannot read this prompt") as error:
+        asyncio.run(service._token_ids("a"))
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-45, 1e-40, 1e-38])

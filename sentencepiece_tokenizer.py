@@ -1,0 +1,161 @@
+"""A tokenizer of transformers that lets sentencepiece itself cut the text into pieces.
+
+T5 models were trained on what sentencepiece makes of a text, so a folder's spiece.model has the
+last word. The tokenizers library, which transformers 5 puts in its place, comes close: it
+normalises by grapheme instead of by the longest match, takes the spelling of a byte token in a
+text for that byte, and breaks ties in another precision.
+
+This module imports transformers, which is slow: import it where a tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import (
+    AddedToken,
+    NormalizedString,
+    PreTokenizedString,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
+from transformers import PreTrainedTokenizerFast
+
+
+class SentencePieceTokenizer(PreTrainedTokenizerFast):
+    """The tokenizer of a folder with spiece.model.
+
+    Ids, pieces and text are spiece.model's. The rest is as in transformers' T5 tokenizer: special
+    tokens and sentinels ("<extra_id_0>") in a text stand for themselves, each text between them is
+    encoded on its own, and the end token comes last. Added tokens come from the configuration
+    (tokenizer_config.json, special_tokens_map.json, added_tokens.json), or else from the list in
+    tokenizer.json; nothing else is read from that file.
+    """
+
+    vocab_files_names = {"vocab_file": "spiece.model", "tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask"]
+
+    def __init__(
+        self,
+        vocab_file: str,
+        extra_ids: int = 100,
+        eos_token: str | AddedToken = "</s>",
+        unk_token: str | AddedToken = "<unk>",
+        pad_token: str | AddedToken = "<pad>",
+        **kwargs: Any,
+    ):
+        """Read the model; called by `from_pretrained`.
+
+        Args:
+            vocab_file: path of spiece.model.
+            extra_ids: how many sentinels follow the pieces, the last one first.
+            eos_token: ends every encoded text.
+            unk_token: stands for what the vocabulary cannot spell.
+            pad_token: fills up shorter rows.
+            kwargs: what else the configuration says.
+        """
+        kwargs.pop("tokenizer_file", None)
+        self._cutter = _Cutter(vocab_file)
+        sentinels = [f"<extra_id_{i}>" for i in reversed(range(extra_ids))]
+        self._tokenizer = self._cutter.tokenizer(sentinels)
+        # sentencepiece finds symbols of its own in a text without ending a piece there.
+        added = kwargs.get("added_tokens_decoder") or {}
+        own = {i: t for i, t in added.items() if t.special or not self._cutter.has(t)}
+        special = [AddedToken(t, special=True, normalized=False) for t in self._cutter.control()]
+        special += [AddedToken(t, special=True, normalized=False) for t in sentinels]
+        listed = kwargs.pop("extra_special_tokens", None) or []
+        names = {str(token) for token in (*listed, *own.values(), eos_token, unk_token, pad_token)}
+        kwargs["added_tokens_decoder"] = own
+        kwargs["extra_special_tokens"] = [*listed, *(t for t in special if str(t) not in names)]
+        super().__init__(
+            vocab_file=vocab_file, extra_ids=extra_ids, eos_token=eos_token, unk_token=unk_token,
+            pad_token=pad_token, **kwargs,
+        )  # fmt: skip
+        end = (str(self.eos_token), self.eos_token_id)
+        self._tokenizer.post_processor = processors.TemplateProcessing(
+            single=["$A", end[0]], pair=["$A", end[0], "$B", end[0]], special_tokens=[end]
+        )
+        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(self._cutter)
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
+        """Keep transformers from rebuilding the model from either file."""
+        return kwargs
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: the tokenizers library copies nothing that has Python in it."""
+        plain, own = Tokenizer(self._tokenizer.model), self._tokenizer
+        plain.decoder, plain.post_processor = own.decoder, own.post_processor
+        plain.encode_special_tokens = own.encode_special_tokens
+        plain.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
+        return {**self.__dict__, "_tokenizer": plain}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(self._cutter)
+
+    def save_vocabulary(
+        self, save_directory: str, filename_prefix: str | None = None
+    ) -> tuple[str, ...]:
+        """Copy spiece.model."""
+        name = f"{filename_prefix}-spiece.model" if filename_prefix else "spiece.model"
+        path = Path(save_directory) / name
+        if path.resolve() != Path(self.vocab_file).resolve():
+            shutil.copyfile(self.vocab_file, path)
+        return (str(path),)
+
+    def _save_pretrained(
+        self, save_directory: str, file_names: tuple, legacy_format=None, filename_prefix=None
+    ) -> tuple:
+        added = Path(save_directory) / "added_tokens.json"
+        added.write_text(json.dumps(self.get_added_vocab()), "utf-8")
+        vocabulary = self.save_vocabulary(save_directory, filename_prefix)
+        return (*file_names, str(added), *vocabulary)
+
+
+class _Cutter:
+    """Cuts text into pieces; `PreTokenizer.custom` calls `pre_tokenize`."""
+
+    def __init__(self, file: str):
+        self._processor = SentencePieceProcessor(model_file=str(file))
+
+    def tokenizer(self, sentinels: list[str]) -> Tokenizer:
+        """A tokenizer that looks up pieces and joins them, without this cutter in front."""
+        size = self._processor.get_piece_size()
+        pieces = self._processor.id_to_piece(list(range(size)))
+        vocabulary = {piece: i for i, piece in enumerate(pieces)}
+        for i, sentinel in enumerate(sentinels, size):
+            vocabulary.setdefault(sentinel, i)
+        unknown = pieces[self._processor.unk_id()]
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+        spaces = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+        spells = any(map(self._processor.is_byte, range(size)))
+        tokenizer.decoder = (
+            decoders.Sequence([decoders.ByteFallback(), spaces]) if spells else spaces
+        )
+        return tokenizer
+
+    def has(self, token: str | AddedToken) -> bool:
+        """Whether the vocabulary has this piece."""
+        return self._processor.id_to_piece(self._processor.piece_to_id(str(token))) == str(token)
+
+    def control(self) -> list[str]:
+        """The pieces that no text contains, such as "</s>"."""
+        processor = self._processor
+        ids = [i for i in range(processor.get_piece_size()) if processor.is_control(i)]
+        return processor.id_to_piece(ids)
+
+    def pre_tokenize(self, text: PreTokenizedString) -> None:
+        """Replace each part of the text that is no added token by its pieces."""
+        text.split(self._cut)
+
+    def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:
+        pieces = self._processor.id_to_piece(self._processor.encode(str(part)))
+        return [NormalizedString(piece) for piece in pieces]
