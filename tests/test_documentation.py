@@ -14,9 +14,11 @@ from snippets import ROOT
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, *DOCS]
-TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-ELSEWHERE = ("models", ".venv", "google", "google-t5")  # a user's folders, and owners on the Hub
-ids = functools.partial(pytest.mark.parametrize, ids=lambda page: page.name)
+OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "demo/README.md", "demo/recipe/README.md")
+TEXTS = [*PAGES, *(ROOT / name for name in OTHERS)]
+# What commands write, and owners on the Hub.
+ELSEWHERE = ("models/", ".venv/", "demo/recipe/work", "google/", "google-t5/")
+ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def is_ours(word: str) -> bool:
         return False
     if "/" not in word:
         return word.endswith((".py", ".md", ".toml"))
-    return word.split("/")[0] not in ELSEWHERE
+    return not word.startswith(ELSEWHERE)
 
 
 @functools.cache
