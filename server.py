@@ -91,6 +91,7 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
     add("--max-body", 1 << 20, "bytes of a request")
+    add("--stall-seconds", 60, "time without a step after which /health says that decoding hangs")
     add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
 
 
@@ -202,6 +203,7 @@ def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Me
         args.max_batch,
         args.max_queue,
         metrics,
+        stall_seconds=args.stall_seconds,
     )
     metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
     metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
@@ -220,6 +222,8 @@ def model_name(chosen: Pair) -> str:
 def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
     import uvicorn
 
+    from serving.connections import Connection
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit and sig == signal.SIGINT:
@@ -232,6 +236,7 @@ def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -
         log_level="warning",
         access_log=False,  # it would show what comes after the question mark of an address
         server_header=False,
+        http=Connection,
         ws="none",
         timeout_graceful_shutdown=shutdown_seconds,
     )

@@ -7,6 +7,7 @@ who wrote each token.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import uuid
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from results import Stats
 from serving.jobs import Progress
 from serving.logprobs import TokenLogprob
+from serving.spelling import Spelling
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
@@ -108,7 +110,7 @@ class ChatToken(BaseModel):
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
 
 
 class ChatTokenLogprob(ChatToken):
@@ -203,13 +205,13 @@ class CompletionForm:
 
     Attributes:
         model: name of the model served.
-        spell: a token's id → its text.
+        spell: a token's id → how it looks by itself.
         logprobs: whether to include log-probabilities.
         detailed: whether to say who wrote each token.
     """
 
     model: str
-    spell: Callable[[int], str]
+    spell: Callable[[int], Spelling]
     logprobs: bool
     detailed: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -243,25 +245,29 @@ class CompletionForm:
         return {"speculation": speculation(progress)} if self.detailed else {}
 
     def _logprobs(self, progress: Progress) -> Logprobs:
-        entries, offset = progress.logprobs, self.offsets.get(progress.index, 0)
-        offsets = []
-        for i in range(len(entries)):
-            offsets.append(offset)
-            offset += len(progress.chunk.pieces[i]) if i < len(progress.chunk.pieces) else 0
-        self.offsets[progress.index] = offset
+        entries, tokens = progress.logprobs, completed(progress)
+        start = self.offsets.get(progress.index, 0)
+        *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
+        self.offsets[progress.index] = end
         return Logprobs(
-            tokens=[self.spell(entry.token) for entry in entries],
+            tokens=tokens,
             token_logprobs=[finite(entry.logprob) for entry in entries],
-            top_logprobs=[self._by_text(entry.top) for entry in entries],
+            top_logprobs=list(map(self._by_text, entries, tokens)),
             text_offset=offsets,
         )
 
-    def _by_text(self, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-        """Likely tokens by their text; of those that look the same, the likelier one."""
-        found: dict[str, float] = {}
-        for token, value in top:
-            found.setdefault(self.spell(token), finite(value))
-        return found
+    def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
+        """Likely tokens by their text, the written one by `text`.
+
+        Of those that look the same, the likelier one; none that looks like the written one.
+        """
+        named: dict[str, float] = {}
+        for token, value in entry.top:
+            if token == entry.token:
+                named[text] = finite(value)
+            elif (name := self.spell(token).text) != text:
+                named.setdefault(name, finite(value))
+        return named
 
 
 class ChatForm(CompletionForm):
@@ -296,8 +302,8 @@ class ChatForm(CompletionForm):
 
     def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
         def named(token: int, value: float) -> dict:
-            text = self.spell(token)
-            return {"token": text, "logprob": finite(value), "bytes": list(text.encode())}
+            text, spelled = self.spell(token)
+            return {"token": text, "logprob": finite(value), "bytes": spelled}
 
         content = [
             ChatTokenLogprob(
@@ -313,6 +319,20 @@ def text_of(progress: Progress, chunk: bool) -> tuple[str, str | None]:
     """The text of a chunk, or the whole one, and why it ended if it has."""
     result = progress.chunk.result
     return (progress.chunk.text if chunk else result.text), result.finish_reason if result else None
+
+
+def completed(progress: Progress) -> list[str]:
+    """For each entry of log-probabilities, the text that its token completed.
+
+    Joined they are the chunk's text, whatever tokens look like by themselves: of a character's
+    bytes the last one completes it, a special token nothing, and what may begin a stop string is
+    held back until a later token decides about it.
+    """
+    chunk, count = progress.chunk, len(progress.logprobs)
+    texts = [*chunk.pieces, *[""] * count][:count]
+    if texts:
+        texts[-1] += chunk.text[sum(map(len, texts)) :]
+    return texts
 
 
 def finite(logprob: float) -> float:

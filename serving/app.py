@@ -18,16 +18,17 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 from serving import answers, api
+from serving.description import add_description
 from serving.errors import ApiError, ErrorBody, of_status, of_validation, place
-from serving.guard import OPEN, Guard
+from serving.guard import Guard, has_key
 from serving.metrics import Metrics
 from serving.service import ClientGone, Exchange, Service
+from serving.strict_json import StrictRoute
 
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 LAST_STEPS = 10  # seconds
-TURN = ("system", "user")  # what a chat may consist of, or the second alone
 STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
 # The page loads nothing from elsewhere and runs no script but its own.
 POLICY = (
@@ -44,7 +45,7 @@ REFUSALS = {
     415: "the body is not JSON",
     429: "the queue is full",
     500: "internal error",
-    503: "no memory left, or shutting down",
+    503: "no memory left, too many connections, shutting down, or decoding has failed",
 }
 ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
@@ -84,12 +85,13 @@ def create_app(
         redoc_url=None,
         static_url="/docs-assets",
     )
+    app.router.route_class = StrictRoute
     app.state.service, app.state.metrics = service, metrics
     _add_handlers(app)
     _add_generation(app)
     _add_information(app)
     _add_page(app)
-    app.openapi = lambda make=app.openapi: _described(make(), service.model, api_key is not None)
+    add_description(app, api_key is not None)
     paths = {route.path for route in app.routes}
     return Guard(app, api_key, max_body, metrics, paths, is_own_name)
 
@@ -243,12 +245,14 @@ def _add_information(app: FastAPI) -> None:
         return _model(service)
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
-    async def health() -> Response:
-        """Whether requests are taken, and how many rows are decoded and wait."""
-        running, waiting = service.worker.rows
-        status = "ok" if service.worker.alive else "stopping"
-        body = {"status": status, "model": service.model, "running": running, "waiting": waiting}
-        return JSONResponse(body, 200 if service.worker.alive else 503)
+    async def health(request: Request) -> Response:
+        """Whether requests are decoded; to those who may, also how many rows are and wait."""
+        status, reason = service.worker.health()
+        body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
+        if has_key(request.scope):
+            running, waiting = service.worker.rows
+            body |= {"model": service.model, "running": running, "waiting": waiting}
+        return JSONResponse(body, 503 if reason else 200)
 
     @app.get(
         "/metrics",
@@ -284,35 +288,3 @@ def _add_page(app: FastAPI) -> None:
     add("/", PAGE / "index.html")
     for name in STATIC:
         add(f"/page/{name}", PAGE / name)
-
-
-def _described(schema: dict[str, Any], model: str, with_key: bool) -> dict[str, Any]:
-    """An OpenAPI description as it is true here.
-
-    FastAPI's own validation error is never sent, one model is served, and a key may be needed.
-    """
-    for path, operations in schema["paths"].items():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-            if with_key and path not in OPEN:
-                operation["security"] = [{"key": []}]
-    if with_key:
-        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    schemas = schema["components"]["schemas"]
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    for name in ("CompletionRequest", "ChatRequest"):
-        schemas[name]["properties"]["model"]["anyOf"] = [{"const": model}, {"type": "null"}]
-    schemas["ChatRequest"]["properties"]["messages"] = {"oneOf": [_turn("user"), _turn(*TURN)]}
-    return schema
-
-
-def _turn(*roles: str) -> dict[str, Any]:
-    """JSON schema of messages of exactly these roles."""
-
-    def message(role: str) -> dict[str, Any]:
-        fixed = {"properties": {"role": {"const": role}}}
-        return {"allOf": [{"$ref": "#/components/schemas/Message"}, fixed]}
-
-    items = list(map(message, roles))
-    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}

@@ -1,7 +1,7 @@
 """Errors as OpenAI's API shapes them: {"error": {"message", "type", "param", "code"}}.
 
-Messages never contain what a client sent, apart from names of fields: a prompt must not end up in
-a log by way of an error.
+Messages never contain what a client sent, apart from names of fields, and of those no more than can
+be read: a prompt must not end up in a log by way of an error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
+
+MAX_NAME = 64  # characters that are shown of a field's name
 
 TYPES = {
     401: "authentication_error",
@@ -73,7 +75,7 @@ def of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
     path = [str(part) for part in errors[0]["loc"] if part != "body"]
-    param = path[0] if path else None
+    param = shown(path[0]) if path else None
     complaints = list(
         dict.fromkeys(
             _complaint(error)
@@ -83,6 +85,14 @@ def of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     )
     message = ", or: ".join(complaints)
     return ApiError(400, f"{param}: {message}" if param else message, param)
+
+
+def shown(name: str) -> str:
+    """A name that a client has made up: its beginning, with nothing that a terminal obeys."""
+    beginning = name[:MAX_NAME]
+    if not beginning.isprintable():
+        beginning = beginning.encode("unicode_escape").decode("ascii")
+    return beginning + "…" * (len(name) > MAX_NAME)
 
 
 def _complaint(error: dict[str, Any]) -> str:

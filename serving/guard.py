@@ -20,9 +20,10 @@ from serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# No key is asked for here: nothing of these says more than the source code does.
+# No key is asked for here: without it, nothing of these says more than the source code does.
 OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 OPEN_FOLDERS = ("/page/", "/docs-assets/")
+KNOWN = "has_key"  # in a request's scope
 BODY_SECONDS = 30  # in which a body has to arrive
 SEND_SECONDS = 60  # that a client may leave what it was sent unread
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
@@ -66,7 +67,8 @@ class Guard:
         began = time.monotonic()
         try:
             self._check_name(headers)
-            self._check_key(scope["path"], headers)
+            scope = {**scope, KNOWN: self._is_known(headers)}
+            self._check_key(scope)
             body = await self._body(headers, receive)
             await self._app(scope, _replay(body, receive), exchange.send)
         except ApiError as error:
@@ -93,11 +95,15 @@ class Guard:
             message = "only localhost may be asked without a key; see the server's --no-auth"
             raise ApiError(403, message, code="unknown_host")
 
-    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self._key is None or path in OPEN or path.startswith(OPEN_FOLDERS):
-            return
+    def _is_known(self, headers: dict[bytes, bytes]) -> bool:
+        if self._key is None:
+            return True
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._key.encode()):
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
+
+    def _check_key(self, scope: dict) -> None:
+        path = scope["path"]
+        if not (has_key(scope) or path in OPEN or path.startswith(OPEN_FOLDERS)):
             message = "wrong or missing API key; send it as Authorization: Bearer KEY"
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -131,6 +137,11 @@ class Guard:
         return ApiError(413, message, headers={"Connection": "close"})
 
 
+def has_key(scope: dict) -> bool:
+    """Whether who asks may know everything: the key was sent, or none is needed."""
+    return scope[KNOWN]
+
+
 class _Exchange:
     """One response: notes its status and adds headers."""
 
@@ -147,17 +158,21 @@ class _Exchange:
             await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
-        if self.status:  # too late for another status
-            return
-        body = json.dumps(error.content).encode()
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            **{name.lower(): value for name, value in error.headers.items()},
-        }
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
-        await self.send({"type": "http.response.body", "body": body})
+        if not self.status:  # or it is too late for another one
+            await refuse(error, self.send)
+
+
+async def refuse(error: ApiError, send: Callable) -> None:
+    """Sends an error as the response."""
+    body = json.dumps(error.content).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **{name.lower(): value for name, value in error.headers.items()},
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _replay(body: bytes, receive: Callable) -> Callable:

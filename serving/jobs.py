@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from results import Chunk, Row, Settings, Stats
+from serving.errors import place
 from serving.logprobs import TokenLogprob
+
+log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
@@ -29,7 +33,8 @@ class Progress:
         index: of the row in its job: prompt · samples + sample.
         chunk: since the last progress; its result is there in the last one only.
         stats: a copy, as the thread goes on counting.
-        logprobs: of the tokens in the chunk, if asked for.
+        logprobs: of the tokens in the chunk, if asked for; of the end token if there are none, but
+            text that was held back.
     """
 
     index: int
@@ -49,6 +54,15 @@ class Failure:
 
     kind: str
     message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """What clients are told of an exception; where it came from is logged."""
+        log.error("decoding failed: %s", place(error))
+        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+            message = "no memory left for this batch; try again later, or with a shorter prompt"
+            return cls("memory", message)
+        return cls("internal", "internal error; the server's log says where")
 
 
 @dataclass(eq=False)

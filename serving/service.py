@@ -24,6 +24,7 @@ from results import Settings
 from serving import api
 from serving.errors import ApiError
 from serving.jobs import Failure, Job, Progress, QueueFull, Stopped
+from serving.spelling import Speller
 from serving.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ class Service:
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
+        self.spell = Speller(self._tokenizer)
         self._longest = max(map(len, self._tokenizer.get_vocab()))  # characters of a token
         self._executor = ThreadPoolExecutor(1, "tokenizer")
         self._watching: set[asyncio.Task] = set()
@@ -149,11 +151,6 @@ class Service:
         """Logs what was written, if that was asked for."""
         if self.log_prompts:
             log.info("texts: %r", list(texts))
-
-    def spell(self, token: int) -> str:
-        """A token's text on its own, its leading space included; "" of an id that has none."""
-        # Models have more ids than tokenizers, and any of them may be among the likeliest.
-        return (self._tokenizer.convert_ids_to_tokens(token) or "").replace("▁", " ")
 
     async def submit(
         self,
@@ -229,6 +226,8 @@ class Service:
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
             raise self._too_long("more")  # no need to count
+        if not isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens:
+            raise self._too_long(f"{len(prompt)}")  # before every id is looked at
         work = partial(token_ids, prompt, self._tokenizer, self._vocab_size)
         try:
             ids = await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -28,10 +28,14 @@ from serving.errors import place
 from serving.jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
 from serving.logprobs import LogprobRecorder
 from serving.metrics import Metrics
+from serving.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
+STALL_SECONDS = 60  # without a step, although there is something to do
+STOPPING = "the server is shutting down"
+BROKEN = "decoding has ended because of an internal error; the server has to be restarted"
 
 
 class Worker:
@@ -44,6 +48,7 @@ class Worker:
         max_queue: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        stall_seconds: float = STALL_SECONDS,
     ):
         """Prepares the thread.
 
@@ -53,15 +58,18 @@ class Worker:
             max_queue: rows that wait for a place at most.
             metrics: told what happens.
             clock: seconds.
+            stall_seconds: after which `health` says that a step hangs.
         """
         self.max_batch, self.max_queue = max_batch, max_queue
         self._load, self._metrics, self._clock = load, metrics, clock
+        self._stall_seconds, self._broken = stall_seconds, False
         self._loaded: Future[SpeculativeDecoder] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._changed = threading.Condition()
         # Guarded by `_changed`:
         self._new: list[Job] = []
-        self._admitted = 0  # rows of jobs that are not done
+        self._left: dict[Job, int] = {}  # jobs that are not done, and how many rows they still have
+        self._progressed = 0.0  # when a round last ended, or there was something to do again
         self._withdrawn = self._closing = False
         # Of the thread alone:
         self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
@@ -98,11 +106,14 @@ class Worker:
         """
         with self._changed:
             if self._closing or not self._thread.is_alive():
-                raise Stopped("the server is shutting down")
-            if self._admitted + job.size > self.max_batch + self.max_queue:
-                raise QueueFull(self._retry_after())
+                raise Stopped(BROKEN if self._broken else STOPPING)
+            admitted = sum(self._left.values())
+            if admitted + job.size > self.max_batch + self.max_queue:
+                raise QueueFull(self._retry_after(admitted))
             job.submitted = self._clock()
-            self._admitted += job.size
+            if not self._left:
+                self._progressed = job.submitted
+            self._left[job] = job.size
             self._new.append(job)
             self._changed.notify()
 
@@ -125,14 +136,28 @@ class Worker:
         """Whether jobs are taken."""
         return self._thread.is_alive() and not self._closing
 
+    def health(self) -> tuple[str, str | None]:
+        """How it is, in a word: "ok", "stopping", "failed" or "stalled"; and why, unless ok."""
+        if self._broken:
+            return "failed", BROKEN
+        if not self.alive:
+            return "stopping", STOPPING
+        with self._changed:
+            waited = self._clock() - self._progressed if self._left else 0.0
+        if waited > self._stall_seconds:
+            return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
+        return "ok", None
+
     @property
     def rows(self) -> tuple[int, int]:
         """How many rows are in the batch and how many wait for a place."""
+        with self._changed:
+            admitted = sum(self._left.values())
         running = len(self._engine.rows)
-        return running, max(self._admitted - running, 0)
+        return running, max(admitted - running, 0)
 
-    def _retry_after(self) -> int:
-        turns = self._admitted / self.max_batch
+    def _retry_after(self, admitted: int) -> int:
+        turns = admitted / self.max_batch
         return max(1, min(math.ceil(turns * self._row_seconds), LONGEST_RETRY))
 
     # ---- in the thread ---------------------------------------------------------------------------
@@ -142,6 +167,10 @@ class Worker:
             self._prepare()
             while self._wait():
                 self._round()
+                self._progressed = self._clock()
+        except BaseException as error:  # no traceback: it may show what was being decoded
+            self._broken = True
+            log.error("the thread that decodes has ended: %s", place(error))
         finally:
             self._abandon()
             # MLX aborts the process at its end if streams of a thread outlive it.
@@ -151,17 +180,13 @@ class Worker:
     def _prepare(self) -> None:
         try:
             self._decoder = self._load()
-            self._warm_up()
+            warm_up(self._decoder)
             self._new_engine()
         except BaseException as error:
             self._closing = True
             self._loaded.set_exception(error)
         else:
             self._loaded.set_result(self._decoder)
-
-    def _warm_up(self) -> None:
-        """Reads the weights from disk and compiles kernels, so that no client waits for it."""
-        self._decoder.generate([self._decoder.model.config.eos_token_id], max_tokens=8)
 
     def _new_engine(self, waiting: Sequence[Row] = ()) -> None:
         # With "auto" the costs of steps are measured, so that any request may ask for it.
@@ -232,9 +257,9 @@ class Worker:
                 rows += self._decoder.rows(prompt, job.settings, keys, job.watched)
             failure = next((Failure("input", row.error) for row in rows if row.error), None)
         except Exception as error:
-            failure = _failure(error)
+            failure = Failure.of(error)
         if failure or job.cancelled:
-            self._release(job.size)
+            self._release(job, job.size)
             if failure:
                 self._put(job, failure)
             else:
@@ -273,7 +298,9 @@ class Worker:
         if not (job.stream or row.finish_reason):
             return
         chunk = self._decoder.chunk(row, flight.seen)
-        logprobs, flight.logprobs = flight.logprobs[: len(chunk.tokens)], []
+        # The end token counts where it alone decides about text that was held back.
+        count = len(chunk.tokens) or bool(chunk.text)
+        logprobs, flight.logprobs = flight.logprobs[:count], []
         flight.seen = row.decided
         progress = Progress(flight.index, chunk, copy.copy(row.stats), logprobs)
         if row.finish_reason:
@@ -298,23 +325,25 @@ class Worker:
     def _end(self, flight: Flight) -> None:
         del self._flights[id(flight.row)]
         self._recorder.forget(flight.row)
-        self._release(1)
+        self._release(flight.job, 1)
 
     def _abandon(self) -> None:
         """The thread ends; if it was not meant to, nobody is left waiting."""
         with self._changed:
             self._closing = True
-            jobs = [*self._new, *(flight.job for flight in self._flights.values())]
+            jobs, self._left = list(self._left), {}
         for job in jobs:
-            self._put(job, Failure("internal", "the server is stopping"))
+            self._put(job, Failure("internal", BROKEN))
 
-    def _release(self, rows: int) -> None:
+    def _release(self, job: Job, rows: int) -> None:
         with self._changed:
-            self._admitted -= rows
+            self._left[job] -= rows
+            if not self._left[job]:
+                del self._left[job]
 
     def _recover(self, error: Exception) -> None:
         """After an error in the engine: its rows are lost, those that wait go on waiting."""
-        failure = _failure(error)
+        failure = Failure.of(error)
         waiting = set(map(id, self._queue.waiting))
         for flight in list(self._flights.values()):
             if id(flight.row) not in waiting:
@@ -325,12 +354,3 @@ class Worker:
                 self._recorder.watch(flight.row, flight.job.logprobs)
         self._new_engine(self._queue.waiting)
         mx.clear_cache()
-
-
-def _failure(error: Exception) -> Failure:
-    """Logs where an error came from; returns what clients are told."""
-    log.error("decoding failed: %s", place(error))
-    if isinstance(error, MemoryError) or "alloc" in str(error).lower():
-        message = "no memory left for this batch; try again later, or with a shorter prompt"
-        return Failure("memory", message)
-    return Failure("internal", "internal error; the server's log says where")

@@ -162,6 +162,23 @@ def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, serve
     assert len(lines) == 3, "not by colour alone"
 
 
+def test_on_a_phone_bars_do_not_cover_their_labels(visit, server):
+    narrow = {"width": 390, "height": 844}
+    page = visit(server, viewport=narrow, has_touch=True, is_mobile=True)
+    page.get_by_role("button", name="Fix grammar").tap()
+    page.tap("#run")
+    finished(page)
+    labels, bars = page.locator(".bars div > span"), page.locator(".bars div > meter")
+    assert labels.count() == bars.count() == 4
+    for label, bar in zip(labels.all(), bars.all(), strict=True):
+        box, below = label.bounding_box(), bar.bounding_box()
+        assert box["y"] + box["height"] <= below["y"]
+    # A browser may paint a bar outside of its box; so labels have to look the same without any.
+    with_bars = [label.screenshot() for label in labels.all()]
+    bars.evaluate_all("all => all.forEach(bar => (bar.style.visibility = 'hidden'))")
+    assert with_bars == [label.screenshot() for label in labels.all()]
+
+
 def contrast(first, second):
     """Contrast ratio by WCAG 2 of two colours, each `rgb(r, g, b)`."""
 

@@ -12,7 +12,7 @@ from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
 from prompts import task_prefix
-from text import load_tokenizer
+from tokenizer_files import load_tokenizer
 
 V = 7
 TABLE = random_table(V)

@@ -106,7 +106,7 @@ def test_logprobs(client, stream):
         [entry for part in parts for entry in getattr(part, name)]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     )
-    assert "".join(tokens).strip() == FIXED
+    assert "".join(tokens) == FIXED
     assert all(value <= 0 for value in own) and math.exp(sum(own)) > 0.5
     for token, value, likely in zip(tokens, own, top, strict=True):
         assert len(likely) == 2

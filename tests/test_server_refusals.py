@@ -40,6 +40,7 @@ def refused(answer, status, param=None):
 
 
 PROMPT = {"prompt": SECRET}
+RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,41 @@ def test_bodies_that_are_no_request(guarded, content):
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("lone", ["\\ud800", "\\uDFFF", "a\\udc00\\ud800"])
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/predict", '{"prompt": "?"}'),
+        ("/predict", '{"prompt": "x", "stop": ["y", "?"]}'),
+        ("/v1/completions", '{"prompt": ["x", "?"]}'),
+        ("/v1/completions", '{"prompt": "x", "user": "?"}'),
+        ("/v1/completions", '{"prompt": "x", "model": "?"}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "?"}]}'),
+        (
+            "/v1/chat/completions",
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]}',
+        ),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x", "name": "?"}]}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x", "?": 1}]}'),
+    ],
+)
+def test_half_a_character_is_no_text_wherever_it_stands(guarded, path, body, lone):
+    for content in (body.replace("?", lone).encode(), body.replace("?", "\ud800").encode(**RAW)):
+        headers = {"Content-Type": "application/json"}
+        answer = guarded.http.post(path, content=content, headers=headers)
+        assert "the body is not JSON" in refused(answer, 400)
+
+
+def test_names_of_fields_are_shown_as_far_as_they_can_be_read(guarded):
+    for name, shown in [
+        ("x" * 15_000, "x" * 64 + "…"),
+        ("\x1b[2Jforged\n", r"\x1b[2Jforged\n"),
+        ("größe", "größe"),
+    ]:
+        answer = guarded.http.post("/v1/completions", json={**PROMPT, name: 1})
+        assert refused(answer, 400, shown).startswith(shown + ": there is no such field")
+
+
 def test_a_body_has_to_be_json_and_small(guarded):
     # A page from elsewhere can send such bodies without being asked whether it may.
     for headers in ({"Content-Type": "text/plain"}, {}):
@@ -194,6 +230,23 @@ def test_without_a_key_the_page_and_health_are_there(guarded):
         request = guarded.http.build_request("GET", path)
         del request.headers["Authorization"]
         assert guarded.http.send(request).status_code == 200
+
+
+def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded, server):
+    def ask(path, **headers):
+        return guarded.http.get(path, headers={"Authorization": "Bearer x", **headers})
+
+    assert ask("/health").json() == {"status": "ok"}
+    known = guarded.http.get("/health").json()
+    assert set(known) == {"status", "model", "running", "waiting"} and known["model"] == "target"
+    named = '"const":"target"'
+    assert named in guarded.http.get("/openapi.json").text
+    assert "/v1/completions" in ask("/openapi.json").json()["paths"]
+    assert named not in ask("/openapi.json").text
+    for path in ("/metrics", "/v1/models"):
+        assert ask(path).status_code == 401
+    assert server.http.get("/health").json()["model"] == "demo", "where no key is needed"
+    assert '"const":"demo"' in server.http.get("/openapi.json").text
 
 
 def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):

@@ -28,8 +28,9 @@ def served(vocab_size):
 def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
     service, tokenizer = served(len(load_tokenizer(BUNDLED / "target")) + 28)
     (token,) = tokenizer.encode("cat", add_special_tokens=False)[:1]
-    assert service.spell(token).strip() and service.spell(token)[0] == " "
-    assert service.spell(len(tokenizer) + 27) == ""
+    text, spelled = service.spell(token)
+    assert text.strip() and text[0] == " " and bytes(spelled).decode() == text
+    assert service.spell(len(tokenizer) + 27) == ("", None)
 
 
 def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():

@@ -16,7 +16,7 @@ from convert import convert, main
 from hub import SMALL_FILES
 from model import load
 from small_files import JSON_BYTES, read_small, require_own, require_small
-from text import load_tokenizer
+from tokenizer_files import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
