@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from results import Row
 
 if TYPE_CHECKING:
-    from engine import Engine
+    from decoder import Engine
 
 WINDOW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one

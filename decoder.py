@@ -1,41 +1,213 @@
-"""Text to text: prompts of any form in, results or a stream of chunks out.
+"""Speculative decoding: a small draft proposes tokens, the target checks them in one pass.
 
-`SpeculativeDecoder` checks prompts and settings, turns them into rows, lets the engine (engine.py)
-decode them, and makes results of what they became.
+The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
+(https://arxiv.org/abs/2302.01318). `Engine.step` is the loop, and everything uses it: one prompt is
+a batch of one row, a stream is the same steps watched, a server inserts rows while others run.
+
+After every step the target's cache of a row holds exactly committed[:-1]: the last committed token
+is the first of the next block. Slots past it may hold rejected proposals; the next block overwrites
+them before they can be seen. So rolling back is no work at all: a row's position is
+len(committed) - 1. Decoding without a draft is the same loop with nothing proposed.
+
+Symbols: B rows, S source positions, gamma proposals x, T = gamma + 1 positions, V vocabulary; p
+target and q draft probabilities.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import batching
+from acceptance import NO_CHOICE, NO_TOKEN, verify
+from adaptive import Adaptive, proposal_limits
 from backend import UserError, mx
-from calibration import measure_costs
-from draft_length import AUTO, Costs
-from drafters import Drafter, DraftModel
-from engine import Engine
+from codec import Codec
+from costs import Costs, measure
+from drafters import Drafter, DraftModel, Proposal
+from memory import require_for
 from model import T5
-from pace import History
-from pacer import Pacer
-from prompts import (
-    PROMPT,
-    checked_seed,
-    random_keys,
-    split,
-    task_prefix,
-    token_ids,
-)
-from ranges import checked, is_listlike, shown
-from results import Chunk, Result, Row, Settings
-from stop_strings import TextWatch
-from text import decode, same_vocabulary
+from prompts import checked_prompts, checked_samples, encoded, random_keys, split
+from ranges import checked
+from results import AUTO, Chunk, Result, Row, Settings
+from sampling import Sampling
+from text import same_vocabulary
 
-# Rows decoded at once when the caller gives many prompts and no batch size.
-DEFAULT_BATCH_SIZE = 8
+DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
+
+
+class Engine:
+    """Rows in flight, never aligned. `insert` adds some at any time, `step` advances all of them.
+
+    Attributes:
+        rows: those in flight.
+        on_verified: called in every step with the rows, the target's logits (B, T, V) and the
+            tokens (B, T) as `acceptance.verify` returns them; all lazy, and not to be waited for.
+    """
+
+    def __init__(
+        self,
+        target: T5,
+        drafter: Drafter | None,
+        clock: Callable[[], float] = time.perf_counter,
+        adaptive: Adaptive | None = None,
+        width: int = 1,
+    ) -> None:
+        """Starts an empty batch.
+
+        Args:
+            target: the model whose output is wanted.
+            drafter: where proposals come from; None for regular decoding.
+            clock: seconds, for the statistics.
+            adaptive: how many to propose, for rows whose num_draft is "auto".
+            width: rows of a full batch.
+        """
+        self.target, self.drafter, self.clock = target, drafter, clock
+        self.adaptive, self.width = adaptive, width
+        self.rows: list[Row] = []
+        self.cache = None
+        self.sampling: Sampling | None = None
+        self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
+
+    def step(self) -> None:
+        """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
+        started = self.clock()
+        committed = [row.committed for row in self.rows]
+        keys = self.sampling.step_keys([row.decided for row in self.rows])
+        # Draft: gamma tokens x, drawn from q by the draft model or copied from the source.
+        proposal = self._draft(committed, keys)
+        x, q, lengths = proposal.tokens, proposal.q, proposal.judged
+        # Verify: one pass of the target over the last token and x gives p after each of them.
+        logits = self._verify(committed, x)
+        p = self.sampling.process(logits, committed, x, proposal.lengths)
+        # Accept: the longest acceptable prefix of x, and one token of the target's own.
+        accepted, tokens = verify(p, x, q, lengths, self.sampling, keys)
+        if self.on_verified:
+            self.on_verified(self.rows, logits, tokens)
+        outcome = mx.concatenate([accepted[:, None], tokens], axis=1).tolist()  # the only wait
+        # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
+        self._commit(proposal, outcome, self.clock() - started)
+        if self.drafter:
+            self.drafter.note(committed)
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+
+    def _draft(self, committed: Sequence[list[int]], keys: mx.array | None) -> Proposal:
+        """What the drafter proposes, which may be nothing."""
+        proposal = None
+        if self.drafter:
+            limits = proposal_limits(self.rows, self.drafter, self.adaptive, self.width)
+            proposal = self.drafter.propose(committed, limits, self.sampling, keys)
+        return proposal or Proposal.nothing(len(committed))
+
+    def _verify(self, committed: Sequence[list[int]], x: mx.array | None) -> mx.array:
+        """Logits (B, T, V) of the target after the last committed token and each of x."""
+        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
+        if x is not None:
+            block = mx.concatenate([block, x], axis=1)
+        positions = [len(tokens) - 1 for tokens in committed]
+        self.cache.reserve(max(positions) + block.shape[1])
+        return self.target.decode(block, self.cache, positions)
+
+    def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
+        """Gives every row what the step decided.
+
+        `outcome` holds for each row how many proposals were accepted and then the tokens, as
+        `acceptance.verify` returns both.
+        """
+        eos = self.target.config.eos_token_ids
+        for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
+            sound = tokens[accepted] != NO_TOKEN
+            drafted, writer = proposal.lengths[i], proposal.writers[i]
+            written, kept = commit(row, tokens[: accepted + sound], drafted, accepted, writer, eos)
+            row.stats.decode_seconds += seconds
+            if not sound and row.finish_reason is None:
+                first = "logits_processors, then the " if row.settings.logits_processors else ""
+                row.fail(NO_CHOICE.format(row.decided, first))
+            if self.adaptive and row.adapts:
+                self.adaptive.note(row, proposal, i, written, kept)
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Encodes the source of new rows and adds them to the batch.
+
+        Raises:
+            RuntimeError: the device has not enough memory; the batch is as it was.
+        """
+        started = self.clock()
+        sources = [row.ids for row in rows]
+        models = [self.target, self.drafter.model if self.drafter else None]
+        require_for(models, rows, self.rows)
+        cache = encoded(self.target, sources)
+        if self.drafter:
+            self.drafter.insert(sources)
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        for row in rows:
+            row.committed = [self.target.config.decoder_start_token_id]
+            row.stats.prompt_tokens = len(row.ids)
+            row.stats.encode_seconds = self.clock() - started
+        self._set_rows(self.rows + list(rows))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order; the others leave the batch."""
+        if list(rows) == list(range(len(self.rows))):
+            return
+        left = [self.rows[row] for row in rows]
+        if self.drafter:
+            self.drafter.keep(rows)
+        if left:
+            self.cache.keep(rows)
+            # In a batch that never empties, one long prompt would make all rows as wide for good.
+            self.cache.trim(max(len(r.ids) for r in left), max(r.decided for r in left))
+        else:
+            self.cache = None
+        self._set_rows(left)
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        """Makes `rows` the batch and collects their settings and keys."""
+        self.rows = rows
+        if rows:
+            self.sampling = Sampling.of_rows(rows, self.target.config.eos_token_ids)
+
+
+def commit(
+    row: Row, tokens: list[int], drafted: int, accepted: int, writer: str, eos: Sequence[int]
+) -> tuple[list[int], int]:
+    """Adds what a step decided to a row, up to the end of its text.
+
+    Args:
+        row: the row.
+        tokens: the accepted proposals and the target's own token.
+        drafted: proposals that were judged.
+        accepted: how many of them were kept.
+        writer: who proposed them.
+        eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
+
+    Returns:
+        The tokens that count, and how many of them were proposals.
+    """
+    end = next((i for i, token in enumerate(tokens) if token in eos), None)
+    row.ended = end is not None
+    if row.ended:
+        tokens = tokens[: end + 1]
+    if row.watch:
+        read = row.watch.take(tokens[: len(tokens) - row.ended])
+        if row.watch.stopped:
+            tokens, row.ended = tokens[:read], False
+    if row.ended or (row.watch and row.watch.stopped):
+        drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
+        row.finish_reason = "stop"
+    row.committed += tokens
+    row.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
+    if row.finish_reason is None and row.decided >= row.settings.max_tokens:
+        row.finish_reason = "length"
+    if row.watch and row.finish_reason:
+        row.watch.finish()
+    row.stats.count(drafted, accepted, writer)
+    return tokens, accepted
 
 
 class SpeculativeDecoder:
@@ -64,26 +236,24 @@ class SpeculativeDecoder:
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
-            costs: of steps, for "auto"; None measures them the first time on a machine.
+            costs: of passes, for "auto"; None measures them when they are first needed.
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
         self.defaults = Settings(num_draft=num_draft, delta=delta)
         if self.defaults.num_draft == 0:
-            raise UserError(
-                'num_draft is 0; it must be at least 1, or "auto" '
-                "(for regular decoding give no draft model)"
-            )
+            raise UserError("num_draft is 0; for regular decoding give no draft model")
         if tokenizer is not None and draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
-        self.drafter = (
-            DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
-        )
-        self.costs = costs
-        self._measured: dict[tuple, Costs | None] = {}
-        self.history = History()  # of what greedy rows got so far
+        is_model = isinstance(draft_model, T5)
+        self.drafter = DraftModel(draft_model, model) if is_model else draft_model
+        self.codec = Codec(tokenizer, model.config.vocab_size)
+        self.adaptive = None
+        if self.drafter:
+            draft, kinds = self.drafter.model, self.drafter.kinds
+            self.adaptive = Adaptive(lambda: costs or measure(model, draft), kinds)
 
     def generate(
         self,
@@ -123,12 +293,10 @@ class SpeculativeDecoder:
             UserError: a value is out of range, or the only prompt cannot be decoded.
         """
         prompts, single = split(prompts)
-        results = self.results(
-            prompts, max_tokens, temp, top_k, top_p, seed, batch_size, num_samples, **settings
-        )
+        settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
+        results = list(self.results(prompts, seed, batch_size, num_samples, **settings))
         if not single:
-            return list(results)
-        results = list(results)
+            return results
         if results[0].finish_reason == "error":
             raise UserError(results[0].error)
         return results[0] if len(results) == 1 else results
@@ -136,10 +304,6 @@ class SpeculativeDecoder:
     def results(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
-        max_tokens: int = 256,
-        temp: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
         num_samples: int = 1,
@@ -152,46 +316,31 @@ class SpeculativeDecoder:
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
-        batch_size, seed = checked("batch_size", batch_size), checked_seed(seed)
-        samples = checked("num_samples", num_samples)
-        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
-        if samples > 1 and settings.temp == 0:
-            many = f"all {shown(samples)} samples"
-            raise UserError(f"temp is 0, so {many} would be equal; raise temp")
-        if not is_listlike(prompts):
-            raise UserError(f"prompts is {shown(prompts)}; it must be a list, each {PROMPT}")
+        batch_size = checked("batch_size", batch_size)
+        settings = self.codec.settings(self.defaults, **settings)
+        samples = checked_samples(num_samples, settings.temp)
+        prompts, seed = checked_prompts(prompts, seed)
         keys, width = random_keys(seed, samples), batch_size
-        if isinstance(seed, list):
-            prompts = list(prompts)
-            if len(seed) != len(prompts):
-                counts = f"{len(seed)} seeds for {len(prompts)} prompts"
-                raise UserError(f"{counts}; give one seed or one a prompt")
         if isinstance(prompts, Sized):
             width = max(1, min(batch_size, len(prompts) * samples))
-        each = (self.rows(prompt, settings, k) for prompt, k in zip(prompts, keys, strict=False))
-        rows = itertools.chain.from_iterable(each)
-        at_hand = lambda drawn: drawn % num_samples > 0 or ready()  # noqa: E731
+        pairs = zip(prompts, keys, strict=False)
+        rows = chain.from_iterable(self.codec.rows(p, settings, k) for p, k in pairs)
+        # The other samples of a prompt need not be waited for.
+        at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731
         finished = batching.run(self.engine(settings, width), rows, batch_size, at_hand)
-        return map(self.result, finished)
+        return map(self.codec.result, finished)
 
     def stream(
-        self,
-        prompt: str | Sequence[int],
-        max_tokens: int = 256,
-        temp: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        **settings: Any,
+        self, prompt: str | Sequence[int], max_tokens: int = 256, seed: int = 0, **settings: Any
     ) -> Iterator[Chunk]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
-        settings = self._settings(max_tokens, temp, top_k, top_p, **settings)
+        settings = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         keys = next(random_keys(checked("seed", seed)))
-        (row,) = self.rows(prompt, settings, keys, watched=True)
+        (row,) = self.codec.rows(prompt, settings, keys, watched=True)
         if row.error:
             raise UserError(row.error)
         return self._follow(row)
@@ -207,19 +356,7 @@ class SpeculativeDecoder:
             engine.step()
             if row.error:
                 raise UserError(row.error)
-            yield self.chunk(row, seen)
-
-    def _settings(
-        self, max_tokens: int, temp: float, top_k: int, top_p: float, **others: Any
-    ) -> Settings:
-        settings = replace(
-            self.defaults, max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p, **others
-        )
-        if settings.stop and self.tokenizer is None:
-            raise UserError("stop strings need a tokenizer; this model folder has none")
-        if settings.top_k >= self.model.config.vocab_size:
-            return replace(settings, top_k=0)  # no token is left out
-        return settings
+            yield self.codec.chunk(row, seen)
 
     def engine(self, settings: Settings, width: int = 1) -> Engine:
         """An engine for up to `width` rows; peak memory counts from here.
@@ -229,70 +366,7 @@ class SpeculativeDecoder:
             width: rows at the same time.
         """
         drafter = self.drafter.fresh() if self.drafter else None
-        costs = self.costs
-        if drafter and settings.num_draft == AUTO and costs is None:
-            # Few widths are measured, or lists of 2, 3, 4 … prompts would each be a new case.
-            full = DEFAULT_BATCH_SIZE
-            while full < width:
-                full *= 2
-            widths = [1, full] if width > 1 else [1]
-            # Truncation to the likeliest tokens takes time too; to how many does not matter.
-            case = widths[-1], settings.temp > 0, settings.top_k > 0, settings.top_p < 1
-            if case not in self._measured:
-                self._measured[case] = measure_costs(self.model, drafter.model, widths, settings)
-            costs = self._measured[case]
+        if drafter and settings.num_draft == AUTO:
+            _ = self.adaptive.costs  # measured now, and not between two steps
         mx.reset_peak_memory()
-        return Engine(self.model, drafter, self.clock, Pacer(costs, width, self.history))
-
-    def rows(
-        self,
-        prompt: str | Sequence[int] | Exception,
-        settings: Settings,
-        keys: Iterable[mx.array],
-        watched: bool = False,
-    ) -> Iterator[Row]:
-        """Turns a prompt into a row for each key, finished by `error` if it cannot be used.
-
-        The prompt is read once, and each row is made when it is asked for.
-
-        Args:
-            prompt: a text, token ids, or what is wrong with it.
-            settings: of every row.
-            keys: (2,) each, as `prompts.random_keys` makes them.
-            watched: whether the text is to be read while it grows, for `chunk`.
-        """
-        ids, bad = [], prompt if isinstance(prompt, Exception) else None
-        try:
-            ids = [] if bad else token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
-        except UserError as error:
-            bad = error
-        for row in (Row(ids, settings, key) for key in keys):
-            if bad:
-                row.fail(str(bad))
-            else:
-                row.pace.task = task_prefix(ids, self.tokenizer)
-                if settings.stop or (watched and self.tokenizer):
-                    row.watch = TextWatch(self.tokenizer, settings.stop)
-            yield row
-
-    def chunk(self, row: Row, seen: int) -> Chunk:
-        """What a row has got since `seen` tokens were decided, and its result if it is done."""
-        tokens, writers = row.output(seen)
-        pieces = row.watch.pieces[seen:] if row.watch else []
-        text = "".join(pieces) + (row.watch.rest if row.watch else "")
-        result = self.result(row) if row.finish_reason else None
-        row.update_rates()
-        return Chunk(text, tokens, writers, pieces, row.stats, result)
-
-    def result(self, row: Row) -> Result:
-        """What a finished row has become."""
-        if row.error:
-            return Result(None, [], [], "error", row.stats, row.error)
-        tokens, writers = row.output()
-        row.update_rates()
-        row.stats.peak_memory_bytes = mx.get_peak_memory()
-        if row.watch:
-            text = row.watch.text
-        else:
-            text = decode(self.tokenizer, tokens) if self.tokenizer else None
-        return Result(text, tokens, writers, row.finish_reason, row.stats)
+        return Engine(self.model, drafter, self.clock, self.adaptive, width)

@@ -1,71 +1,73 @@
 """Where proposals come from.
 
-A drafter guesses the next tokens of every row of a batch; the target checks
-them. Whatever it proposes, the output stays correct: a poor drafter only costs
-time. `DraftModel` is a smaller T5 with the same tokenizer, as in
-https://arxiv.org/abs/2211.17192. The engine (engine.py) knows drafters only
-by the `Drafter` protocol.
+A drafter guesses the next tokens of every row of a batch; the target checks them. Whatever it
+proposes, the output stays correct: a poor drafter only costs time. Two verbs matter: `propose`, and
+`note` of what was kept. `DraftModel` is a smaller T5 with the same tokenizer, as in
+https://arxiv.org/abs/2211.17192; copying is in source_copy.py.
 
 Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from acceptance import accepted_length
 from backend import UserError, mx
 from model import T5
 from processors import History
 from prompts import encoded
 from sampling import DRAFT, Sampling, finite, fold, probabilities, sample
 
+# The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
+# Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
+# little speaks for it, "first copy" if the text has only begun.
+Limits = Mapping[str, int]
+
 
 @dataclass(frozen=True)
-class Offer:
-    """What could be proposed for a row.
-
-    Attributes:
-        kind: proposals of a kind are about equally good, and each kind is learned about by itself
-            (pacer.py): "draft" of a model; "copy" of no model, "weak copy" if little speaks for it,
-            "first copy" if nothing is known yet, as the text begins.
-        length: how many tokens.
-        tokens: the tokens, None if a model has to be asked.
-    """
+class Copy:
+    """Tokens that a row may go on with, known on the host, and their kind."""
 
     kind: str
-    length: int
-    tokens: tuple[int, ...] | None = None
-
-    def cut(self, length: int) -> Offer:
-        """The same, of at most so many tokens."""
-        tokens = None if self.tokens is None else self.tokens[:length]
-        return Offer(self.kind, min(self.length, length), tokens)
-
-
-NOTHING = Offer("", 0, ())
+    tokens: Sequence[int]
 
 
 @dataclass
 class Proposal:
-    """What a drafter offers for one step.
+    """What a drafter proposes for one step.
 
     Attributes:
-        tokens: (B, gamma) int32; a row's entries past its length are padding.
-        q: (B, gamma, V) probabilities the tokens were drawn from, or None if
-            the proposals are deterministic, q(x) = 1.
+        tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
+        q: (B, gamma, V) probabilities the tokens were drawn from, or None if the proposals are
+            deterministic, q(x) = 1.
         lengths: how many proposals of each row are real.
-        writers: who proposed them, one of "draft" and "copy" a row.
-        sound: (B, gamma) bool, whether the logits that a token was chosen from were finite; None
-            if no model was asked. What follows an unsound token in a row is not judged either.
+        copies: what each row could have copied, whether it is proposed or not; None if nothing was
+            looked for or found.
+        writers: who proposed, one of "draft" and "copy" a row.
+        sound: (B, gamma) bool, whether the logits that a token was chosen from were finite; None if
+            no model was asked.
     """
 
-    tokens: mx.array
+    tokens: mx.array | None
     q: mx.array | None
     lengths: list[int]
+    copies: list[Copy | None]
     writers: list[str]
     sound: mx.array | None = None
+
+    @property
+    def judged(self) -> mx.array:
+        """How many proposals (B,) of each row are to be judged: those up to an unsound one."""
+        lengths = mx.array(self.lengths, mx.int32)
+        return lengths if self.sound is None else accepted_length(self.sound, lengths)
+
+    @classmethod
+    def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
+        """No proposal for any of the rows."""
+        return cls(None, None, [0] * rows, copies or [None] * rows, [""] * rows)
 
 
 class Drafter(Protocol):
@@ -73,9 +75,13 @@ class Drafter(Protocol):
 
     Attributes:
         model: the model that is asked, None if there is none.
+        kinds: all kinds of proposals it can make.
+        usual: those it makes when it is given one number.
     """
 
     model: T5 | None
+    kinds: Sequence[str]
+    usual: Sequence[str]
 
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
@@ -90,40 +96,27 @@ class Drafter(Protocol):
             RuntimeError: the device has not enough memory; nothing has changed.
         """
 
-    def offers(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        resting: Collection[int] = (),
-    ) -> list[list[Offer]]:
-        """What could be proposed for each row now, what it would rather propose first.
-
-        Args:
-            committed: tokens of each row so far, the start token first.
-            limits: how many proposals each row can use at most.
-            resting: rows for which nothing need be looked for, by place.
-        """
-
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        chosen: Sequence[Offer],
+        limits: Sequence[Limits],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
         """Guesses what follows, without waiting for the device.
 
-        Called once a step, also when no row can use a proposal.
-
         Args:
             committed: tokens of each row so far, the start token first.
-            chosen: the offer that each row takes up, of as many tokens as it wants; or `NOTHING`.
+            limits: how many tokens each row may be proposed.
             sampling: settings of the rows.
             keys: (B, 2) keys of this step; None if every row is greedy.
 
         Returns:
-            The proposal, or None if there is nothing to propose.
+            The proposal, or None if there is nothing to say about any row.
         """
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """Takes note of the tokens of each row after the step."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
@@ -136,6 +129,8 @@ class DraftModel:
     is arithmetic: of the positions fed, those up to the last accepted proposal
     are still true, and the next block simply overwrites the others.
     """
+
+    kinds = usual = ("draft",)
 
     def __init__(self, model: T5, target: T5) -> None:
         """Pairs a draft with its target.
@@ -178,30 +173,18 @@ class DraftModel:
         self.fed += [0] * len(sources)
         self.sources += [len(source) for source in sources]
 
-    def offers(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        resting: Collection[int] = (),
-    ) -> list[list[Offer]]:
-        """The model can be asked for every row; see `Drafter.offers`."""
-        return [[Offer("draft", limit)] for limit in limits]
-
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        chosen: Sequence[Offer],
+        limits: Sequence[Limits],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Decodes as many tokens as the most any row wants, in one lazy graph.
+        """Decodes as many tokens as the most any row may get, in one lazy graph.
 
         See `Drafter.propose`.
         """
-        lengths = [offer.length if offer.tokens is None else 0 for offer in chosen]
-        # The block fed last step is true up to the last accepted proposal, and the
-        # target then added one token that is not in the cache.
-        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
+        lengths = [limit.get("draft", 0) for limit in limits]
         gamma = max(lengths)
         if gamma == 0:
             return None
@@ -226,14 +209,17 @@ class DraftModel:
                 token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
             tokens.append(token)
-        # Past a row's own proposals its cache holds guesses that nobody judges: never take them
-        # for what was committed.
+        # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
-        writers = ["draft"] * len(lengths)
         # Ids that only the target has get no mass.
         q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
         tokens, sound = (mx.concatenate(each, axis=1) for each in (tokens, sound))
-        return Proposal(tokens, q, lengths, writers, sound)
+        none, writers = [None] * len(lengths), ["draft"] * len(lengths)
+        return Proposal(tokens, q, lengths, none, writers, sound)
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """What was fed is true up to the last accepted proposal; then came the target's token."""
+        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from backend import cpu_only, mx
 from cache import round_up
@@ -44,6 +45,34 @@ def require(needed: int) -> None:
     left = limit() - mx.get_active_memory()
     if needed > left:
         raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
+
+
+def require_for(models: Sequence[Any], new: Sequence[Any], running: Sequence[Any]) -> None:
+    """See that there is room to encode new rows and to decode them beside those that run.
+
+    That is besides what is held now, as the cache that they join is copied.
+
+    Args:
+        models: target and draft; None where there is none.
+        new: rows, as of `results.Row`.
+        running: likewise.
+
+    Raises:
+        RuntimeError: there is not.
+    """
+    rows = [*running, *new]
+    source = max(len(row.ids) for row in rows)
+    target = max(row.settings.max_tokens for row in rows)
+    sources = {tuple(row.ids) for row in new}  # equal ones are encoded once
+    longest = max(map(len, sources))
+    require(
+        sum(
+            model.cache_memory(len(rows), source, target)
+            + model.encoder_memory(len(sources), longest)
+            for model in models
+            if model
+        )
+    )
 
 
 def cache_bytes(config: T5Config, width: int, rows: int, source: int, target: int) -> int:

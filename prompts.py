@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, count
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any
@@ -114,6 +114,35 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
         return ()
     ends = list(accumulate(map(len, pieces)))
     return tuple(ids[: bisect_left(ends, found.end("words") + 1) + 1])
+
+
+def checked_prompts(prompts: Any, seed: Any) -> tuple[Iterable, int | list[int]]:
+    """The prompts of a call, and its seed or seeds as plain integers.
+
+    Raises:
+        UserError: `prompts` is no iterable of prompts, or the seeds are not one or one a prompt.
+    """
+    if not is_listlike(prompts):
+        raise UserError(f"prompts is {shown(prompts)}; it must be a list, each {PROMPT}")
+    seed = checked_seed(seed)
+    if isinstance(seed, list):
+        prompts = list(prompts)
+        if len(seed) != len(prompts):
+            counts = f"{len(seed)} seeds for {len(prompts)} prompts"
+            raise UserError(f"{counts}; give one seed or one a prompt")
+    return prompts, seed
+
+
+def checked_samples(num_samples: Any, temp: float) -> int:
+    """The number of samples a prompt.
+
+    Raises:
+        UserError: it is out of range, or all samples would be equal.
+    """
+    samples = checked("num_samples", num_samples)
+    if samples > 1 and temp == 0:
+        raise UserError(f"temp is 0, so all {shown(samples)} samples would be equal; raise temp")
+    return samples
 
 
 def checked_seed(seed: Any) -> int | list[int]:

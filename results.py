@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backend import mx
-from pace import Pace
-from processors import LogitsProcessor, Processing
 from ranges import RANGES, checked, listed, refusal
-from sampling import Sampling
-from stop_strings import TextWatch
+
+if TYPE_CHECKING:
+    from backend import mx
+    from processors import LogitsProcessor
+    from stop_strings import TextWatch
+
+AUTO = "auto"  # in place of a number of proposals
 
 
 @dataclass(frozen=True)
@@ -82,61 +84,33 @@ def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str)
 
 @dataclass
 class Speculation:
-    """Why speculation was as fast as it was, for one prompt.
-
-    What depends on costs is None where they are unknown: they are measured for "auto" only.
+    """How proposals fared, for one prompt.
 
     Attributes:
         copied: those of `drafted` that were copied from the source, by no model.
         copied_accepted: those of `accepted` that were.
         steps_by_length: how many steps had 0, 1, … proposals.
+        steps_by_accepted: how many steps kept 0, 1, … of them.
         drafted_by_position: how many proposals stood first, second, … in their step.
         accepted_by_position: how many of those were kept.
-        acceptance_by_position: their ratio.
-        alpha: probability that a proposal is kept given that all before it were, by kind of
-            proposal ("draft", "copy", "weak copy", "first copy"), estimated from the last ones;
-            copies count whether they were proposed or would only have been right.
-        c: cost of a draft pass relative to a regular step of the target.
-        verify_cost: cost of verifying, v(gamma + 1) / v(1), on average over the steps.
-        predicted_speedup: over regular decoding, from alpha and the costs, step by step.
-        real_speedup: the same from the time that the steps took; a regular step is taken
-            to take what it took in the calibration.
-        switched_off: one line on why there were no proposals at the end; None if there were.
     """
 
     copied: int = 0
     copied_accepted: int = 0
     steps_by_length: list[int] = field(default_factory=list)
+    steps_by_accepted: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
-    acceptance_by_position: list[float] = field(default_factory=list)
-    alpha: dict[str, float] = field(default_factory=dict)
-    c: float | None = None
-    verify_cost: float | None = None
-    predicted_speedup: float | None = None
-    real_speedup: float | None = None
-    switched_off: str | None = None
 
     def count(self, drafted: int, accepted: int, writer: str) -> None:
         """Counts one step's proposals."""
         _count(self.steps_by_length, drafted + 1, [drafted])
+        _count(self.steps_by_accepted, accepted + 1, [accepted])
         _count(self.drafted_by_position, drafted, range(drafted))
         _count(self.accepted_by_position, drafted, range(accepted))
         if writer == "copy":
             self.copied += drafted
             self.copied_accepted += accepted
-
-    def explain(self, pace: Pace, tokens_per_call: float, decode_seconds: float) -> None:
-        """Works out what follows from the counts and from what the row has learned."""
-        pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
-        self.acceptance_by_position = [kept / drafted for kept, drafted in pairs]
-        self.alpha = {kind: e.kept / e.judged for kind, e in pace.estimates.items()}
-        self.switched_off = pace.off
-        if pace.steps:
-            self.c, self.verify_cost = pace.c / pace.steps, pace.verify / pace.steps
-            self.predicted_speedup = pace.promised / pace.spent
-            if decode_seconds > 0:
-                self.real_speedup = tokens_per_call * pace.regular / decode_seconds
 
 
 def _count(counts: list[int], size: int, places: Iterable[int]) -> None:
@@ -182,6 +156,13 @@ class Stats:
     peak_memory_bytes: int = 0
     speculation: Speculation = field(default_factory=Speculation)
 
+    def count(self, drafted: int, accepted: int, writer: str) -> None:
+        """Counts a step in: how many tokens `writer` proposed, and how many were kept."""
+        self.target_calls += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.speculation.count(drafted, accepted, writer)
+
 
 @dataclass
 class Row:
@@ -199,7 +180,7 @@ class Row:
         watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
             asks for it before the end.
         ended: whether the last token is the end token.
-        pace: what was learned about its proposals.
+        task: the tokens of its task prefix, () without one.
     """
 
     ids: list[int]
@@ -212,54 +193,21 @@ class Row:
     stats: Stats = field(default_factory=Stats)
     watch: TextWatch | None = None
     ended: bool = False
-    pace: Pace = field(default_factory=Pace)
+    task: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        self.pace.sampled = self.settings.temp > 0
+    @property
+    def adapts(self) -> bool:
+        """Whether the number of its proposals may follow what was seen of other rows.
+
+        Not where its text depends on what is proposed.
+        """
+        settings = self.settings
+        return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
 
     @property
     def decided(self) -> int:
         """Tokens decided so far, EOS included."""
         return len(self.committed) - 1
-
-    def commit(
-        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: Sequence[int]
-    ) -> tuple[list[int], int, bool]:
-        """Takes over what a step decided.
-
-        Args:
-            tokens: the accepted proposals and the target's own token.
-            drafted: proposals that were judged.
-            accepted: how many of them were kept.
-            writer: who proposed them.
-            eos: the end tokens; what follows the first, or a stop string, is dropped and not
-                counted.
-
-        Returns:
-            The tokens that count, how many of them were proposals, and whether the text ended.
-        """
-        end = next((i for i, token in enumerate(tokens) if token in eos), None)
-        self.ended = end is not None
-        if self.ended:
-            tokens = tokens[: end + 1]
-        if self.watch:
-            read = self.watch.take(tokens[: len(tokens) - self.ended])
-            if self.watch.stopped:
-                tokens, self.ended = tokens[:read], False
-        if self.ended or (self.watch and self.watch.stopped):
-            drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
-            self.finish_reason = "stop"
-        self.committed += tokens
-        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
-        if self.finish_reason is None and self.decided >= self.settings.max_tokens:
-            self.finish_reason = "length"
-        if self.watch and self.finish_reason:
-            self.watch.finish()
-        self.stats.target_calls += 1
-        self.stats.drafted += drafted
-        self.stats.accepted += accepted
-        self.stats.speculation.count(drafted, accepted, writer)
-        return tokens, accepted, self.finish_reason == "stop"
 
     def fail(self, error: str) -> None:
         """Ends the row without a result."""
@@ -273,24 +221,11 @@ class Row:
         stats.tokens_per_call = self.decided / max(stats.target_calls, 1)
         if stats.decode_seconds > 0:
             stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
-        stats.speculation.explain(self.pace, stats.tokens_per_call, stats.decode_seconds)
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Decided tokens from `start` on, without EOS, and who wrote each."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
-
-
-def sampling_of(rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
-    """The settings of a batch's rows, collected for a step."""
-
-    def each(*names: str) -> list[list]:
-        return [[getattr(row.settings, name) for row in rows] for name in names]
-
-    rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-    processing = Processing.of(*each(*rules), eos)
-    sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
-    return Sampling.of(*sampled, processing=processing)
 
 
 @dataclass

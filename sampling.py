@@ -9,10 +9,14 @@ Symbols: B rows, T positions a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from backend import mx
-from processors import Processing
+from processors import History, Processing
+
+if TYPE_CHECKING:
+    from results import Row
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
@@ -38,6 +42,7 @@ class Sampling:
     all_block: bool
     filtered: bool  # some row uses top-k or top-p
     processing: Processing | None = None  # of the logits, before all this
+    keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
 
     @classmethod
     def of(
@@ -69,6 +74,46 @@ class Sampling:
             filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
             processing=processing,
         )
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
+        """Collects the settings and keys of B rows; `eos` are the end tokens."""
+
+        def each(*names: str) -> list[list]:
+            return [[getattr(row.settings, name) for row in rows] for name in names]
+
+        rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+        processing = Processing.of(*each(*rules), eos)
+        sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
+        sampling = cls.of(*sampled, processing=processing)
+        return (
+            sampling
+            if sampling.all_greedy
+            else replace(sampling, keys=mx.stack([row.key for row in rows]))
+        )
+
+    def step_keys(self, positions: Sequence[int]) -> mx.array | None:
+        """Keys (B, 2) for the step at these positions; None if every row is greedy."""
+        return None if self.all_greedy else fold(self.keys, mx.array(positions), 0)
+
+    def process(
+        self,
+        logits: mx.array,
+        committed: Sequence[Sequence[int]],
+        x: mx.array | None,
+        lengths: Sequence[int],
+    ) -> mx.array:
+        """Applies the rows' rules for the text.
+
+        Args:
+            logits: (B, T, V) after the last committed token and each proposal.
+            committed: tokens of each row, the start token first.
+            x: (B, T - 1) proposals; None if there are none.
+            lengths: how many of each row's are real.
+        """
+        if not self.processing:
+            return logits
+        return self.processing(History.of(committed).then(x), logits, [n + 1 for n in lengths])
 
 
 def row_key(seed: int, index: int) -> mx.array:

@@ -7,33 +7,35 @@ Correction with Shallow Aggressive Decoding" (https://arxiv.org/abs/2106.04970),
 (https://arxiv.org/abs/2205.10350). No model is asked, so a proposal costs nothing but its place in
 the target's next pass; it is deterministic, q(x) = 1.
 
-A `Trail` follows one row through its source. A token of the output that stands where the trail
-points is a copy, and the trail moves on. After any other token it looks for that token elsewhere,
-the place with the longest match first and then the nearest, so that copying resumes where the
-source resumes after an insertion, a deletion or a move. A token that the source does not have is
-taken for the replacement of the one the trail points to. The output so far is searched as well,
-for phrases that repeat in it.
+An `Alignment` follows one row through its source. A token of the output that equals the one the
+alignment expects is a copy, and the alignment moves on. After any other token it looks for that
+token elsewhere, the place with the longest match first and then the nearest, so that copying
+resumes where the source resumes after an insertion, a deletion or a move. A token that the source
+does not have is taken for the replacement of the expected one. The output so far is searched as
+well, for phrases that repeat in it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from backend import mx
-from drafters import Drafter, Offer, Proposal
+from drafters import Copy, Drafter, Limits, Proposal
 from model import T5
 from prompts import task_prefix
 from sampling import Sampling, one_hot
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
-LATEST = 16  # places where they occurred that are compared
-RECENT = 4  # at least half of the last so many tokens have to be copies for much to speak for more
+CANDIDATES = 16  # latest places where they occurred that are compared
+RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
+COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
 
 
-class Trail:
+class Alignment:
     """Where in its source one row's output stands.
 
     Attributes:
@@ -69,18 +71,25 @@ class Trail:
             else:
                 self._find_again(token)
 
-    def proposal(self, length: int) -> tuple[list[int], bool]:
-        """At most `length` tokens to come, and whether much speaks for them."""
-        if self.match < SHORTEST_REPEAT:
-            ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-LATEST:]
-            best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
-            if best:
-                return self.output[best : best + length], True
-        strong = 2 * sum(self.copies) >= len(self.copies) > 0
-        return self.source[self.place : self.place + length], strong
+    def find(self, length: int) -> Copy | None:
+        """At most `length` tokens that may come next; None if there are none."""
+        tokens, kind = self._repeated(length), "copy"
+        if not tokens:
+            tokens = self.source[self.place : self.place + length]
+            likely = 2 * sum(self.copies) >= len(self.copies) > 0
+            kind = "copy" if likely else "weak copy" if self.output else "first copy"
+        return Copy(kind, tokens) if tokens else None
+
+    def _repeated(self, length: int) -> list[int]:
+        """What followed the last tokens where the output had them before."""
+        if self.match >= SHORTEST_REPEAT:
+            return []  # the source says more
+        ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
+        best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
+        return self.output[best : best + length] if best else []
 
     def _find_again(self, token: int) -> None:
-        """Takes up the trail at another place of the source that has this token."""
+        """Goes on from another place of the source that has this token."""
         places = [i for i, other in enumerate(self.source) if other == token]
         if not places:
             self.place, self.match = self.place + 1, 0
@@ -102,69 +111,66 @@ class SourceCopy:
     """A drafter that copies; see `drafters.Drafter` for its verbs."""
 
     model = None
+    kinds = usual = ("copy", "weak copy", "first copy")
 
     def __init__(self, tokenizer: Any = None):
         """Takes the tokenizer to tell a task prefix by; without one copying begins at the start."""
         self.tokenizer = tokenizer
-        self.trails: list[Trail] = []
+        self.alignments: list[Alignment] = []
 
     def fresh(self) -> SourceCopy:
         """Returns a drafter for another batch, without rows."""
         return SourceCopy(self.tokenizer)
 
     def insert(self, sources: Sequence[Sequence[int]]) -> None:
-        """Starts a trail for each source; see `Drafter.insert`."""
-        self.trails += [Trail(s, len(task_prefix(s, self.tokenizer))) for s in sources]
-
-    def offers(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        resting: Collection[int] = (),
-    ) -> list[list[Offer]]:
-        """Reads the next tokens off the trails; see `Drafter.offers`."""
-        offers = []
-        for i, (trail, limit) in enumerate(zip(self.trails, limits, strict=True)):
-            if limit == 0 or i in resting:
-                offers.append([])
-                continue
-            trail.follow(committed[i][1 + len(trail.output) :])  # the start token is not output
-            ahead, strong = trail.proposal(limit)
-            kind = "copy" if strong else "weak copy" if trail.output else "first copy"
-            offers.append([Offer(kind, len(ahead), tuple(ahead))] if ahead else [])
-        return offers
+        """Starts an alignment for each source; see `Drafter.insert`."""
+        self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in sources]
 
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        chosen: Sequence[Offer],
+        limits: Sequence[Limits],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Proposes the tokens that were offered; see `Drafter.propose`."""
-        return copied([offer.tokens or () for offer in chosen])
+        """Reads the next tokens off the source; see `Drafter.propose`."""
+        copies = [
+            alignment.find(max(COMPARED, *limit.values()))
+            if not limit.keys().isdisjoint(self.kinds)
+            else None
+            for alignment, limit in zip(self.alignments, limits, strict=True)
+        ]
+        if not any(copies):
+            return None
+        rows = [
+            copy.tokens[: limit.get(copy.kind, 0)] if copy else []
+            for copy, limit in zip(copies, limits, strict=True)
+        ]
+        lengths = [len(row) for row in rows]
+        if not any(lengths):
+            return Proposal.nothing(len(rows), copies)
+        padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
+        return Proposal(mx.array(padded, mx.int32), None, lengths, copies, ["copy"] * len(rows))
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """Moves the alignments on; the start token is not output."""
+        for alignment, row in zip(self.alignments, committed, strict=True):
+            alignment.follow(row[1 + len(alignment.output) :])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
-        self.trails = [self.trails[row] for row in rows]
-
-
-def copied(rows: Sequence[Sequence[int]]) -> Proposal | None:
-    """Tokens known on the host as a proposal, None if there are none."""
-    lengths = [len(row) for row in rows]
-    width = max(lengths)
-    if width == 0:
-        return None
-    padded = [[*row, *[0] * (width - len(row))] for row in rows]
-    return Proposal(mx.array(padded, mx.int32), None, lengths, ["copy"] * len(rows))
+        self.alignments = [self.alignments[row] for row in rows]
 
 
 class CopyOrDraft:
-    """A drafter that would rather copy where much speaks for it and else ask a draft model."""
+    """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
+
+    usual = ("copy", "draft")
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; the draft model's passes are saved while all rows copy."""
         self.copy, self.draft = copy, draft
+        self.kinds = (*copy.kinds, *draft.kinds)
 
     @property
     def model(self) -> T5 | None:
@@ -180,34 +186,25 @@ class CopyOrDraft:
         self.draft.insert(sources)  # first, as it may run out of memory
         self.copy.insert(sources)
 
-    def offers(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        resting: Collection[int] = (),
-    ) -> list[list[Offer]]:
-        """What each of the two offers; see `Drafter.offers`."""
-        copies, drafts = (d.offers(committed, limits, resting) for d in (self.copy, self.draft))
-        # How a text begins is better left to the draft model than to chance.
-        return [
-            copy + draft
-            if copy and copy[0].kind == "copy"
-            else draft + [Offer("weak copy", offer.length, offer.tokens) for offer in copy]
-            for copy, draft in zip(copies, drafts, strict=True)
-        ]
-
     def propose(
         self,
         committed: Sequence[Sequence[int]],
-        chosen: Sequence[Offer],
+        limits: Sequence[Limits],
         sampling: Sampling,
         keys: mx.array | None,
     ) -> Proposal | None:
-        """Has each row's proposal made by the one whose offer was chosen; see `Drafter.propose`."""
-        copies, drafts = (
-            d.propose(committed, chosen, sampling, keys) for d in (self.copy, self.draft)
-        )
+        """Asks the draft model for the rows that copy nothing; see `Drafter.propose`."""
+        copies = self.copy.propose(committed, limits, sampling, keys)
+        if copies:
+            left = zip(copies.lengths, limits, strict=True)
+            limits = [{} if copied else limit for copied, limit in left]
+        drafts = self.draft.propose(committed, limits, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """Tells both."""
+        self.copy.note(committed)
+        self.draft.note(committed)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order."""
@@ -217,6 +214,8 @@ class CopyOrDraft:
 
 def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     """The rows that copy from one proposal and the others from the other."""
+    if not any(copies.lengths):
+        return replace(drafts, copies=copies.copies)
     width = max(copies.tokens.shape[1], drafts.tokens.shape[1])
     a, b = (mx.pad(p.tokens, ((0, 0), (0, width - p.tokens.shape[1]))) for p in (copies, drafts))
     copying = mx.array([n > 0 for n in copies.lengths])[:, None]
@@ -225,10 +224,8 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
         q = mx.pad(q, ((0, 0), (0, width - q.shape[1]), (0, 0)))
         q = mx.where(copying[..., None], one_hot(tokens, q.shape[-1]), q)
     pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
-    return Proposal(
-        tokens,
-        q,
-        [copy or draft for copy, draft in pairs],
-        ["copy" if copy else "draft" for copy, _ in pairs],
-        copying | mx.pad(drafts.sound, ((0, 0), (0, width - drafts.sound.shape[1]))),
-    )
+    lengths = [copy or draft for copy, draft in pairs]
+    writers = ["copy" if copy else "draft" for copy, _ in pairs]
+    missing = width - drafts.sound.shape[1]
+    sound = copying | mx.pad(drafts.sound, ((0, 0), (0, missing)))
+    return Proposal(tokens, q, lengths, copies.copies, writers, sound)

@@ -22,8 +22,6 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     copied: int = 0
-    switched_off: int = 0
-    reason: str = ""
     peak_memory_bytes: int = 0
 
     def add(self, stats: Stats) -> None:
@@ -35,8 +33,6 @@ class Totals:
         self.drafted += stats.drafted
         self.accepted += stats.accepted
         self.copied += stats.speculation.copied_accepted
-        self.switched_off += bool(stats.speculation.switched_off)
-        self.reason = stats.speculation.switched_off or self.reason
         self.peak_memory_bytes = max(self.peak_memory_bytes, stats.peak_memory_bytes)
 
     def summary(self, seconds: float, unit: str = "prompts") -> str:
@@ -56,9 +52,6 @@ class Totals:
             parts.append(f"{self.copied} copied")
         if self.target_calls:
             parts.append(f"{self.decided / self.target_calls:.2f} tokens per target call")
-        if self.switched_off:
-            where = f" for {self.switched_off} of {self.results}" if self.results > 1 else ""
-            parts.append(f"speculation off{where} ({self.reason})")
         if self.peak_memory_bytes:
             parts.append(f"peak memory {readable(self.peak_memory_bytes)}")
         return " · ".join(parts)

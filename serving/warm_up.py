@@ -6,10 +6,11 @@ this the first one would pay for both.
 
 from __future__ import annotations
 
+from adaptive import LONGEST
 from backend import mx
 from decoder import SpeculativeDecoder
-from draft_length import AUTO, LONGEST
 from prompts import encoded
+from results import AUTO
 
 SOURCE = 8  # tokens of the dummy prompt
 

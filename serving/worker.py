@@ -21,9 +21,8 @@ from dataclasses import replace
 import batching
 from backend import mx
 from decoder import SpeculativeDecoder
-from draft_length import AUTO
 from prompts import random_keys
-from results import Row
+from results import AUTO, Row
 from serving.errors import place
 from serving.jobs import Failure, Flight, Job, Progress, QueueFull, Stopped
 from serving.logprobs import LogprobRecorder
@@ -254,7 +253,7 @@ class Worker:
         failure = None
         try:
             for prompt, keys in zip(job.prompts, random_keys(job.seed, job.samples), strict=False):
-                rows += self._decoder.rows(prompt, job.settings, keys, job.watched)
+                rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
             failure = next((Failure("input", row.error) for row in rows if row.error), None)
         except Exception as error:
             failure = Failure.of(error)
@@ -297,7 +296,7 @@ class Worker:
             self._metrics.first_token_seconds.observe(self._clock() - job.submitted)
         if not (job.stream or row.finish_reason):
             return
-        chunk = self._decoder.chunk(row, flight.seen)
+        chunk = self._decoder.codec.chunk(row, flight.seen)
         # The end token counts where it alone decides about text that was held back.
         count = len(chunk.tokens) or bool(chunk.text)
         logprobs, flight.logprobs = flight.logprobs[:count], []

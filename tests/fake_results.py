@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 @dataclass
 class FakeSpeculation:
     copied_accepted: int = 0
-    switched_off: str | None = None
 
 
 @dataclass

@@ -5,13 +5,13 @@ import threading
 import time
 from dataclasses import replace
 
-from draft_length import LONGEST, Costs, StepCosts
+from costs import Costs
 from fake_model import FakeModel, random_table, without
 from serving.jobs import Job, Progress
 
 V = 7
 ENDLESS = without(random_table(V), 1)
-FLAT = Costs((StepCosts(1, 0.1, (1.0,) * (LONGEST + 1)),))
+FLAT = Costs({1: 1.0, 16: 1.0}, {1: 0.1})
 PATIENCE = 30  # seconds for what takes none; no test waits so long unless it fails
 
 

@@ -2,16 +2,11 @@
 
 import numpy as np
 
-from draft_length import LONGEST, Costs, StepCosts
-from drafters import Offer
-from pace import History, Pace
-from pacer import Pacer
+from adaptive import LONGEST, Adaptive, compare, judge
+from costs import Costs
 
-
-def costs(draft: float, verify) -> Costs:
-    """The same for any number of rows."""
-    seconds = tuple(float(verify(n)) for n in range(1, LONGEST + 2))
-    return Costs((StepCosts(1, draft, seconds), StepCosts(2, draft, seconds)))
+RIGHT, WRONG = 1, 2
+POSITIONS = range(1, 17)
 
 
 def staircase(n: int) -> float:
@@ -22,12 +17,16 @@ def slope(n: int) -> float:
     return 0.8 + 0.2 * n
 
 
+def costs(draft: float, verify) -> Costs:
+    """Of a pair whose draft takes this long and whose target takes `verify(positions)`."""
+    return Costs({n: float(verify(n)) for n in POSITIONS}, {1: draft})
+
+
 COSTS = {
     "a GPU": costs(0.05, staircase),
     "a CPU": costs(0.1, slope),
     "a CPU that pays for every position": costs(0.1, float),
 }
-RIGHT, WRONG = 1, 0
 
 
 def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -46,59 +45,51 @@ def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 class Simulation:
-    """Rows one at a time; what greedy ones teach passes from one to the next as in a decoder.
+    """One greedy row after the other, which learn from each other as in a decoder.
 
     Args:
         costs: of steps.
         draft: for each place, whether the draft would be right; None without a draft model.
         copy: the same of what can be copied.
-        sampled: whether rows are.
     """
 
-    def __init__(self, costs: Costs, draft=None, copy=None, sampled: bool = False):
-        self.table = costs.of(1)
-        self.draft, self.copy, self.sampled = draft, copy, sampled
-        self.pacer = Pacer(costs, 1, History())
-        self.tokens = len(draft if draft is not None else copy)
+    def __init__(self, costs: Costs, draft=None, copy=None):
+        self.costs, self.right = costs, {"copy": copy, "draft": draft}
+        self.right = {kind: each for kind, each in self.right.items() if each is not None}
+        self.adaptive = Adaptive(lambda: costs, list(self.right))
+        self.tokens = len(next(iter(self.right.values())))
 
-    def offers(self, place: int) -> list[Offer]:
-        """What is offered there; a copied token is 1 where it is right and 0 where it is not."""
-        room = min(self.tokens - place - 1, LONGEST)
-        offers = []
-        if self.copy is not None and room:
-            ahead = tuple(int(right) for right in self.copy[place : place + room])
-            offers.append(Offer("copy", room, ahead))
-        return offers + ([Offer("draft", room)] if self.draft is not None else [])
-
-    def step(self, place: int, offer: Offer) -> tuple[int, float]:
-        """How many of what was taken up are kept, and what the step costs."""
-        right = self.draft if offer.tokens is None else self.copy
-        run = right[place : place + offer.length] if offer.length else np.ones(0, bool)
-        kept = offer.length if run.all() else int(np.argmin(run))
-        drafted = offer.length if offer.tokens is None else 0
-        return kept, self.table.table[drafted, offer.length]
+    def step(self, place: int, kind: str | None, length: int) -> tuple[int, float]:
+        """How many of the proposals are kept, and what the step costs."""
+        run = self.right[kind][place : place + length] if length else np.ones(0, bool)
+        kept = length if run.all() else int(np.argmin(run))
+        drafting = length * self.costs.draft_pass(1) if kind == "draft" else 0.0
+        return kept, drafting + self.costs.verify(1, length + 1)
 
     def fixed(self, gamma: int, kind: str = "draft") -> float:
         """Cost of decoding with the same number of proposals in every step."""
         place = total = 0
         while place < self.tokens:
-            offer = next((o for o in self.offers(place) if o.kind == kind), Offer("", 0, ()))
-            kept, cost = self.step(place, offer.cut(gamma))
+            kept, cost = self.step(place, kind, min(gamma, self.tokens - place - 1))
             place, total = place + kept + 1, total + cost
         return total
 
-    def auto(self) -> tuple[float, Pace, list[Offer]]:
-        """Cost of letting the pacer choose, what it learned, and what it chose."""
-        place, total, pace, chosen = 0, 0.0, Pace((), self.sampled), []
+    def auto(self, task: tuple[int, ...] = ()) -> tuple[float, list[tuple[str | None, int]]]:
+        """Cost of letting `Adaptive` choose, and what it chose."""
+        place, total, chosen = 0, 0.0, []
         while place < self.tokens:
-            offers = self.offers(place)
-            (offer,) = self.pacer.choose([pace], [offers])
-            self.pacer.learn([pace])  # from the step before, as the engine does
-            kept, cost = self.step(place, offer)
-            ahead = self.copy if self.copy is not None else np.ones(self.tokens, bool)
-            written = [RIGHT if right else 2 for right in ahead[place : place + kept + 1]]
+            room = min(self.tokens - place - 1, LONGEST)
+            limits = self.adaptive.limits(task, 1)
+            kind = next((kind for kind in self.right if limits.get(kind)), None)
+            length = min(limits.get(kind, 0), room)
+            kept, cost = self.step(place, kind, length)
             ended = place + kept + 1 >= self.tokens
-            self.pacer.observe([pace], [offers], [offer], [(written, kept, ended)])
+            if kind == "draft":
+                self.adaptive.learn(task, kind, *judge(length, kept, kept + 1, ended))
+            if "copy" in limits and room:
+                ahead = np.where(self.right["copy"], RIGHT, WRONG)
+                written = [RIGHT if r else 0 for r in self.right["copy"][place : place + kept + 1]]
+                self.adaptive.learn(task, "copy", *compare(ahead[place : place + room], written))
             place, total = place + kept + 1, total + cost
-            chosen.append(offer)
-        return total, pace, chosen
+            chosen.append((kind, length))
+        return total, chosen

@@ -5,8 +5,7 @@ import pytest
 import batching
 import memory
 from backend import UserError, mx
-from decoder import SpeculativeDecoder
-from engine import Engine
+from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
 from results import Row, Settings
 from sampling import row_key

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from backend import mx
+from decoder import Engine
 from drafters import DraftModel
 from draws import total_variation_bound
-from engine import Engine
 from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
 from processors import History, Processing
 from results import Row, Settings
 from sampling import fold, row_key
-from source_copy import CopyOrDraft, SourceCopy, Trail
+from source_copy import Alignment, CopyOrDraft, SourceCopy
 
 V, MAX_TOKENS, DRAWS = 5, 3, 12_000
 SOURCE = (2, 3)
@@ -138,20 +138,20 @@ def test_after_temperature_top_k_and_top_p(case, sampling):
 
 
 def copying(source, seen):
-    """The law of copied proposals: all mass on the next token of the trail, if there is one."""
-    trail = Trail(source, 0)
-    trail.follow(seen[1:])
-    tokens, _ = trail.proposal(1)
-    return always(tokens[0], V)(source, seen) if tokens else None
+    """The law of copied proposals: all mass on the next token of the alignment, if there is one."""
+    alignment = Alignment(source, 0)
+    alignment.follow(seen[1:])
+    copy = alignment.find(1)
+    return always(copy.tokens[0], V)(source, seen) if copy else None
 
 
 def copying_or_good(source, seen):
     """A copy after strong matches, the draft model's law otherwise."""
-    trail = Trail(source, 0)
-    trail.follow(seen[1:])
-    tokens, strong = trail.proposal(1)
-    strong = strong and tokens
-    return always(tokens[0], V)(source, seen) if strong else good(TABLE)(source, seen)
+    alignment = Alignment(source, 0)
+    alignment.follow(seen[1:])
+    copy = alignment.find(1)
+    likely = copy and copy.kind == "copy"
+    return (always(copy.tokens[0], V) if likely else good(TABLE))(source, seen)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.3])

@@ -5,7 +5,7 @@ import pytest
 
 from backend import UserError, mx
 from decoder import SpeculativeDecoder
-from drafters import NOTHING, DraftModel, Offer
+from drafters import DraftModel
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from sampling import Sampling, row_key
 
@@ -28,7 +28,7 @@ def started(draft, sources=(SOURCE,)):
 
 
 def drafted(lengths):
-    return [Offer("draft", n) for n in lengths]
+    return [{"draft": n} for n in lengths]
 
 
 def continuation(table, seen, count):
@@ -47,20 +47,11 @@ def test_proposes_its_own_greedy_continuation():
     assert proposal.lengths == [4]
 
 
-def test_offers_as_much_as_a_row_can_use_and_cuts_it():
-    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
-    offers = draft.offers([[0], [0]], [4, 0])
-    assert offers == [[Offer("draft", 4)], [Offer("draft", 0)]]
-    assert offers[0][0].cut(2) == Offer("draft", 2)
-    assert Offer("copy", 3, (7, 8, 9)).cut(2) == Offer("copy", 2, (7, 8))
-    assert Offer("copy", 1, (7,)).cut(5) == Offer("copy", 1, (7,))
-
-
-def test_a_row_that_takes_up_another_offer_gets_none():
+def test_a_row_that_is_to_get_no_drafts_gets_none():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
-    chosen = [Offer("copy", 2, (5, 6)), Offer("draft", 1), NOTHING]
-    assert draft.propose([[0]] * 3, chosen, sampling(3), None).lengths == [0, 1, 0]
-    assert draft.propose([[0]] * 3, [NOTHING] * 3, sampling(3), None) is None
+    limits = [{"copy": 2}, {"draft": 1, "copy": 2}, {}]
+    assert draft.propose([[0]] * 3, limits, sampling(3), None).lengths == [0, 1, 0]
+    assert draft.propose([[0]] * 3, [{}] * 3, sampling(3), None) is None
 
 
 def test_catches_up_with_whatever_was_committed():
@@ -69,6 +60,7 @@ def test_catches_up_with_whatever_was_committed():
     first = draft.propose(rows, drafted([3] * 3), sampling(3), None).tokens[0].tolist()
     # All accepted and one more; one accepted; none.
     rows = [[0, *first, 5], [0, first[0], 5], [0, 6]]
+    draft.note(rows)
     second = draft.propose(rows, drafted([2] * 3), sampling(3), None)
     assert second.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
     # The first row lacks its last proposal and the new token, the others the new token only.
@@ -79,6 +71,7 @@ def test_catches_up_with_whatever_was_committed():
     # Rejected proposals, then steps without a draft, leave more to catch up with.
     for token in (2, 3, 4, 5):
         rows = [[*row, token] for row in rows]
+        draft.note(rows)
         if token < 5:
             assert draft.propose(rows, drafted([0] * 3), sampling(3), None) is None
     third = draft.propose(rows, drafted([1, 3, 2]), sampling(3), None)
@@ -89,6 +82,7 @@ def test_catches_up_with_whatever_was_committed():
 def test_rows_leave_and_join():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
     tokens = draft.propose([[0], [0]], drafted([3, 3]), sampling(2), None).tokens.tolist()
+    draft.note([[0, *tokens[0], 2], [0, tokens[1][0], 2]])
     draft.keep([1])
     draft.insert([SOURCE])
     rows = [[0, tokens[1][0], 2], [0]]

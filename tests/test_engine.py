@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from decoder import SpeculativeDecoder
+from decoder import Engine, SpeculativeDecoder
 from drafters import DraftModel
-from engine import Engine
 from fake_model import (
     EOS,
     START,

@@ -16,7 +16,7 @@ from serving.jobs import Progress, Stopped
 from serving.metrics import Metrics
 from serving.service import Limits, Service
 from serving.worker import Worker
-from text import load_tokenizer
+from tokenizer_files import load_tokenizer
 
 
 @pytest.fixture

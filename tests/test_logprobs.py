@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backend import mx
-from engine import Engine
+from decoder import Engine
 from fake_model import FakeModel, drafter, good, random_table
 from results import Row, Settings
 from sampling import row_key

@@ -6,7 +6,7 @@ import memory
 from backend import mx, tree_flatten
 from config import T5Config
 from convert import convert
-from engine import Engine
+from decoder import Engine
 from memory import cache_bytes, encoder_bytes, stored_bytes, warning, weight_bytes
 from model import T5, expected_parameters, load
 from pair import BUNDLED
@@ -115,7 +115,7 @@ def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
     engine = Engine(one, None)
     engine.insert([row(200)])
     required = []
-    monkeypatch.setattr("engine.require", required.append)
+    monkeypatch.setattr("memory.require", required.append)
     engine.insert([row(5), row(5), row(7, token=4)])
     assert required == [one.cache_memory(4, 200, 20) + one.encoder_memory(2, 7)]
 

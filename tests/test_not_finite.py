@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from backend import UserError, mx
-from decoder import SpeculativeDecoder
-from engine import Engine
+from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from results import Row, Settings
 from sampling import finite, row_key

@@ -12,7 +12,7 @@ from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table, without
 from ranges import COUNTABLE, MOST_ROWS, RANGES, checked, shown
-from results import Row, Settings, sampling_of
+from results import Row, Settings
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -151,8 +151,8 @@ def test_processors_from_a_generator_are_asked_in_every_step():
 @pytest.mark.parametrize("temp", [2.0**-126, 1e-30, 1.0])
 def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     logits = mx.array([[[300.0, 299.9, -200.0]]])
-    row = Row([5], Settings(temp=temp, top_p=top_p), None)
-    p = sampling.probabilities(logits, sampling_of([row], EOS))
+    row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
+    p = sampling.probabilities(logits, sampling.Sampling.of_rows([row], (EOS,)))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
 
 

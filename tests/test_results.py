@@ -4,7 +4,8 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, always, drafter, random_table, without
-from results import Row, Settings, sampling_of
+from results import Row, Settings
+from sampling import Sampling, row_key
 
 V = 7
 TABLE = random_table(V)
@@ -50,9 +51,7 @@ def test_times_come_from_the_clock():
     ticks = iter(range(100))
     model = FakeModel(without(TABLE, EOS), V)
     stats = (
-        SpeculativeDecoder(model, clock=lambda: next(ticks))
-        .generate(SOURCE, max_tokens=4)
-        .stats
+        SpeculativeDecoder(model, clock=lambda: next(ticks)).generate(SOURCE, max_tokens=4).stats
     )
     # One tick for the insertion and one a step.
     assert (stats.encode_seconds, stats.decode_seconds) == (1, 4)
@@ -71,9 +70,12 @@ def test_each_token_says_who_wrote_it():
 
 def test_each_row_says_whether_its_proposals_are_judged_together():
     wanted = [Settings(temp=1.0), Settings(temp=1.0, block_verification=False), Settings()]
-    sampling = sampling_of([Row([5], settings, None) for settings in wanted], EOS)
+    sampling = Sampling.of_rows([Row([5], settings, row_key(0, 0)) for settings in wanted], (EOS,))
     assert sampling.block.tolist() == [True, False, False]
-    assert sampling.any_block and not sampling_of([Row([5], wanted[1], None)], EOS).any_block
+    assert (
+        sampling.any_block
+        and not Sampling.of_rows([Row([5], wanted[1], row_key(0, 0))], (EOS,)).any_block
+    )
 
 
 def test_judging_one_by_one_is_an_option_of_generate():

@@ -164,14 +164,14 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
 def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
-    make = worker._decoder.rows
+    make = worker._decoder.codec.rows
 
     def rows(prompt, *others):
         if prompt == [2]:
             raise RuntimeError("of a secret prompt")
         return make(prompt, *others)
 
-    monkeypatch.setattr(worker._decoder, "rows", rows)
+    monkeypatch.setattr(worker._decoder.codec, "rows", rows)
     hold(model)
     running = client().submit([[3]], max_tokens=6)
     assert model.arrived.acquire(timeout=PATIENCE)

@@ -1,16 +1,15 @@
-"""Copying from the source: where a trail leads, and that the output stays the target's own."""
+"""Copying from the source: where an alignment leads, and that the output stays the target's own."""
 
 import numpy as np
 import pytest
 
 from backend import mx
-from decoder import SpeculativeDecoder
-from drafters import NOTHING, Offer
-from engine import Engine
+from decoder import Engine, SpeculativeDecoder
+from drafters import Copy, Proposal
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
 from results import Row, Settings
 from sampling import Sampling, row_key
-from source_copy import CopyOrDraft, SourceCopy, Trail, copied, merged
+from source_copy import Alignment, CopyOrDraft, SourceCopy, merged
 
 V = 40
 A, B, C, D, E, F, G, X, Y, Z = range(10, 20)
@@ -18,9 +17,10 @@ SENTENCE = [A, B, C, D, E, F, G, EOS]
 
 
 def ahead(source, output, length=3, begin=0):
-    trail = Trail(source, begin)
-    trail.follow(output)
-    return trail.proposal(length)[0]
+    alignment = Alignment(source, begin)
+    alignment.follow(output)
+    found = alignment.find(length)
+    return found.tokens if found else []
 
 
 def test_the_first_tokens_need_no_match():
@@ -53,7 +53,7 @@ def test_the_longest_match_goes_first_and_then_the_nearest():
     assert ahead(source, [X, B, C], 1) == [E]
     assert ahead(source, [Y, B, C], 1) == [F]
     assert ahead(source, [A, B, C], 1) == [D]
-    # Nothing tells B from B after an insertion: the one ahead of the trail is taken.
+    # Nothing tells B from B after an insertion: the one ahead of the alignment is taken.
     assert ahead(source, [A, B, C, D, Z, B, C], 1) == [E]
 
 
@@ -76,60 +76,54 @@ def test_a_source_without_any_match_and_one_shorter_than_the_draft():
     assert ahead(SENTENCE, [], 0) == []
 
 
-def test_copying_is_favoured_where_half_of_the_last_four_tokens_were_copies():
-    def strong(output):
-        trail = Trail(SENTENCE, 0)
-        trail.follow(output)
-        return trail.proposal(1)[1]
+def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
+    def kind(output):
+        alignment = Alignment(SENTENCE, 0)
+        alignment.follow(output)
+        return alignment.find(1).kind
 
-    assert [strong(SENTENCE[:n]) for n in range(4)] == [False, True, True, True]
-    assert not strong([X])
-    assert strong([X, B])
-    assert strong([A, B, X])  # one edit
-    assert strong([A, B, X, Y])
-    assert not strong([A, B, X, Y, Z])
-    assert not strong([A, X, Y, Z, D])
+    assert [kind(SENTENCE[:n]) for n in range(4)] == ["first copy", "copy", "copy", "copy"]
+    assert kind([X]) == "weak copy"
+    assert kind([X, B]) == "copy"
+    assert kind([A, B, X]) == "copy"  # one edit
+    assert kind([A, B, X, Y]) == "copy"
+    assert kind([A, B, X, Y, Z]) == "weak copy"
+    assert kind([A, X, Y, Z, D]) == "weak copy"
     # A phrase of the output that recurs is as good.
-    assert strong([20, 21, 22, 23, 24, 25, 20, 21, 22])
+    assert kind([20, 21, 22, 23, 24, 25, 20, 21, 22]) == "copy"
 
 
-def test_what_is_offered():
+def test_what_is_proposed():
     copy = SourceCopy()
-    copy.insert([SENTENCE, [A, EOS], SENTENCE])
-    rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y]]
-    offers = copy.offers(rows, [2, 5, 5])
-    assert offers == [[Offer("copy", 2, (C, D))], [Offer("first copy", 2, (A, EOS))], []]
-    chosen = [offers[0][0], offers[1][0].cut(1), NOTHING]
-    proposal = copy.propose(rows, chosen, None, None)
-    assert (proposal.lengths, proposal.q) == ([2, 1, 0], None)
-    assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0]]
-    assert copy.propose(rows, [NOTHING] * 3, None, None) is None
+    copy.insert([SENTENCE, [A, EOS], SENTENCE, SENTENCE])
+    rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y], [0, X]]
+    copy.note(rows)
+    limits = [{"copy": 2}, {"first copy": 1}, {"copy": 5, "weak copy": 5}, {"copy": 3}]
+    proposal = copy.propose(rows, limits, None, None)
+    assert (proposal.lengths, proposal.q) == ([2, 1, 0, 0], None)
+    assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0], [0, 0]]
+    # What could have been copied is known also where there was no room for it.
+    assert proposal.copies[1:] == [
+        Copy("first copy", [A, EOS]),
+        None,
+        Copy("weak copy", SENTENCE[1:]),
+    ]
+    nothing = copy.propose(rows, [{"copy": 0}] * 4, None, None)
+    assert (nothing.tokens, nothing.lengths) == (None, [0] * 4)
+    assert copy.propose(rows, [{"draft": 3}] * 4, None, None) is None, "not looked for"
 
 
-def test_a_row_that_was_not_looked_at_is_caught_up_with():
-    copy, always = SourceCopy(), SourceCopy()
-    for each in (copy, always):
-        each.insert([SENTENCE])
-    for n in range(1, 5):
-        rows = [[0, *SENTENCE[:n]]]
-        assert copy.offers(rows, [0]) == [[]]
-        assert copy.offers(rows, [3], [0]) == [[]]
-        expected = always.offers(rows, [3])
-    assert copy.offers(rows, [3]) == expected
-
-
-def test_the_combination_offers_first_what_much_speaks_for():
+def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
     model = FakeModel(random_table(V), V)
     both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
     both.insert([SENTENCE] * 3)
     rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
-    kinds = [[offer.kind for offer in row] for row in both.offers(rows, [2] * 3)]
-    assert kinds == [["copy", "draft"], ["draft", "weak copy"], ["draft"]]
-    kinds = [[offer.kind for offer in row] for row in both.offers(rows, [2] * 3, [0, 2])]
-    assert kinds == [["draft"], ["draft", "weak copy"], ["draft"]]
-    both.insert([SENTENCE])
-    (*_, begun) = both.offers([*rows, [0]], [2] * 4)
-    assert begun == [Offer("draft", 2), Offer("weak copy", 2, (A, B))], "not left to chance"
+    both.note(rows)
+    sampling = Sampling.of([0.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
+    usual = both.propose(rows, [dict.fromkeys(both.usual, 2)] * 3, sampling, None)
+    assert (usual.lengths, usual.writers) == ([2, 2, 2], ["copy", "draft", "draft"])
+    every = both.propose(rows, [dict.fromkeys(both.kinds, 2)] * 3, sampling, None)
+    assert every.writers == ["copy", "copy", "draft"]
 
 
 def test_sentinels_are_tokens_like_others():
@@ -148,7 +142,7 @@ def test_a_task_prefix_is_skipped():
     sources = [[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]]
     for copy in (SourceCopy(Vocabulary()), SourceCopy(Vocabulary()).fresh()):
         copy.insert(sources)
-        assert [trail.place for trail in copy.trails] == [3, 0, 0]
+        assert [alignment.place for alignment in copy.alignments] == [3, 0, 0]
 
 
 def editing_table(seed, change=0.25):
@@ -157,9 +151,9 @@ def editing_table(seed, change=0.25):
     def table(source, seen):
         rng = np.random.default_rng((seed, *source, 999, *seen))
         logits = rng.normal(0, 0.5, V).astype(np.float32)
-        trail = Trail(source, 0)
-        trail.follow(seen[1:])
-        wanted = trail.place + (rng.random() < change / 3)  # leaves a token out
+        alignment = Alignment(source, 0)
+        alignment.follow(seen[1:])
+        wanted = alignment.place + (rng.random() < change / 3)  # leaves a token out
         token = source[wanted] if wanted < len(source) else EOS
         if rng.random() < change:
             token = int(rng.integers(20, V))  # replaces or inserts
@@ -248,13 +242,13 @@ def test_the_draft_model_rests_while_all_rows_copy():
 
 
 def test_merged_proposals():
-    copies = copied([[7, 8, 9], [], [5]])
+    tokens = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]])
+    copies = Proposal(tokens, None, [3, 0, 1], [Copy("copy", [7, 8, 9])] + [None] * 2, ["copy"] * 3)
     sampling = Sampling.of([1.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
     draft.insert([[3]] * 3)
     keys = mx.stack([row_key(0, i) for i in range(3)])
-    chosen = [NOTHING, Offer("draft", 2), NOTHING]
-    drafts = draft.propose([[0]] * 3, chosen, sampling, keys)
+    drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], sampling, keys)
     both = merged(copies, drafts)
     assert both.lengths == [3, 2, 1]
     assert both.writers == ["copy", "draft", "copy"]
@@ -264,3 +258,7 @@ def test_merged_proposals():
     assert both.q[0].argmax(-1).tolist() == [7, 8, 9]
     assert both.q[0].max(-1).tolist() == [1, 1, 1]
     np.testing.assert_allclose(both.q[1, :2], drafts.q[1])
+    assert both.copies == copies.copies
+    found = Proposal.nothing(3, copies.copies)
+    assert merged(found, drafts).lengths == drafts.lengths
+    assert merged(found, drafts).copies == copies.copies

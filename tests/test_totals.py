@@ -1,6 +1,6 @@
 """Statistics of results, added up."""
 
-from fake_results import FakeSpeculation, FakeStats
+from fake_results import FakeStats
 from totals import Totals
 
 
@@ -16,13 +16,6 @@ def test_the_summary_of_one_text():
         "10 tokens in 2.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
         "2.50 tokens per target call · peak memory 2.50 GB"
     )
-
-
-def test_the_summary_says_why_nothing_was_proposed():
-    off = FakeStats(speculation=FakeSpeculation(switched_off="alpha 0.05"))
-    assert "speculation off (alpha 0.05)" in summary([off], 1.0)
-    assert "speculation off for 1 of 2 (alpha 0.05)" in summary([FakeStats(), off], 1.0)
-    assert "speculation" not in summary([FakeStats()], 1.0)
 
 
 def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():

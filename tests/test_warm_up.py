@@ -2,10 +2,11 @@
 
 import pytest
 
+from adaptive import LONGEST
 from decoder import SpeculativeDecoder
-from draft_length import AUTO, LONGEST
 from fake_model import FakeModel, drafter, good
 from fake_serving import ENDLESS, FLAT, V
+from results import AUTO
 from serving.warm_up import warm_up
 from source_copy import SourceCopy
 
