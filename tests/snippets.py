@@ -152,7 +152,10 @@ class Session:
             return done.stdout, done.stderr
         given = self._command(before)[0] if before else ""
         with self._streams(given, variables) as (output, errors):
-            status = import_module(words[1].removesuffix(".py")).main(words[2:])
+            try:
+                status = import_module(words[1].removesuffix(".py")).main(words[2:])
+            except SystemExit as end:
+                status = end.code
         assert status == 0, self._captured(errors)
         return self._captured(output), self._captured(errors)
 

@@ -108,7 +108,8 @@ def headings(page: Path) -> set[str]:
 
 @ids("page", TEXTS)
 def test_files_exist(page):
-    words = re.findall(r"`([^`\s]+)`", prose(page)) + [w for words in commands(page) for w in words]
+    words = " ".join(re.findall(r"`([^`]+)`", prose(page))).split()
+    words += [word for command in commands(page) for word in command]
     files = {word.removesuffix("+lookup") for word in words if is_ours(word)}
     missing = {f for f in files if not (ROOT / f).exists() and not (page.parent / f).exists()}
     assert not missing
@@ -119,7 +120,7 @@ def is_ours(word: str) -> bool:
     if not re.fullmatch(r"[\w.][\w./+-]*", word):
         return False
     if "/" not in word:
-        return word.endswith((".py", ".md", ".toml"))
+        return word.endswith((".py", ".md", ".toml")) or word.startswith("requirements")
     return not word.startswith(ELSEWHERE)
 
 
