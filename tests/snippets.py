@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import main
+
+ROOT = Path(main.__file__).resolve().parent
 HOME = "/home/me/t5-mlx"  # where the reader of a page has this repository
 PROGRAMS = ("main", "convert", "server", "benchmark", "demo.grow")
 FENCE = re.compile(r"^```(\w*)$")
