@@ -4,7 +4,7 @@
 
 Flags and output follow mlx-lm. Every tensor streams from the checkpoint through cast and
 quantisation into its place in the output, a few rows at a time, so that memory does not depend on
-the size of the model (tests/peak_memory.py measures it).
+the size of the model (tests/support/peak_memory.py measures it).
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from console import Parser, not_installed, open_streams
+from mlx_t5.cli.arguments import Parser, not_installed, open_streams
 
 try:
-    from backend import UserError, mx
-    from checkpoint import Checkpoint, open_checkpoint
-    from config import T5Config
-    from hub import origin, resolve
-    from model import select_tensors
-    from model_folder import (
+    from mlx_t5.backend import mx
+    from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+    from mlx_t5.checkpoints.folder import (
         BLOCK_BYTES,
         is_model_file,
         new_model_folder,
@@ -30,10 +27,20 @@ try:
         write_json,
         write_shards,
     )
-    from output_folder import check_output
-    from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
-    from stored_tensor import READABLE
-    from weights import cast, keep_float32, read_config
+    from mlx_t5.checkpoints.hub import origin, resolve
+    from mlx_t5.checkpoints.output_folder import check_output
+    from mlx_t5.checkpoints.quantization import (
+        MIXED,
+        MODES,
+        Quantization,
+        Recipe,
+        quantize_predicate,
+    )
+    from mlx_t5.checkpoints.stored_tensor import READABLE
+    from mlx_t5.errors import UserError
+    from mlx_t5.network.config import T5Config
+    from mlx_t5.network.weights import cast, keep_float32, read_config
+    from model import select_tensors
 except ImportError as error:
     if __name__ != "__main__":
         raise

@@ -20,20 +20,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import chain
 from typing import Any
 
-import batching
-from acceptance import NO_CHOICE, NO_TOKEN, verify
-from adaptive import Adaptive, proposal_limits
-from backend import UserError, mx
-from codec import Codec
-from costs import Costs, measure
-from drafters import Drafter, DraftModel, Proposal
-from memory import require_for
+from mlx_t5 import batching
+from mlx_t5.backend import mx
+from mlx_t5.drafting.adaptive import Adaptive, proposal_limits
+from mlx_t5.drafting.costs import Costs, measure
+from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.errors import UserError
+from mlx_t5.network.memory import require_for
+from mlx_t5.ranges import checked
+from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
+from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
+from mlx_t5.sampling.draws import Sampling
+from mlx_t5.text.codec import Codec
+from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.prompts import checked_prompts, checked_samples, encoded, random_keys, split
 from model import T5
-from prompts import checked_prompts, checked_samples, encoded, random_keys, split
-from ranges import checked
-from results import AUTO, Chunk, Result, Row, Settings
-from sampling import Sampling
-from text import same_vocabulary
 
 DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
 

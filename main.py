@@ -19,15 +19,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-import console
-import options
-from options import number
-from ranges import RANGES
-from totals import Totals
+from mlx_t5.cli.arguments import (
+    Parser,
+    add_models,
+    add_speculation,
+    not_installed,
+    number,
+    open_streams,
+)
+from mlx_t5.cli.input import Lines, read_prompts
+from mlx_t5.cli.output import Painter, Results, Totals, check_output
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import RANGES
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
-    from results import Result
+    from mlx_t5.requests import Result
 
 T = TypeVar("T")
 DEFAULT_PROMPT = (
@@ -43,15 +50,15 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
-def build_parser() -> console.Parser:
+def build_parser() -> Parser:
     """All options of the command line."""
-    parser = console.Parser(
+    parser = Parser(
         prog="main.py",
         description="Run a T5 model several tokens at a time: a small draft model proposes, the "
         "target model checks. Without options: the bundled pair translates a sentence.",
         allow_abbrev=False,  # so that a script's options mean tomorrow what they mean today
     )
-    options.add_models(parser.add_argument_group("models"))
+    add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _decoding_options(parser.add_argument_group("decoding"))
     return parser
@@ -101,7 +108,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
             *names, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})"
         )
 
-    options.add_speculation(group, without="--regular-decode")
+    add_speculation(group, without="--regular-decode")
     add("--temp", type=temp, default=0.0, help="temperature of sampling; 0 decodes greedily")
     add("--top-k", type=natural, default=0, help="sample from the k likeliest tokens; 0: all")
     add("--top-p", type=top_p, default=1.0, help="sample from the likeliest tokens of this mass")
@@ -162,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         The exit status.
     """
     closed = sys.stdout is None
-    console.open_streams()
+    open_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
     if closed and not args.output_file:
@@ -171,13 +178,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--num-samples: greedy samples would be equal; set --temp above 0")
     try:
         if args.input_file:
-            prompts = console.Lines(args.input_file)
+            prompts = Lines(args.input_file)
             count = prompts.count
         else:
-            prompts = console.read_prompts(args.prompt or [DEFAULT_PROMPT])
+            prompts = read_prompts(args.prompt or [DEFAULT_PROMPT])
             count = len(prompts)
         if args.output_file:
-            console.check_output(args.output_file, args.input_file)
+            check_output(args.output_file, args.input_file)
         return _run(args, prompts, count)
     except KeyboardInterrupt:
         _tell("interrupted")
@@ -186,42 +193,44 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except ImportError as error:
-        parser.error(console.not_installed(error))
-    except (console.InputError, OSError) as error:
+        parser.error(not_installed(error))
+    except (UserError, OSError) as error:
         parser.error(str(error))
 
 
-def _run(args: argparse.Namespace, prompts: list[str] | console.Lines, count: int | None) -> int:
-    import backend  # not before: `--help` and a mistake in an option need not wait for MLX
-
-    try:
-        decoder = _load(args)
-        if args.prompt is None and args.input_file is None:
-            _tell(f"prompt: {DEFAULT_PROMPT}")
-        painter = console.Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
-        if painter:
-            _tell(painter.legend)
-        settings = {name: getattr(args, name) for name in DECODING}
-        if count == args.num_samples == 1 and not (
-            args.input_file or args.output_file or args.json
-        ):
-            return _stream(decoder, prompts[0], settings, painter)
-        return _write_all(decoder, prompts, count, settings, painter, args)
-    except backend.UserError as error:
-        raise console.InputError(str(error)) from None
+def _run(args: argparse.Namespace, prompts: list[str] | Lines, count: int | None) -> int:
+    decoder = _load(args)
+    if args.prompt is None and args.input_file is None:
+        _tell(f"prompt: {DEFAULT_PROMPT}")
+    painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
+    if painter:
+        _tell(painter.legend)
+    settings = {name: getattr(args, name) for name in DECODING}
+    if count == args.num_samples == 1 and not (
+        args.input_file or args.output_file or args.json
+    ):
+        return _stream(decoder, prompts[0], settings, painter)
+    return _write_all(decoder, prompts, count, settings, painter, args)
 
 
 def _load(args: argparse.Namespace) -> SpeculativeDecoder:
-    import pair
+    # Not before: `--help` and a mistake in an option need not wait for MLX.
+    from convert import convert
+    from decoder import SpeculativeDecoder
+    from mlx_t5.cli import models
+    from model import load
 
-    chosen = pair.choose(args.model, args.draft_model, args.regular_decode)
-    decoder = options.load_decoder(chosen, args.dtype, args.num_draft, args.delta)
+    chosen = models.choose(args.model, args.draft_model, convert, args.regular_decode)
+    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
+    decoder = SpeculativeDecoder(
+        target, drafter, tokenizer, args.num_draft, args.delta, draft_tokenizer=other
+    )
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
     return decoder
 
 
 def _stream(
-    decoder: SpeculativeDecoder, prompt: str, settings: dict, painter: console.Painter | None
+    decoder: SpeculativeDecoder, prompt: str, settings: dict, painter: Painter | None
 ) -> int:
     """Show one text while it is generated."""
     status, stats = 0, None
@@ -246,16 +255,16 @@ def _stream(
 
 def _write_all(
     decoder: SpeculativeDecoder,
-    prompts: list[str] | console.Lines,
+    prompts: list[str] | Lines,
     count: int | None,
     settings: dict,
-    painter: console.Painter | None,
+    painter: Painter | None,
     args: argparse.Namespace,
 ) -> int:
     """Write every text, in order, as soon as it and all before it are finished."""
     from tqdm import tqdm
 
-    from text import StreamingDetokenizer
+    from mlx_t5.text.detokenizer import StreamingDetokenizer
 
     def paint(result: Result) -> str:
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
@@ -267,16 +276,16 @@ def _write_all(
     unit = "prompts" if args.num_samples == 1 else "texts"
     began, totals, status = time.perf_counter(), Totals(), 0
     with (
-        console.Results(args.output_file, as_json, paint if painter else None) as output,
+        Results(args.output_file, as_json, paint if painter else None) as output,
         tqdm(total=total, unit=" " + unit, disable=hidden) as bar,
     ):
         try:
-            in_hand: deque[tuple[int, str | console.InputError]] = deque()
+            in_hand: deque[tuple[int, str | UserError]] = deque()
             results = decoder.results(
                 _noted(prompts, in_hand),
                 batch_size=args.batch_size,
                 num_samples=args.num_samples,
-                ready=prompts.ready if isinstance(prompts, console.Lines) else lambda: True,
+                ready=prompts.ready if isinstance(prompts, Lines) else lambda: True,
                 **settings,
             )
             began = time.perf_counter()  # what --num-draft auto measures first is no decoding
@@ -302,10 +311,10 @@ def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
 
 
 def _write(
-    output: console.Results, n: int, prompt: str | console.InputError, result: Result
+    output: Results, n: int, prompt: str | UserError, result: Result
 ) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
-    unread = isinstance(prompt, console.InputError)
+    unread = isinstance(prompt, UserError)
     output.write("" if unread else prompt, result)
     if not result.error:
         return 0

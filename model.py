@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backend import UserError, cpu_only, mx, nn, tree_flatten
-from bias import RelativeBias
-from cache import Cache, Slots
-from checkpoint import Checkpoint, open_checkpoint
-from config import T5Config
-from linear import Embedding, Linear
-from memory import cache_bytes, encoder_bytes
-from tokenizer_files import load_tokenizer
-from weights import (
+from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.errors import UserError
+from mlx_t5.network.bias import RelativeBias
+from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.linear import Embedding, Linear
+from mlx_t5.network.memory import cache_bytes, encoder_bytes
+from mlx_t5.network.weights import (
     EMBEDDINGS,
     HEAD,
     Shape,
@@ -35,6 +35,7 @@ from weights import (
     read_mlx,
     select,
 )
+from mlx_t5.text.tokenizer import load_tokenizer
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),

@@ -22,36 +22,44 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import console
-import options
+from mlx_t5.cli.arguments import (
+    Parser,
+    add_models,
+    add_speculation,
+    not_installed,
+    number,
+    open_streams,
+)
+from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
-    from pair import Pair
-    from serving.guard import Guard
-    from serving.metrics import Metrics
-    from serving.service import Limits, Service
+    from decoder import SpeculativeDecoder
+    from mlx_t5.cli.models import Pair
+    from mlx_t5.serving.guard import Guard
+    from mlx_t5.serving.metrics import Metrics
+    from mlx_t5.serving.service import Limits, Service
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 KEY_VARIABLE = "T5_API_KEY"
 
 
-def build_parser() -> console.Parser:
+def build_parser() -> Parser:
     """All options of the command line."""
-    parser = console.Parser(
+    parser = Parser(
         prog="server.py",
         description="Serve a T5 model over HTTP, as OpenAI's API and as a page. Without options: "
         "the bundled pair at http://127.0.0.1:8080.",
         allow_abbrev=False,
     )
-    options.add_models(parser.add_argument_group("models"))
-    options.add_speculation(parser.add_argument_group("defaults of requests"), "--draft-model none")
+    add_models(parser.add_argument_group("models"))
+    add_speculation(parser.add_argument_group("defaults of requests"), "--draft-model none")
     _network_options(parser.add_argument_group("network"))
     _limit_options(parser.add_argument_group("limits"))
     return parser
 
 
 def _network_options(group: argparse._ArgumentGroup) -> None:
-    port = options.number(int, lambda n: 0 <= n < 65536, "a port from 0 to 65535")
+    port = number(int, lambda n: 0 <= n < 65536, "a port from 0 to 65535")
     group.add_argument(
         "--host",
         default="127.0.0.1",
@@ -78,8 +86,8 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _limit_options(group: argparse._ArgumentGroup) -> None:
-    count = options.number(int, lambda n: n >= 1, "a whole number of at least 1")
-    natural = options.number(int, lambda n: n >= 0, "a whole number of at least 0")
+    count = number(int, lambda n: n >= 1, "a whole number of at least 1")
+    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
 
     def add(name: str, default: int, help: str, type=count) -> None:
         group.add_argument(
@@ -104,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    console.open_streams()
+    open_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
     if not (is_loopback(args.host) or args.api_key or args.no_auth):
@@ -123,8 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except ImportError as error:
-        parser.error(console.not_installed(error, "requirements-server.txt"))
-    except (console.InputError, OSError) as error:
+        parser.error(not_installed(error, "requirements-server.txt"))
+    except (UserError, OSError) as error:
         parser.error(str(error))
 
 
@@ -139,16 +147,13 @@ def is_loopback(host: str) -> bool:
 def _run(args: argparse.Namespace) -> int:
     import uvicorn  # noqa: F401  (what is missing is to show before models are loaded)
 
-    import backend
-    import pair
-    import serving.app  # noqa: F401
+    import mlx_t5.serving.app  # noqa: F401
+    from convert import convert
+    from mlx_t5.cli import models
 
     with _listener(args.host, args.port) as listener:
-        try:
-            chosen = pair.choose(args.model, args.draft_model)
-            application = _application(args, chosen)
-        except backend.UserError as error:
-            raise console.InputError(str(error)) from None
+        chosen = models.choose(args.model, args.draft_model, convert)
+        application = _application(args, chosen)
         print(chosen.note, file=sys.stderr)
         listener.listen()
         host = f"[{args.host}]" if ":" in args.host else args.host
@@ -165,7 +170,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     except socket.gaierror as error:
-        raise console.InputError(f"--host {host}: {error.strerror}; give an address") from None
+        raise UserError(f"--host {host}: {error.strerror}; give an address") from None
     family, kind, protocol, _, address = found[0]
     # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
     listener = socket.socket(family, kind, protocol)
@@ -175,15 +180,15 @@ def _listener(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
-        raise console.InputError(message) from None
+        raise UserError(message) from None
     return listener
 
 
 def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
-    from serving import api
-    from serving.app import create_app
-    from serving.metrics import Metrics
-    from serving.service import Limits
+    from mlx_t5.serving import api
+    from mlx_t5.serving.app import create_app
+    from mlx_t5.serving.metrics import Metrics
+    from mlx_t5.serving.service import Limits
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
@@ -195,11 +200,11 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
 
 
 def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
-    from serving.service import Service
-    from serving.worker import Worker
+    from mlx_t5.serving.service import Service
+    from mlx_t5.serving.worker import Worker
 
     worker = Worker(
-        lambda: options.load_decoder(chosen, args.dtype, args.num_draft),
+        lambda: _load(args, chosen),
         args.max_batch,
         args.max_queue,
         metrics,
@@ -211,18 +216,27 @@ def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Me
     return Service(worker, limits, model_name(chosen), args.num_draft, args.delta, args.log_prompts)
 
 
+def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:
+    from decoder import SpeculativeDecoder
+    from mlx_t5.cli.models import load_pair
+    from model import load
+
+    target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load)
+    return SpeculativeDecoder(target, drafter, tokenizer, args.num_draft, draft_tokenizer=other)
+
+
 def model_name(chosen: Pair) -> str:
     """What clients call the target: its folder's name, and "demo" for the bundled one."""
-    import pair
+    from mlx_t5.cli.models import BUNDLED
 
     folder = Path(chosen.target).resolve()
-    return pair.BUNDLED.name if folder == (pair.BUNDLED / "target").resolve() else folder.name
+    return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name
 
 
 def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
     import uvicorn
 
-    from serving.connections import Connection
+    from mlx_t5.serving.connections import Connection
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from console import Parser, not_installed, open_streams
+from mlx_t5.cli.arguments import Parser, not_installed, open_streams
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SUBCOMMANDS = MappingProxyType(
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     args = parser(argv).parse_args(argv)
 
-    from backend import UserError
     from benchmarks import report
+    from mlx_t5.errors import UserError
 
     try:
         return args.run(args, report.command(argv))

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backend import mx, tree_flatten
-from cache import Cache
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.network.cache import Cache
 from model import T5
 
 OFFSET = 16  # target position at which passes are measured: the middle of a sentence

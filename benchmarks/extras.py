@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from backend import UserError
+from mlx_t5.errors import UserError
 
 REQUIREMENTS = "requirements-benchmark.txt"
 

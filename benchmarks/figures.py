@@ -12,7 +12,7 @@ from benchmarks.costs import CostMeter, Costs
 from benchmarks.subject import Run, Subject, counts, decided
 from benchmarks.timing import Timed, median_total, speed_up, take_turns
 from benchmarks.workload import Workload
-from results import Result
+from mlx_t5.requests import Result
 
 COSTS = "costs"  # the name under which measuring them takes its turn
 Decode = Callable[[int], Run]

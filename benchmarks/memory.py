@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from benchmarks import options, report
-from config import T5Config
-from memory import cache_bytes, encoder_bytes, weight_bytes
+from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, weight_bytes
+from mlx_t5.sizes import readable
 from model import expected_parameters
-from quantization import Recipe
-from sizes import readable
 
 BITS = (None, 8, 4)
 

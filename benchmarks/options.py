@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import TASKS
-from pair import BUNDLED
+from mlx_t5.cli.models import BUNDLED
 
 AUTO = "auto"  # in place of a number of proposals
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend import UserError, mx
 from benchmarks.extras import needed
-from checkpoint import SAFETENSORS, open_checkpoint
-from config import T5Config
-from weights import read_config, read_mlx, tensor_names
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import read_config, read_mlx, tensor_names
 
 Decode = Callable[[Sequence[int]], list[int]]  # source tokens → tokens, without start and end
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend import UserError, mx
 from benchmarks import options, report, workload
 from benchmarks.extras import needed
 from benchmarks.figures import Tokens, differing
@@ -23,7 +22,10 @@ from benchmarks.options import AUTO
 from benchmarks.peer_systems import CTranslate2, Decode, Transformers, hugging_face_folder
 from benchmarks.subject import DRAFT, REGULAR, Subject, begin, decoding
 from benchmarks.timing import Timed, speed_up, take_turns
-from pair import locate
+from convert import convert
+from mlx_t5.backend import mx
+from mlx_t5.cli.models import locate
+from mlx_t5.errors import UserError
 
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
@@ -90,8 +92,8 @@ def every_system(
     }
     missing: dict[str, str] = {}
     torch = torch_device()
-    folder = hugging_face_folder(locate(args.model), scratch / "target")
-    small = hugging_face_folder(locate(args.draft_model), scratch / "draft")
+    folder = hugging_face_folder(locate(args.model, convert), scratch / "target")
+    small = hugging_face_folder(locate(args.draft_model, convert), scratch / "draft")
     threads = report.threads()
     target, draft = (Transformers(each, dtype, torch, threads) for each in (folder, small))
     draft.widen(subject.target.config.vocab_size)

@@ -15,19 +15,20 @@ from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
-from backend import UserError, nn, tree_flatten
 from benchmarks import options, report, workload
 from benchmarks.extras import needed
 from benchmarks.quality import points, quality
 from benchmarks.quantized import Texts, difference, quantized
 from benchmarks.subject import Subject, begin, counts, decoding
 from benchmarks.workload import Workload
-from config import T5Config
 from decoder import SpeculativeDecoder
-from memory import weight_bytes
+from mlx_t5.backend import nn, tree_flatten
+from mlx_t5.checkpoints.quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.memory import weight_bytes
+from mlx_t5.requests import Result
 from model import T5
-from quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
-from results import Result
 
 BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it

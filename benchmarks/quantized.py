@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from backend import mx, tree_flatten
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.quantization import Quantization, Recipe
+from mlx_t5.network.weights import HEAD, cast
+from mlx_t5.text.prompts import padded
 from model import T5
-from prompts import padded
-from quantization import Quantization, Recipe
-from weights import HEAD, cast
 
 BATCH = 16  # texts whose logits are computed at the same time
 

@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import console
-from backend import UserError, device_name, mx
-from linear import openblas
+from mlx_t5.backend import device_name, mx
+from mlx_t5.cli import output
+from mlx_t5.errors import UserError
+from mlx_t5.network.linear import openblas
 
 Columns = Mapping[str, Callable[[dict], str]]
 
@@ -140,8 +141,8 @@ def check_writable(*files: Path | None) -> None:
     for file in files:
         if file is not None:
             try:
-                console.check_output(str(file), None)
-            except console.InputError as error:
+                output.check_output(str(file), None)
+            except UserError as error:
                 raise UserError(str(error)) from None
 
 

@@ -26,10 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from backend import UserError
 from benchmarks import options, report, workload
 from benchmarks.options import AUTO
 from benchmarks.timing import Ratio, spread
+from mlx_t5.errors import UserError
 
 SERVER = Path(__file__).parent.parent / "server.py"
 WAYS = SINGLE, BATCHED = ("one at a time", "batched")

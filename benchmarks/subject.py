@@ -8,15 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backend import UserError, mx
 from benchmarks import options, report
+from convert import convert
 from decoder import SpeculativeDecoder
-from drafters import Drafter, DraftModel
+from mlx_t5.backend import mx
+from mlx_t5.cli.models import locate
+from mlx_t5.drafting.draft_model import Drafter, DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.errors import UserError
+from mlx_t5.requests import Result
+from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
-from pair import locate
-from results import Result
-from source_copy import CopyOrDraft, SourceCopy
-from text import same_vocabulary
 
 REGULAR = "regular"
 DRAFT, LOOKUP, BOTH = WAYS = ("draft", "lookup", "draft+lookup")
@@ -78,8 +80,8 @@ class Subject:
         Raises:
             UserError: a folder is missing or unusable, or the tokenizers differ.
         """
-        target, tokenizer = load(locate(model), dtype)
-        draft, theirs = load(locate(draft_model), dtype)
+        target, tokenizer = load(locate(model, convert), dtype)
+        draft, theirs = load(locate(draft_model, convert), dtype)
         if tokenizer is None:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
         if theirs is not None:

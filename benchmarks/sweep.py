@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backend import UserError
 from benchmarks import options, plot, report, theory, workload
 from benchmarks.costs import Costs
 from benchmarks.extras import needed
@@ -22,6 +21,7 @@ from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
 from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, begin, decoding
 from benchmarks.workload import Workload
+from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
 

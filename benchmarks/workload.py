@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import console
-from backend import UserError
-from pair import BUNDLED
+from mlx_t5.cli import input
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.errors import UserError
 
 HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, in turn
 MIXED = "mixed"  # both tasks, in turn
@@ -67,11 +67,11 @@ def from_file(path: str, count: int) -> Workload:
     """
     prompts: list[str] = []
     try:
-        for line in itertools.islice(console.Lines(path), count):
-            if isinstance(line, console.InputError):
+        for line in itertools.islice(input.Lines(path), count):
+            if isinstance(line, UserError):
                 raise line
             prompts.append(line)
-    except console.InputError as error:
+    except UserError as error:
         raise UserError(str(error)) from None
     references = None
     if path.endswith(".jsonl"):

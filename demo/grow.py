@@ -18,13 +18,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from backend import UserError, mx
-from checkpoint import Checkpoint, open_checkpoint
-from config import T5Config
-from console import Parser
 from demo.widening import SIZES, Widened, Widening
-from model import expected_parameters, select_tensors
-from model_folder import (
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.folder import (
     BLOCK_BYTES,
     is_model_file,
     new_model_folder,
@@ -32,9 +29,13 @@ from model_folder import (
     write_json,
     write_shards,
 )
-from output_folder import check_output
-from stored_tensor import READABLE
-from weights import HEAD, cast, read_config, tensor_names
+from mlx_t5.checkpoints.output_folder import check_output
+from mlx_t5.checkpoints.stored_tensor import READABLE
+from mlx_t5.cli.arguments import Parser
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
+from model import expected_parameters, select_tensors
 
 SHARD_BYTES = 2_000_000_000
 

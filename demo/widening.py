@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from backend import UserError
-from config import T5Config
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
 
 SIZES = (
     "vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers",

@@ -1,11 +1,8 @@
 """Before any test module: where to import from, and exact float32 products on every device."""
 
 import os
-import sys
-from pathlib import Path
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX is imported
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pytest  # noqa: E402
 
@@ -63,8 +60,11 @@ def server():
 @pytest.fixture(scope="module")  # not longer: other tests measure this process's memory
 def decoder():
     """The same models in this process: what the server is to write."""
-    import options
-    import pair
+    from convert import convert
+    from decoder import SpeculativeDecoder
+    from mlx_t5.cli import models
+    from model import load
 
-    chosen = pair.choose(None, str(pair.BUNDLED / "draft") + "+lookup")
-    return options.load_decoder(chosen, "float32", 5)
+    chosen = models.choose(None, str(models.BUNDLED / "draft") + "+lookup", convert)
+    target, drafter, tokenizer, other = models.load_pair(chosen, "float32", load)
+    return SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)

@@ -2,13 +2,14 @@
 
 import pytest
 
-import batching
-import memory
-from backend import UserError, mx
 from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
-from results import Row, Settings
-from sampling import row_key
+from mlx_t5 import batching
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.network import memory
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import row_key
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)

@@ -15,13 +15,14 @@ import checkpoints
 import convert as module
 import families
 import peak_memory
-from backend import UserError, mx, tree_flatten
 from checkpoints import TINY, arrays, siblings
-from config import T5Config
 from convert import convert
-from hub import TOKENIZER_FILES
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.hub import TOKENIZER_FILES
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import tensor_names
 from model import load
-from weights import tensor_names
 
 
 @pytest.fixture

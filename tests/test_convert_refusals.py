@@ -15,13 +15,14 @@ import pytest
 import torch
 
 import checkpoints
-import model_folder
-from backend import UserError, mx
 from checkpoints import TINY, arrays, siblings
 from convert import convert, main
 from fake_hub import FakeHub, serve
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints import folder as model_folder
+from mlx_t5.checkpoints.output_folder import new_folder
+from mlx_t5.errors import UserError
 from model import load
-from output_folder import new_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -139,7 +140,7 @@ def test_a_killed_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path, 
     halt = (
         "import sys, time, runpy, convert\n"
         f"sys.argv = ['convert.py', '--model', {str(tiny)!r}, '--mlx-path', {str(out)!r}]\n"
-        "from safetensors_file import SafetensorsWriter\n"
+        "from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter\n"
         "append = SafetensorsWriter.append\n"
         "def slow(self, *arguments):\n"
         "    append(self, *arguments); print('writing', flush=True); time.sleep(60)\n"
@@ -243,7 +244,7 @@ SLOW = (  # runs a command whose conversion stops for good at its first tensor
     "import sys, time, runpy\n"
     "file, *sys.argv[1:] = sys.argv[1:]\n"
     "sys.argv[0] = file\n"
-    "from safetensors_file import SafetensorsWriter\n"
+    "from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter\n"
     "def slow(self, *arguments):\n"
     "    print('writing', flush=True); time.sleep(60)\n"
     "SafetensorsWriter.append = slow\n"

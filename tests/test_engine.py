@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from drafters import DraftModel
 from fake_model import (
     EOS,
     START,
@@ -18,8 +17,9 @@ from fake_model import (
     random_table,
     without,
 )
-from results import Row, Settings
-from sampling import row_key
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import row_key
 
 V = 7
 TABLE = random_table(V)

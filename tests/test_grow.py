@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import peak_memory
-from backend import mx
-from checkpoint import open_checkpoint
 from checkpoints import siblings
-from config import T5Config
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo import grow
 from demo.widening import SIZES, Widening
-from hub import TOKENIZER_FILES
 from main import DEFAULT_PROMPT
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.checkpoint import open_checkpoint
+from mlx_t5.checkpoints.hub import TOKENIZER_FILES
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import read_config
 from model import expected_parameters, load
-from weights import read_config
 
 DEMO = Path(grow.__file__).parent
 # More of everything than either of the pair has, and nothing a multiple of anything.

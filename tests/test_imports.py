@@ -63,7 +63,7 @@ def test_the_server_serves_without_torch():
 def test_torch_can_be_imported_after_a_tokenizer():
     """Leaving it out is not forbidding it: who loads a model here may use transformers as well."""
     code = (
-        "import tokenizer_files; tokenizer_files.load_tokenizer('demo/target')\n"
+        "from mlx_t5.text import tokenizer; tokenizer.load_tokenizer('demo/target')\n"
         "from transformers import T5Config, T5ForConditionalGeneration, AutoTokenizer\n"
         "config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=50)\n"
         "print(type(T5ForConditionalGeneration(config).shared.weight.data).__module__)"

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backend import mx, nn
 from decoder import Engine, SpeculativeDecoder
+from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import row_key
 from model import T5, load
-from quantization import quantize_predicate
-from results import Row, Settings
-from sampling import row_key
 
 torch = pytest.importorskip("torch")
 from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402

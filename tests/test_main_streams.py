@@ -158,7 +158,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         assert status == 2
         assert "caf\\udce9.jsonl line 2 has no prompt" in err
         lines = (out or Path(results).read_text()).splitlines()
-        assert json.loads(lines[1])["error"].startswith(f"{name} line 2 has no prompt")
+        assert json.loads(lines[1])["error"].startswith(f"{tmp_path}/caf\\udce9.jsonl line 2")
 
 
 # ---- requirements --------------------------------------------------------------------------------

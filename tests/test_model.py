@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from transformers.activations import ACT2FN
 
-import config
 import families
-from backend import mx, tree_flatten
-from config import T5Config
 from families import SHAPE, torch
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.network import config
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import fill
 from model import ACTIVATIONS, T5, load
-from weights import fill
 
 S, T = 23, 19
 

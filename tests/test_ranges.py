@@ -7,12 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-import sampling
-from backend import UserError, mx
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table, without
-from ranges import COUNTABLE, MOST_ROWS, RANGES, checked, shown
-from results import Row, Settings
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import COUNTABLE, MOST_ROWS, RANGES, checked, written
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling import draws as sampling
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -95,7 +96,7 @@ def test_a_bad_value_is_refused_in_one_line(name):
         ("num_samples", 10**9, 10**9),
         ("seed", np.uint64(2**64 - 1), 2**64 - 1),
     ],
-    ids=shown,
+    ids=written,
 )
 def test_a_good_value_becomes_a_plain_number_that_means_the_same(name, value, plain):
     fitting = checked(name, value)
@@ -129,10 +130,10 @@ def test_several_of_something_may_be_given_as_any_iterable():
 
 
 def test_values_are_shown_short_and_on_one_line():
-    assert shown("a\nb\x1b[31m\ud800") == r"'a\nb\x1b[31m\ud800'"
-    assert len(shown("x" * 10**6)) == 60
-    assert shown(np.zeros((2, 2))).isprintable()
-    assert shown(HUGE) == shown([HUGE]).replace("list", "int")
+    assert written("a\nb\x1b[31m\ud800") == r"'a\nb\x1b[31m\ud800'"
+    assert len(written("x" * 10**6)) == 60
+    assert written(np.zeros((2, 2))).isprintable()
+    assert written(HUGE) == written([HUGE]).replace("list", "int")
 
 
 # ---- what they come to ---------------------------------------------------------------------------

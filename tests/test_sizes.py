@@ -2,7 +2,7 @@
 
 import pytest
 
-from sizes import readable
+from mlx_t5.sizes import readable
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def imported(source: str) -> Iterator[str]:
 
 def outside() -> list[Path]:
     """The project's Python files outside the recipe."""
-    folders = ("benchmarks", "mlx_t5", "serving", "tests")
+    folders = ("benchmarks", "mlx_t5", "tests")
     below = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     return [*ROOT.glob("*.py"), *RECIPE.parent.glob("*.py"), *below]
 

@@ -1,0 +1,199 @@
+"""Reads the weights of a Hugging Face folder, one tensor at a time, in every format they come in.
+
+safetensors, torch `.bin` in zip and in legacy format, each in one file or in shards with an index,
+in float32, float16 and bfloat16. torch is not needed, and nothing in a file is ever executed. All
+of it is treated as coming from a stranger: a header that lies, a file cut short, an index that
+points out of its folder each end in one `UserError` that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.safetensors_file import read_header
+from mlx_t5.checkpoints.small_files import read_small
+from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
+from mlx_t5.checkpoints.torch_pickle import read_torch
+from mlx_t5.errors import UserError, shown
+
+SAFETENSORS = "model.safetensors"
+TORCH = "pytorch_model.bin"
+_MAX_SHARDS = 1000
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+
+
+class Checkpoint:
+    """The tensors of a checkpoint; a context manager that closes the files it opened.
+
+    Attributes:
+        names: every tensor's name, in the order of files and of bytes in them: reading in this
+            order is one pass over the disk.
+        metadata: the string pairs of a safetensors header (MLX folders have `format`: `mlx`).
+    """
+
+    def __init__(self, tensors: list[StoredTensor], metadata: dict[str, str]):
+        order = {path: i for i, path in enumerate(dict.fromkeys(t.path for t in tensors))}
+        tensors = sorted(tensors, key=lambda tensor: (order[tensor.path], tensor.offset))
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self.names = list(self._tensors)
+        self.metadata = metadata
+        self._files: dict[Path, BinaryIO] = {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self._tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        """The stored type's name: "float32", "float16", "bfloat16", or one `read` refuses."""
+        return self._tensors[name].dtype
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the tensor in its stored type."""
+        return self._tensors[name].nbytes
+
+    def storage(self, name: str) -> Hashable:
+        """A value that two names have in common exactly if they are the same bytes read alike."""
+        tensor = self._tensors[name]
+        return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
+
+    def require_readable(self, name: str) -> None:
+        """Raises `UserError` unless `read` knows the tensor's type."""
+        self._tensors[name].require_readable()
+
+    def read(self, name: str) -> mx.array:
+        """One whole tensor in its stored type.
+
+        Raises:
+            UserError: the type is none of those above, or the file has been cut short.
+        """
+        tensor = self._tensors[name]
+        return tensor.read(self._open(tensor.path))
+
+    def blocks(self, name: str, max_bytes: int) -> Iterator[mx.array]:
+        """One tensor in its stored type as blocks of whole rows of at most about `max_bytes`."""
+        tensor = self._tensors[name]
+        return tensor.blocks(self._open(tensor.path), max_bytes)
+
+    def items(self) -> Iterator[tuple[str, mx.array]]:
+        """Every (name, tensor), one at a time, in the order of `names`."""
+        return ((name, self.read(name)) for name in self.names)
+
+    def close(self) -> None:
+        """Closes the files that reading has opened; reading again opens them again."""
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _open(self, path: Path) -> BinaryIO:
+        if path not in self._files:
+            self._files[path] = open(path, "rb", buffering=0)
+        return self._files[path]
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(folder: str | Path) -> Checkpoint:
+    """Finds and lists the weights in a folder; safetensors go before `.bin`, a file before shards.
+
+    Args:
+        folder: holds `model.safetensors`, `pytorch_model.bin`, or either's `.index.json` and the
+            shards it names.
+
+    Raises:
+        UserError: no weights, shards that the index names are missing, a damaged file, or a pickle
+            that asks for more than tensors.
+    """
+    folder = Path(folder)
+    try:
+        for main in (SAFETENSORS, TORCH):
+            if (folder / main).is_file():
+                return _merge([folder / main], None)
+            index = folder / f"{main}.index.json"
+            if index.is_file():
+                return _open_sharded(index)
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint: {error}") from error
+    kept = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+    raise UserError(
+        f"{folder}: no {SAFETENSORS} or {TORCH}, nor an index of either"
+        + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
+    )
+
+
+def _open_sharded(index: Path) -> Checkpoint:
+    weight_map = read_weight_map(index)
+    shards = sorted(set(weight_map.values()))
+    if len(shards) > _MAX_SHARDS:
+        raise UserError(f"{index} names {len(shards)} files; at most {_MAX_SHARDS} are read")
+    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if missing:
+        cure = "fetch them"
+        if index.name.startswith(SAFETENSORS) and any(index.parent.glob("pytorch_model*.bin")):
+            cure += ", or delete the index to use the .bin files beside it"
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        names = ", ".join(map(shown, missing[:3])) + more
+        raise UserError(f"{index} names files that are not there: {names}; {cure}")
+    checkpoint = _merge([index.parent / shard for shard in shards], weight_map)
+    absent = sorted(weight_map.keys() - set(checkpoint.names))
+    if absent:
+        name, file = shown(absent[0]), shown(weight_map[absent[0]])
+        raise UserError(f"{index} puts {name} into {file}, which lacks it")
+    return checkpoint
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """The index's tensor name -> file name, every file name being a plain one.
+
+    Raises:
+        UserError: the index is no such mapping, or names a file outside its folder.
+    """
+    text = read_small(index)
+    try:
+        weight_map = json.loads(text)["weight_map"]
+        files = set(weight_map.values())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(f"{index}: no index with a weight_map ({error}): fetch it again") from error
+    for file in files:
+        if type(file) is not str or file in ("", ".", "..") or set(file) & set("/\\\0"):
+            raise UserError(f"{index}: names {shown(file)!r}, which is no file of its own folder")
+    return weight_map
+
+
+def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
+    """The tensors of all files; of a name in several files, the one the index points to."""
+    tensors: dict[str, StoredTensor] = {}
+    metadata: dict[str, str] = {}
+    count = 0
+    for path in paths:
+        _refuse_pointer(path)
+        if path.suffix == ".safetensors":
+            found, facts = read_header(path)
+            metadata |= facts
+        else:
+            found = read_torch(path)
+        count += len(found)
+        if count > MAX_TENSORS:
+            raise UserError(f"{path.parent} has more than {MAX_TENSORS} tensors; that is no T5")
+        for tensor in found:
+            if not weight_map or weight_map.get(tensor.name, path.name) == path.name:
+                tensors[tensor.name] = tensor
+    return Checkpoint(list(tensors.values()), metadata)
+
+
+def _refuse_pointer(path: Path) -> None:
+    with open(path, "rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise UserError(f"{path} is a Git LFS pointer; run `git lfs pull` in its folder")

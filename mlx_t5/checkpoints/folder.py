@@ -1,0 +1,137 @@
+"""Writes a model folder in Hugging Face's layout: weights in shards, their index, the small files.
+
+Every tensor streams into its place a few rows at a time, so that memory does not depend on the size
+of the model. `convert.py` writes MLX folders with it, `demo/grow.py` Hugging Face ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tqdm import tqdm
+
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.hub import SMALL_FILES
+from mlx_t5.checkpoints.output_folder import new_folder, require_space
+from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
+from mlx_t5.checkpoints.small_files import require_own, require_small
+
+BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
+_WEIGHTS = re.compile(
+    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|\.DS_Store"
+)
+
+
+class Step(Protocol):
+    """One tensor on its way to the disk, where it may become several arrays."""
+
+    def outputs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of each array, by name, in the order they are stored."""
+
+
+S = TypeVar("S", bound=Step)
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name can be one that was written here."""
+    return name in SMALL_FILES or _WEIGHTS.fullmatch(name) is not None
+
+
+def split(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
+    """Cuts the steps into shards of at most `shard_bytes`, but at least one tensor, each."""
+    shards: list[list[S]] = []
+    room = 0
+    for step in steps:
+        size = data_size(step.outputs())
+        if size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(step)
+        room -= size
+    return shards
+
+
+@contextmanager
+def new_model_folder(
+    path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[Step]]
+) -> Iterator[Path]:
+    """`new_folder` with the source's tokenizer and configuration in it.
+
+    Args:
+        path: as checked by `check_output`.
+        overwrite: whether to replace what is at `path`.
+        source: the folder to copy the small files from; links out of it are refused.
+        shards: what will be written, to see first that the disk has room for it.
+
+    Raises:
+        UserError: a small file that is none or not the source's own, too little disk space, or
+            something has come to be at `path`.
+    """
+    small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
+    for file in small:
+        require_small(file)
+        require_own(file)
+    size = sum(data_size(step.outputs()) for shard in shards for step in shard)
+    require_space(path, size + sum(file.stat().st_size for file in small) + (1 << 20))
+    with new_folder(path, overwrite) as partial:
+        for file in small:
+            shutil.copyfile(file, partial / file.name)
+        yield partial
+
+
+def write_shards(
+    folder: Path,
+    shards: Sequence[Sequence[S]],
+    blocks: Callable[[S], Iterator[Mapping[str, mx.array]]],
+    framework: str,
+    label: str,
+) -> None:
+    """Writes every shard and the index, with a progress bar over the bytes written.
+
+    Args:
+        folder: where to.
+        shards: from `split`.
+        blocks: gives a step's rows, in order: the next ones of each of its arrays, by name.
+        framework: the `format` of the files' metadata: "mlx" or "pt".
+        label: what the progress bar says.
+    """
+    weight_map: dict[str, str] = {}
+    size = sum(data_size(step.outputs()) for shard in shards for step in shard)
+    options = {"unit": "B", "unit_scale": True, "unit_divisor": 1000, "disable": None}
+    with _small_cache(), tqdm(total=size, desc=label, **options) as bar:
+        for i, shard in enumerate(shards):
+            of = f"-{i + 1:05}-of-{len(shards):05}" if len(shards) > 1 else ""
+            file_name = f"model{of}.safetensors"
+            outputs = {name: form for step in shard for name, form in step.outputs().items()}
+            with SafetensorsWriter(folder / file_name, outputs, {"format": framework}) as file:
+                for step in shard:
+                    for arrays in blocks(step):
+                        for name, rows in arrays.items():
+                            file.append(name, rows)
+                            bar.update(rows.nbytes)
+            weight_map |= dict.fromkeys(outputs, file_name)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Writes a JSON file as Hugging Face formats them."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _small_cache() -> Iterator[None]:
+    """MLX keeps freed buffers for reuse; blocks of many sizes would pile up there."""
+    before = mx.set_cache_limit(BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(before)
+        mx.clear_cache()

@@ -1,0 +1,161 @@
+"""Turns a model's name into a folder: a local one as it is, a Hub id by downloading what T5 needs.
+
+Through `huggingface_hub`, so its progress bars, its cache (`HF_HOME`), its token (`HF_TOKEN` or
+`hf auth login`) and `HF_HUB_OFFLINE` work as everywhere. What a repository lists is looked at first
+and only files on the allow-list are asked for: safetensors, or else torch `.bin`, never both, and
+never the TensorFlow, Flax, Rust or ONNX copies, which may be as large again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import MappingProxyType
+
+from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
+from mlx_t5.checkpoints.small_files import SNAPSHOTS, TOKENIZER_FILES
+from mlx_t5.errors import UserError
+
+SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+
+# Ids from before owners were part of them; the Hub redirects to the repositories of today.
+_RENAMED = MappingProxyType(
+    {f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")}
+)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def resolve(name: str, revision: str | None = None) -> Path:
+    """The folder that holds the model `name` names.
+
+    Args:
+        name: a local folder, which is returned as it is without touching the network; or a Hub id
+            such as `google/flan-t5-xl`. Short ids of old (`t5-11b`) go to the Hub as written, which
+            redirects them.
+        revision: a branch, tag or commit of a Hub repository; None is its main branch.
+
+    Returns:
+        The local folder, or the snapshot in Hugging Face's cache. Without a connection, a complete
+        snapshot that is already in the cache is used.
+
+    Raises:
+        UserError: no such folder or repository, access is refused, no connection and nothing
+            cached, or the repository has no weights this project reads.
+    """
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        return folder
+    if not name or folder.exists() or not _HUB_ID.fullmatch(name):
+        raise UserError(f"{name!r} is neither a folder nor a Hub id such as google-t5/t5-small")
+    return _download(name, revision)
+
+
+def full_id(name: str) -> str:
+    """A Hub id with its owner, where one without an owner is known to stand for it."""
+    return _RENAMED.get(name, name)
+
+
+def origin(name: str, revision: str | None, folder: Path) -> dict[str, str]:
+    """What a converted folder keeps about its source, in its config.json as `converted_from`.
+
+    Args:
+        name: as given to `resolve`.
+        revision: the same.
+        folder: what `resolve` returned.
+
+    Returns:
+        `model`, the Hub id with its owner, and, if known, the `revision` asked for and the `commit`
+        that it was; or of a local folder `folder`, its name.
+    """
+    if folder == Path(name).expanduser():
+        return {"folder": folder.resolve().name}
+    asked = {} if revision is None else {"revision": revision}
+    commit = {"commit": folder.name} if folder.parent.name == SNAPSHOTS else {}
+    return {"model": full_id(name), **asked, **commit}
+
+
+def choose_files(listed: Iterable[str]) -> list[str]:
+    """The files of a repository to fetch: config, tokenizer and one set of weights.
+
+    An index whose shards are not all listed does not count (some repositories have one left over).
+
+    Args:
+        listed: every file name in the repository.
+
+    Returns:
+        The names to fetch, no weights among them if the repository has none that can be read.
+    """
+    names = set(listed)
+    small = [name for name in SMALL_FILES if name in names]
+    for main in (SAFETENSORS, TORCH):
+        if main in names:
+            return [*small, main]
+        index = f"{main}.index.json"
+        stem, suffix = main.rsplit(".", 1)
+        shards = re.compile(rf"{stem}-\d{{5}}-of-(\d{{5}})\.{suffix}")
+        for total in sorted({int(match[1]) for match in map(shards.fullmatch, names) if match}):
+            whole = [f"{stem}-{i + 1:05}-of-{total:05}.{suffix}" for i in range(total)]
+            if index in names and names.issuperset(whole):
+                return [*small, index, *whole]
+    return small
+
+
+def _download(name: str, revision: str | None) -> Path:
+    # Slow to import, and no local folder needs it.
+    from huggingface_hub import HfApi, errors, snapshot_download
+
+    where = name if revision is None else f"{name} at revision {revision}"
+    try:
+        info = HfApi().model_info(name, revision=revision)
+        files = choose_files(sibling.rfilename for sibling in info.siblings or ())
+        _require(files, where)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+    except UserError:
+        raise
+    except errors.GatedRepoError:
+        cure = "accept its terms on huggingface.co, then `hf auth login`"
+        raise UserError(f"{where}: access is restricted; {cure}") from None
+    except errors.RevisionNotFoundError:
+        raise UserError(f"{where}: there is no such revision on the Hugging Face Hub") from None
+    except errors.RepositoryNotFoundError:
+        cure = "check the spelling; if it is private, `hf auth login`"
+        raise UserError(f"{where}: no such folder, and no such model on the Hub; {cure}") from None
+    except Exception as error:  # which type it is depends on the library's version and transport
+        cached = _cached(name, revision)
+        if cached is None:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            cure = "connect, or give a local folder"
+            raise UserError(f"{where}: cannot be downloaded ({reason}); {cure}") from error
+        return cached
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """A snapshot that an earlier download has completed."""
+    from huggingface_hub import snapshot_download
+
+    for main in (SAFETENSORS, TORCH):
+        stem, suffix = main.rsplit(".", 1)
+        patterns = [*SMALL_FILES, main, f"{main}.index.json", f"{stem}-*-of-*.{suffix}"]
+        try:
+            folder = Path(
+                snapshot_download(
+                    name, revision=revision, allow_patterns=patterns, local_files_only=True
+                )
+            )
+        except (OSError, ValueError):
+            continue
+        if _is_complete(choose_files(path.name for path in folder.iterdir())):
+            return folder
+    return None
+
+
+def _is_complete(files: list[str]) -> bool:
+    return "config.json" in files and files[-1] not in SMALL_FILES
+
+
+def _require(files: list[str], where: str) -> None:
+    if not _is_complete(files):
+        lacks = "config.json" if "config.json" not in files else f"whole {SAFETENSORS} or {TORCH}"
+        raise UserError(f"{where}: the repository has no {lacks}; choose another model")

@@ -1,0 +1,165 @@
+"""A folder that appears whole or not at all.
+
+It is built beside its place under a hidden name, with the process id so that two runs never share
+one, and moved there by a rename at the end. An error or a signal removes what was built and leaves
+what was there; a killed process leaves hidden folders, which the next run puts back or clears away.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlx_t5.errors import UserError
+from mlx_t5.sizes import readable
+
+
+def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
+    """Refuses an output folder that must not be written to; clears away what killed runs left.
+
+    Args:
+        path: where the folder shall be.
+        overwrite: whether a folder that is there may be replaced.
+        ours: whether a file of this name can be one that an earlier run wrote; a folder that holds
+            anything else is never replaced.
+
+    Raises:
+        UserError: it exists, or overwriting it would delete somebody's other files.
+    """
+    if path.parent.is_dir():
+        _clear_leftovers(path)
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; choose another folder")
+    if not overwrite:
+        raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
+    strangers = sorted(f.name for f in path.iterdir() if f.is_dir() or not ours(f.name))
+    if strangers:
+        names = ", ".join(strangers[:3])
+        raise UserError(f"{path} holds more than a model ({names}); remove it yourself")
+
+
+@contextmanager
+def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Gives a folder to write into, which becomes `path` when the block ends without an error.
+
+    Args:
+        path: as checked by `check_output`; its parents are made.
+        overwrite: whether to replace what is at `path`; it stays there until the end.
+
+    Raises:
+        UserError: something has come to be at `path` in the meantime.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(path)
+    if os.path.lexists(path) and not overwrite:
+        raise UserError(f"{path} exists, put back after a run that was killed; see --overwrite")
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    old = path.with_name(f".{path.name}.old-{os.getpid()}")
+    with _ended_by_exceptions():
+        try:
+            partial.mkdir()
+            yield partial
+            _sync(partial)
+            if os.path.lexists(path):
+                if not overwrite:
+                    raise UserError(f"{path} has been made in the meantime; nothing is changed")
+                path.rename(old)
+            partial.rename(path)
+            _sync(path.parent)
+        except BaseException:
+            _undo(path, partial, old)
+            raise
+        if old.exists():
+            old.rename(partial)  # what is half deleted must not be taken for what was set aside
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _undo(path: Path, partial: Path, old: Path) -> None:
+    """Puts back what was at `path`, wherever the replacement stopped, and removes the new folder.
+
+    Stopped once more, it leaves what the next run for the same output puts back.
+    """
+    if old.exists():
+        if path.exists() and not partial.exists():
+            path.rename(partial)
+        old.rename(path)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _ended_by_exceptions() -> Iterator[None]:
+    """Lets signals that would end this process at once end it as an exception does.
+
+    Only in the main thread, which alone can have that, and only where nothing else was asked for:
+    `nohup` has SIGHUP ignored.
+    """
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    signals = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]  # Windows has one
+    if threading.current_thread() is not threading.main_thread():
+        signals = []
+    taken = [each for each in signals if each and signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for each in taken:
+            signal.signal(each, end)
+        yield
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Raises `UserError` unless `needed` bytes are free where `path` is going to be."""
+    place = next(parent for parent in path.parents if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        sizes = f"{readable(needed)} are needed and {readable(free)} are free"
+        raise UserError(f"not enough space in {place}: {sizes}; make room or choose another place")
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Removes what killed runs for the same output have left.
+
+    A run killed between the two renames has set aside what was at `path`: that is put back.
+    """
+    name = re.compile(rf"\.{re.escape(path.name)}\.(partial|old)-(\d+)")
+    for folder in path.parent.iterdir():
+        match = name.fullmatch(folder.name)
+        if not match or _is_running(int(match[2])):
+            continue
+        if match[1] == "old" and not os.path.lexists(path):
+            folder.rename(path)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # a leftover of an earlier process with our id
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Makes the folder's entries safe against a power cut, where the system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,157 @@
+"""How a model is quantised: which layers, in which way, and a weight a few rows at a time.
+
+A mode stores each group of values of a row with few bits a value and what the group has in common:
+`affine` a scale and an offset in the model's type; `mxfp4`, `mxfp8` (the OCP microscaling formats)
+and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised apart.
+
+A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
+`o`), so the mixed recipes give these more bits; `python benchmark.py quantize` has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.errors import UserError
+
+# mode -> the (bits, group sizes) it knows, the defaults of mlx-lm first
+MODES = MappingProxyType(
+    {
+        "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
+        "mxfp4": ((4,), (32,)),
+        "mxfp8": ((8,), (32,)),
+        "nvfp4": ((4,), (16,)),
+    }
+)
+# Named as mlx-lm names its recipes: the bits of most layers, and those of `v` and `o`.
+MIXED = MappingProxyType(
+    {"mixed_3_4": (3, 4), "mixed_3_5": (3, 5), "mixed_4_5": (4, 5), "mixed_4_6": (4, 6)}
+)
+VALUES_AND_OUTPUTS = r"\.[vo]$"
+_LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
+_PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
+
+
+def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
+    """Whether a layer may be quantised: attention and feed-forward, no embedding, head or bias.
+
+    Args:
+        path: the layer's name in the model.
+        module: not looked at; `nn.quantize` gives it to its `class_predicate`.
+    """
+    return path.rsplit(".", 1)[-1] in _LAYERS
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """One way to quantise; the fields are those of `quantization` in config.json."""
+
+    group_size: int
+    bits: int
+    mode: str
+
+    @classmethod
+    def choose(
+        cls, bits: int | None = None, group_size: int | None = None, mode: str = "affine"
+    ) -> Quantization:
+        """The wanted quantisation, what is None being the mode's default.
+
+        Raises:
+            UserError: MLX has no such combination.
+        """
+        if mode not in MODES:
+            raise UserError(f"unknown quantisation mode {mode!r}; known: {', '.join(MODES)}")
+        for value, known, flag in zip(
+            (bits, group_size), MODES[mode], ("--q-bits", "--q-group-size"), strict=True
+        ):
+            if value is not None and value not in known:
+                choices = ", ".join(map(str, sorted(known)))
+                raise UserError(f"{flag} {value} does not exist in mode {mode}; choose {choices}")
+        return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether rows of this length divide into groups; if not, mlx-lm leaves the layer alone."""
+        return len(shape) == 2 and shape[-1] % self.group_size == 0
+
+    def nbytes(self, shape: tuple[int, ...], width: int) -> int:
+        """Bytes of a quantised weight, in a model of `width` bytes a number."""
+        common = 2 * width if self.mode == "affine" else 1
+        return math.prod(shape) * self.bits // 8 + math.prod(shape) // self.group_size * common
+
+    def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
+        """Quantises rows of a weight.
+
+        Args:
+            name: the weight's name, ending in `.weight`.
+            rows: (n, columns), in the type that scales and offsets shall have.
+
+        Returns:
+            The arrays by their names: `.weight` (packed in uint32), `.scales` and in mode affine
+            `.biases` (the offsets), each of n rows.
+        """
+        arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
+        path = name.removesuffix("weight")
+        return {path + part: array for part, array in zip(_PARTS, arrays, strict=False)}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How each layer of a model is quantised.
+
+    Attributes:
+        general: the way of most layers.
+        special: that of the layers named by `where`; None if there are none.
+        where: a regular expression that finds something in their paths.
+    """
+
+    general: Quantization
+    special: Quantization | None = None
+    where: str = VALUES_AND_OUTPUTS
+
+    @classmethod
+    def choose(
+        cls,
+        bits: int | None = None,
+        group_size: int | None = None,
+        mode: str = "affine",
+        predicate: str | None = None,
+    ) -> Recipe:
+        """The wanted recipe, what is None being the mode's default.
+
+        Args:
+            bits: of every layer.
+            group_size: of every layer.
+            mode: of every layer.
+            predicate: one of `MIXED`, which says the bits itself.
+
+        Raises:
+            UserError: MLX has no such combination.
+        """
+        if predicate is None:
+            return cls(Quantization.choose(bits, group_size, mode))
+        if predicate not in MIXED:
+            known = ", ".join(MIXED)
+            raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
+        if bits is not None or mode != "affine":
+            wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
+            raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
+        return cls(*(Quantization.choose(each, group_size) for each in MIXED[predicate]))
+
+    def of(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+        """How a parameter of this name and shape is quantised; None if it is left as it is."""
+        path = name.removesuffix(".weight")
+        how = self.special if self.special and re.search(self.where, path) else self.general
+        return how if quantize_predicate(path) and how.fits(shape) else None
+
+    def entry(self, layers: dict[str, Quantization]) -> dict:
+        """What config.json says of it: the general way, and by path the layers that differ.
+
+        Args:
+            layers: every quantised layer by its path.
+        """
+        special = {path: asdict(how) for path, how in layers.items() if how != self.general}
+        return asdict(self.general) | special

@@ -1,0 +1,75 @@
+"""Reads the small files of a model folder, which may be made to hang or to fill the memory.
+
+A folder comes from a stranger: under a name such as config.json there can be a pipe on which nobody
+writes, a device that never ends, or a hundred gigabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from mlx_t5.errors import UserError
+from mlx_t5.sizes import readable
+
+TOKENIZER_FILES = (
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
+SNAPSHOTS = "snapshots"  # in the Hub's cache: models--OWNER--NAME/snapshots/COMMIT
+TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones take 35 MB
+
+
+def read_small(path: Path, limit: int = JSON_BYTES) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        path: the file.
+        limit: the most bytes that it may have.
+
+    Raises:
+        UserError: it is no regular file, or a larger one.
+        OSError: it is not there or cannot be read.
+    """
+    # Opening a pipe would wait for somebody who writes.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        _check(path, os.fstat(descriptor), limit)
+        return file.read(limit)
+
+
+def require_small(path: Path, limit: int = TOKENIZER_BYTES) -> None:
+    """Raises `UserError` unless `path` is a regular file of at most `limit` bytes."""
+    try:
+        _check(path, path.stat(), limit)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def require_own(path: Path) -> None:
+    """Refuses a link out of its folder, which would publish whatever file it leads to.
+
+    A Hub snapshot consists of links into the `blobs` of the same repository's cache: those may be.
+
+    Raises:
+        UserError: the file that `path` leads to lies elsewhere.
+    """
+    folder, file = path.parent.resolve(), path.resolve()
+    own = [folder]
+    if folder.parent.name == SNAPSHOTS:
+        own.append(folder.parent.parent / "blobs")
+    if file.parent not in own:
+        raise UserError(f"{path} is a link out of its folder; put a copy of the file there")
+
+
+def _check(path: Path, facts: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        raise UserError(f"{path} is no regular file; put a copy of the original there")
+    if facts.st_size > limit:
+        sizes = f"{readable(facts.st_size)}, and none has more than {readable(limit)}"
+        raise UserError(f"{path} has {sizes}: fetch it again")

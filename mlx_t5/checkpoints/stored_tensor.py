@@ -1,0 +1,146 @@
+"""Where one tensor lies in a file, and how to read it: whole, or a few rows at a time.
+
+Every weight format that `checkpoint.py` reads (safetensors, zip `.bin`, legacy `.bin`) comes down
+to the same facts: raw little-endian elements from some byte of some file on, a type, a shape and
+strides. A `StoredTensor` holds these facts, checked against the file, and one reader serves all.
+
+The bytes are read, not mapped: pages of a mapped file count as resident memory of the process until
+the system takes them back, and a file cut short while it is mapped kills the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError, shown
+
+# What is checked before anything is computed from it, so that no small file takes long to refuse.
+# t5-11b has 560 tensors of at most two dimensions.
+MAX_TENSORS = 1 << 15
+MAX_RANK = 8
+
+# Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
+# numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
+READABLE = {"float32": (4, np.float32), "float16": (2, np.float16), "bfloat16": (2, np.uint16)}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        path: the file that holds it.
+        dtype: "float32", "float16", "bfloat16", or another type's name (then it cannot be read).
+        itemsize: bytes an element.
+        shape: the tensor's shape.
+        strides: in elements, one a dimension.
+        offset: byte of the file at which the tensor's first element lies.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, laid out without gaps."""
+        return self.size * self.itemsize
+
+    @property
+    def extent(self) -> int:
+        """Elements of the file from the first to the last of this tensor, both included."""
+        if self.size == 0:
+            return 0
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in the file in row-major order without gaps."""
+        return self.strides == row_major(self.shape) or self.size == 0
+
+    def blocks(self, file: BinaryIO, max_bytes: int) -> Iterator[mx.array]:
+        """Yields the tensor as blocks of whole rows (slices along the first dimension), in order.
+
+        A tensor with gaps or in another order (a slice, a transposed view) is first read in whole.
+
+        Args:
+            file: `self.path`, opened unbuffered for reading in binary mode.
+            max_bytes: about the most a block takes; one row is the least that is read at once.
+
+        Raises:
+            UserError: the type is not one that MLX computes with, or the file ends too early.
+        """
+        self.require_readable()
+        rows, *rest = self.shape or (1,)
+        row = math.prod(rest)
+        step = max(1, max_bytes // max(1, row * self.itemsize))
+        whole = None if self.is_contiguous else self._strided(file)
+        for start in range(0, rows, step):
+            count = min(step, rows - start)
+            if whole is None:
+                flat = self._elements(file, start * row, count * row)
+            else:
+                flat = np.ascontiguousarray(whole[start : start + count])
+            shape = (count, *rest) if self.shape else ()
+            yield self._to_mlx(flat.reshape(shape))
+
+    def require_readable(self) -> None:
+        """Raises `UserError` unless the type is one of `READABLE`."""
+        if self.dtype not in READABLE:
+            raise UserError(
+                f"{self.path}: {shown(self.name)} is {self.dtype}; "
+                f"only {', '.join(READABLE)} can be read: save the checkpoint in one of these"
+            )
+
+    def read(self, file: BinaryIO) -> mx.array:
+        """The whole tensor in its stored type; `file` and errors as in `blocks`."""
+        blocks = list(self.blocks(file, max(1, self.nbytes)))
+        return blocks[0] if blocks else self._to_mlx(np.empty(self.shape, READABLE[self.dtype][1]))
+
+    def _elements(self, file: BinaryIO, start: int, count: int) -> np.ndarray:
+        flat = np.empty(count, np.dtype(READABLE[self.dtype][1]).newbyteorder("<"))
+        buffer = memoryview(flat).cast("B") if count else memoryview(b"")
+        file.seek(self.offset + start * self.itemsize)
+        while len(buffer):
+            n = file.readinto(buffer)
+            if not n:
+                name = shown(self.name)
+                raise UserError(f"{self.path}: the file ends inside {name}: fetch it again")
+            buffer = buffer[n:]
+        return flat
+
+    def _strided(self, file: BinaryIO) -> np.ndarray:
+        flat = self._elements(file, 0, self.extent)
+        steps = tuple(step * self.itemsize for step in self.strides)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+
+    def _to_mlx(self, array: np.ndarray) -> mx.array:
+        result = mx.array(array)
+        return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
+
+
+def natural(values: Sequence[object]) -> bool:
+    """Whether values can be the shape, strides or offsets of a tensor."""
+    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a tensor of this shape laid out row by row."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -1,0 +1,193 @@
+"""What the command line reads: prompts, one by one, from the command line, a file or a pipe.
+
+Prompts are UTF-8. Nothing here knows about MLX, so that bad input is refused before any model is
+loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import stat
+import string
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, TextIO, TypeVar
+
+from mlx_t5.errors import UserError
+
+BYTES = "latin-1"  # the encoding in which every byte is a character
+Item = TypeVar("Item")
+
+
+def read_prompts(prompts: Sequence[str]) -> list[str]:
+    """Prompts as given; "-" stands for the whole of standard input.
+
+    Raises:
+        UserError: one is empty, or no text.
+    """
+    return [_read_prompt(prompt) for prompt in prompts]
+
+
+def _read_prompt(given: str) -> str:
+    if given != "-":
+        return _checked(given, "the prompt")
+    return _decoded(sys.stdin.buffer.read().rstrip(b"\r\n"), "standard input")
+
+
+class Lines:
+    """A file's prompts, line by line as they are asked for, so that any file fits into memory.
+
+    In the place of a line that cannot be used stands the reason. A line ends with LF, CRLF or CR;
+    blank lines at the end are none. What can be read only once, such as a pipe, is read ahead.
+
+    Attributes:
+        count: how many prompts there are; None where that shows only at the end.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Opens the file.
+
+        Args:
+            name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-"
+                is standard input, one prompt a line.
+
+        Raises:
+            UserError: the file cannot be read, or has no line; where it cannot be counted, the
+                latter is raised by the first `next`.
+        """
+        self._shown = "standard input" if name == "-" else name
+        self._as_json = name.endswith(".jsonl")
+        self._file = _opened(name)
+        self._prompts, self.count = self._read(), None
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            begin = self._file.tell()
+            self.count = sum(1 for _ in self._numbered())
+            self._file.seek(begin)
+        else:
+            self._prompts = ReadAhead(self._prompts)
+
+    def __iter__(self) -> Iterator[str | UserError]:
+        return self
+
+    def __next__(self) -> str | UserError:
+        return next(self._prompts)
+
+    def ready(self) -> bool:
+        """Whether the next prompt, or the end, is there without waiting for whoever writes it."""
+        return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
+
+    def _read(self) -> Iterator[str | UserError]:
+        with self._file:
+            for n, line in self._numbered():
+                where = f"{self._shown} line {n}"
+                try:
+                    yield _decoded(line, where, self._as_json) if line else _checked("", where)
+                except UserError as error:
+                    yield error
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+        """Lines as they are in the file, without those blank at the end; b"" stands for blank."""
+        blank = n = 0
+        try:
+            for n, line in enumerate(self._file, 1):
+                if not line.strip(string.whitespace):
+                    blank += 1
+                    continue
+                yield from ((missing, b"") for missing in range(n - blank, n))
+                blank = 0
+                yield n, line.removesuffix("\n").encode(BYTES)
+        except OSError as error:
+            raise UserError(f"cannot read {self._shown}: {error.strerror}") from None
+        if blank == n:
+            raise UserError(f"{self._shown} is empty; write one prompt a line")
+
+
+def _opened(name: str) -> TextIO:
+    """A file whose characters are its bytes, so that only the ends of lines are interpreted."""
+    try:
+        if name != "-":
+            return open(name, encoding=BYTES)
+        # Not sys.stdin itself: a thread that waits in it would break the end of the process.
+        return open(sys.stdin.fileno(), encoding=BYTES, closefd=False)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {name}; check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from None
+
+
+def _decoded(data: bytes, where: str, as_json: bool = False) -> str:
+    try:
+        if b"\0" in data:  # as in UTF-16
+            raise ValueError("binary")
+        text = data.decode("utf-8-sig")
+    except ValueError:
+        raise UserError(f"{where} is not UTF-8; save the text as UTF-8") from None
+    return _checked(_prompt_of(text, where) if as_json else text, where)
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno})") from None
+    except (ValueError, RecursionError):  # what Python's limits refuse
+        limits = "a number is too long or the nesting too deep"
+        raise UserError(f"{where} is JSON that cannot be read ({limits})") from None
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise UserError(f'{where} has no prompt; write {{"prompt": "…"}}')
+    return record["prompt"]
+
+
+def _checked(text: str, where: str) -> str:
+    if not text.strip():
+        raise UserError(f"{where} is empty; write what the model is to work on")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes on the command line, or \ud800 in JSON
+        raise UserError(f"{where} is not valid Unicode; give it as UTF-8") from None
+    return text
+
+
+class ReadAhead(Generic[Item]):
+    """An iterator whose items are drawn in a thread, a bounded number of them ahead.
+
+    An exception of the source is raised in the place of the item that it prevented. The thread is
+    a daemon: a source that never ends does not keep the process from ending.
+    """
+
+    def __init__(self, items: Iterable[Item], ahead: int = 64) -> None:
+        """Begins to draw; `ahead` items at most wait to be taken."""
+        self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
+        threading.Thread(target=self._draw, args=(items,), daemon=True).start()
+
+    def _draw(self, items: Iterable[Item]) -> None:
+        end: BaseException = StopIteration()
+        try:
+            for item in items:
+                self._drawn.put((item, None))
+        except BaseException as error:
+            end = error
+        self._drawn.put((None, end))
+
+    def ready(self) -> bool:
+        """Whether the next item, or the end, can be taken without waiting."""
+        return not self._drawn.empty()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        item, end = self._next()
+        if end is not None:
+            self._drawn.put((None, end))  # it stays the end
+            raise end
+        return item
+
+    def _next(self) -> tuple[Item | None, BaseException | None]:
+        while True:  # a Ctrl-C that comes just before a wait begins does not end it: short ones
+            with contextlib.suppress(queue.Empty):
+                return self._drawn.get(timeout=0.5)

@@ -1,0 +1,216 @@
+"""Which target and which draft to run: from the names a user gives to model folders.
+
+A name is a folder (converted, or as Hugging Face saved it), the name of a folder in `models/`, or
+a Hub id, which is converted into `models/` the first time it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.errors import UserError, shown
+
+BUNDLED = Path(__file__).parents[2] / "demo"
+CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
+LOOKUP = "lookup"
+Convert = Callable[[str, Path], object]
+DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two model folders; without a draft the target decodes alone.
+
+    Attributes:
+        target: folder of the model whose output is wanted.
+        draft: folder of the model that proposes, or None.
+        lookup: whether proposals are also copied from the source.
+        note: one line that tells the user what was chosen, and why when they did not say.
+    """
+
+    target: Path
+    draft: Path | None
+    lookup: bool
+    note: str
+
+
+def choose(
+    model: str | None, draft_model: str | None, convert: Convert, regular: bool = False
+) -> Pair:
+    """Find, and if need be convert, the models to run.
+
+    Args:
+        model: name of the target; None takes t5-11b where it and t5-small are converted, and the
+            bundled pair otherwise.
+        draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
+            do both, "none" to do without. None takes the draft that belongs to the target, if
+            there is one.
+        convert: makes the model of a Hub id into a folder, as `convert.convert` does.
+        regular: decode without a draft, whatever `draft_model` says.
+
+    Raises:
+        UserError: there is no such model, or it cannot be converted.
+    """
+    if model is None:
+        target, usual_draft, why = _default_pair()
+    else:
+        target = locate(model, convert)
+        usual_draft, why = _usual_draft(target), ""
+    lookup = not regular and draft_model is not None and draft_model.split("+")[-1] == LOOKUP
+    if regular or draft_model == "none":
+        draft, why = None, f"{why}regular decoding"
+    elif draft_model == LOOKUP:
+        draft = None
+    elif draft_model is not None:
+        draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
+    else:
+        draft = usual_draft
+        if draft is None:
+            why = "no --draft-model given: regular decoding"
+    names = f"target {_shown(target)}" + (f", draft {_shown(draft)}" if draft else "")
+    names += ", copying from the source" if lookup else ""
+    return Pair(target, draft, lookup, f"{names} ({why.removesuffix('; ')})" if why else names)
+
+
+def locate(name: str, convert: Convert) -> Path:
+    """The folder that a model's name stands for; converts a Hub id that is new here.
+
+    A folder in `models/` has the last part of a Hub id for its name, which others may share. So the
+    id that it was converted from, which its config.json keeps, has to be the one asked for.
+
+    Args:
+        name: as the user gives it.
+        convert: makes the model of a Hub id into a folder.
+
+    Raises:
+        UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
+            folder was converted from another one.
+    """
+    path = Path(name).expanduser()
+    if not name:
+        raise UserError("a model's name is empty; give a folder or a Hub id")
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"{name} is a file; give the folder that has config.json and the weights")
+    if not _may_be_hub_id(name):
+        raise UserError(f"there is no model folder {name}; make one with: python convert.py")
+    converted = CONVERTED / name.rsplit("/", 1)[-1]
+    if not converted.is_dir():
+        convert(name, converted)
+        print(f"converted {name} to {converted}; it is there from now on", file=sys.stderr)
+    else:
+        _require_same(name, converted)
+    return converted
+
+
+def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any, Any, Any]:
+    """Loads the models of a pair; warns before, on standard error, if they will not fit.
+
+    Args:
+        chosen: which models.
+        dtype: compute in this type; None keeps the folder's.
+        load: reads a model's folder, as `model.load` does.
+
+    Returns:
+        The target, the drafter (None for regular decoding), the target's tokenizer and the draft's,
+        None if there is none.
+
+    Raises:
+        UserError: a model cannot be read, or the two do not fit each other.
+    """
+    from mlx_t5.drafting.draft_model import DraftModel
+    from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+    from mlx_t5.network.memory import warning
+
+    with contextlib.suppress(UserError):  # loading says what is wrong with a folder
+        large = warning([folder for folder in (chosen.target, chosen.draft) if folder], dtype)
+        if large:
+            print(f"warning: {large}", file=sys.stderr, flush=True)
+    target, tokenizer = load(chosen.target, dtype)
+    draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
+    drafter = DraftModel(draft, target) if draft else None
+    if chosen.lookup:
+        copy = SourceCopy(tokenizer)
+        drafter = CopyOrDraft(copy, drafter) if drafter else copy
+    return target, drafter, tokenizer, draft_tokenizer
+
+
+def _require_same(name: str, folder: Path) -> None:
+    """Refuses a folder in `models/` that was converted from another Hub id than `name`.
+
+    Of a folder without a record (converted from a local folder, or long ago) nothing is known but
+    its name: it is taken, with a warning if an owner was asked for.
+    """
+    from mlx_t5.checkpoints.hub import full_id
+
+    wanted, source = full_id(name), _source(folder)
+    if "/" not in wanted or source == wanted:  # without an owner it is the folder's own name
+        return
+    if source:
+        raise UserError(
+            f"{folder} was converted from {shown(source)}, not from {wanted}; give {folder} to run "
+            f"it, or convert the other one: python convert.py --model {name} --mlx-path "
+            f"{folder.with_name(wanted.replace('/', '-'))}"
+        )
+    if "/" in name:
+        print(
+            f"warning: {folder} does not say which model it was converted from; it is taken for "
+            f"{name} (python convert.py --model {name} --overwrite makes it anew)",
+            file=sys.stderr,
+        )
+
+
+def _source(folder: Path) -> str | None:
+    """The Hub id, with its owner, that a folder was converted from; None if it does not say."""
+    from mlx_t5.checkpoints.hub import full_id
+    from mlx_t5.network.weights import read_config
+
+    try:
+        record = read_config(folder).get("converted_from")
+    except UserError:
+        return None  # loading it says what is wrong
+    model = record.get("model") if isinstance(record, dict) else None
+    return full_id(model) if isinstance(model, str) else None
+
+
+def _default_pair() -> tuple[Path, Path, str]:
+    pair = CONVERTED / DEFAULT_TARGET, CONVERTED / DEFAULT_DRAFT
+    if all(folder.is_dir() for folder in pair):
+        for folder in pair:
+            _require_same(folder.name, folder)
+        return *pair, ""
+    missing = " and ".join(str(folder) for folder in pair if not folder.is_dir())
+    return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}; "
+
+
+def _usual_draft(target: Path) -> Path | None:
+    """The draft that was made for a target: its neighbour, or t5-small for the T5 it is one of."""
+    if target.resolve() == (BUNDLED / "target").resolve():
+        return BUNDLED / "draft"
+    small = CONVERTED / DEFAULT_DRAFT
+    if target.name not in ("t5-base", "t5-large", "t5-3b", "t5-11b") or not small.is_dir():
+        return None
+    from mlx_t5.checkpoints.hub import full_id
+
+    return small if _source(small) in (None, full_id(DEFAULT_DRAFT)) else None
+
+
+def _may_be_hub_id(name: str) -> bool:
+    """Whether `name` reads as `model` or `owner/model`, and not as a path."""
+    parts = name.split("/")
+    plain = all(part and part[0].isalnum() and part.isascii() for part in parts)
+    return plain and len(parts) <= 2 and parts[0] != str(CONVERTED) and "\\" not in name
+
+
+def _shown(folder: Path) -> str:
+    """A folder as short as can be: relative to where the user stands, if it lies below."""
+    try:
+        return str(folder.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

@@ -1,0 +1,181 @@
+"""What the command line shows: texts, colours, results as files, and statistics on one line.
+
+Everything written is UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlx_t5.errors import UserError
+from mlx_t5.sizes import readable
+
+if TYPE_CHECKING:
+    from mlx_t5.requests import Result, Stats
+    from mlx_t5.text.detokenizer import StreamingDetokenizer
+
+
+def check_output(output_file: str, input_file: str | None) -> None:
+    """See before the work begins that its results can be written.
+
+    Raises:
+        UserError: the folder is missing or closed, or the file is the input itself.
+    """
+    path = Path(output_file)
+    if path.is_dir():
+        raise UserError(f"{output_file} is a folder; name a file for the results")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} for {path.name}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{output_file} may not be written; choose another place")
+    if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
+        raise UserError(f"{output_file} is the input file too; give the results another name")
+
+
+class Painter:
+    """Shows who wrote each token: green the draft, cyan copied from the source, magenta the target.
+
+    With `NO_COLOR` set (https://no-color.org) brackets and braces stand for the first two. A token
+    that ends inside a character is shown with the token that completes it.
+    """
+
+    def __init__(self, no_color: bool):
+        colours = {"draft": 32, "copy": 36, "target": 35}
+        self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
+        if no_color:
+            self._forms = {"draft": "[{}]", "copy": "{{{}}}", "target": "{}"}
+
+    @property
+    def legend(self) -> str:
+        """One line that explains the colours."""
+        names = {"draft": "by the draft", "copy": "copied", "target": "by the target"}
+        return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
+
+    def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
+        """Text coloured token by token.
+
+        Args:
+            pieces: the text that each token completed.
+            writers: who wrote each of them: "draft", "copy" or "target".
+            rest: text after the last of them, which the target gets.
+        """
+        authors = [*zip(pieces, writers, strict=True), (rest, "target")]
+        return "".join(self._forms[writer].format(text) for text, writer in authors if text)
+
+    def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
+        """A whole result, coloured, on one line; the detokenizer is a fresh one."""
+        pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
+        left = len(result.text)  # the tokens of a stop string are not shown
+        for i, piece in enumerate(pieces):
+            pieces[i] = piece[:left]
+            left -= len(pieces[i])
+        return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
+
+
+class Results:
+    """Writes finished results in order, each flushed, so that an interruption loses none.
+
+    Args:
+        path: file to write, left as it is until there is a result; None is standard output.
+        as_json: one JSON object a line; otherwise one text a line.
+        paint: makes a coloured line of a result; where results go to a file or are JSON, it is
+            shown on standard error besides.
+    """
+
+    def __init__(
+        self, path: str | None, as_json: bool, paint: Callable[[Result], str] | None = None
+    ):
+        self._path, self._file = path, None if path else sys.stdout
+        self._as_json, self._paint = as_json, paint
+        self._aside = path is not None or as_json
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._path and self._file:
+            self._file.close()
+
+    def write(self, prompt: str, result: Result) -> None:
+        """Write one result; an empty line, or JSON with the error, where there is no text."""
+        paint = None if result.error else self._paint
+        line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
+        if paint and self._aside:
+            print(paint(result), file=sys.stderr)
+        elif paint:
+            line = paint(result)
+        self._file = self._file or open(
+            self._path, "w", encoding="utf-8", errors="backslashreplace"
+        )
+        print(line, file=self._file, flush=True)
+
+
+def one_line(text: str) -> str:
+    r"""A text on one line: a line break in it is written as the two characters `\n`."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", r"\n")
+
+
+def json_line(prompt: str, result: Result) -> str:
+    """The object that `--json` promises to scripts."""
+    record = {
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stats": asdict(result.stats),
+    }
+    if result.error:
+        record["error"] = result.error
+    return json.dumps(record, ensure_ascii=False)
+
+
+@dataclass
+class Totals:
+    """Sums over results, so that their number costs no memory."""
+
+    results: int = 0
+    tokens: int = 0
+    target_calls: int = 0
+    decided: float = 0
+    drafted: int = 0
+    accepted: int = 0
+    copied: int = 0
+    peak_memory_bytes: int = 0
+
+    def add(self, stats: Stats) -> None:
+        """Counts a result in."""
+        self.results += 1
+        self.tokens += stats.generated_tokens
+        self.target_calls += stats.target_calls
+        self.decided += stats.tokens_per_call * stats.target_calls
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
+        self.copied += stats.speculation.copied_accepted
+        self.peak_memory_bytes = max(self.peak_memory_bytes, stats.peak_memory_bytes)
+
+    def summary(self, seconds: float, unit: str = "prompts") -> str:
+        """One line.
+
+        Args:
+            seconds: how long the results took together.
+            unit: what to call several of them.
+        """
+        rate = self.tokens / max(seconds, 1e-9)
+        parts = [f"{self.results} {unit}"] if self.results > 1 else []
+        parts += [f"{self.tokens} tokens in {seconds:.2f} s", f"{rate:.1f} tokens/s"]
+        if self.drafted:
+            kept = f"{self.accepted} of {self.drafted} drafted"
+            parts.append(f"acceptance {self.accepted / self.drafted:.0%} ({kept})")
+        if self.copied:
+            parts.append(f"{self.copied} copied")
+        if self.target_calls:
+            parts.append(f"{self.decided / self.target_calls:.2f} tokens per target call")
+        if self.peak_memory_bytes:
+            parts.append(f"peak memory {readable(self.peak_memory_bytes)}")
+        return " · ".join(parts)

@@ -1,0 +1,225 @@
+"""`num_draft="auto"`: as many proposals as are expected to pay.
+
+If each proposal is kept with probability alpha, independently, a step with gamma of them yields
+E(gamma) = (1 - alpha^(gamma+1)) / (1 - alpha) tokens and is
+
+    S(gamma) = E(gamma) / (gamma c + v(gamma+1) / v(1))
+
+times as fast as regular decoding (theorem 3.8 of https://arxiv.org/abs/2211.17192, with the cost
+of verifying not taken for free). The gamma with the largest S is proposed. Costs are measured
+(costs.py); alpha is estimated while decoding, for each task prefix and kind of proposal.
+
+Greedy rows write the same text whatever is proposed, so they learn from each other. What a sampled
+row writes depends on its proposals. It takes the numbers that suit the priors and keeps them, so
+its text does not depend on other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlx_t5.drafting.costs import LONGEST, Costs
+from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
+from mlx_t5.requests import AUTO, Row
+
+# Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
+PRIORS = {
+    "draft": (0.85, 5.0),
+    "copy": (0.85, 5.0),
+    "weak copy": (0.25, 3.0),
+    "first copy": (0.4, 3.0),  # near 0.9 where texts are corrected, near 0.1 where translated
+}
+MEMORY = 80.0  # judgements after which an old one counts 1/e
+LEAST_SPEEDUP = 1.05  # estimates are not exact enough to act on less
+EXPLORATION_SHARE = 0.03  # of the time, for drafts that are not expected to pay
+STEPS_BETWEEN_LOOKS = 4  # for copies, where they are not expected to pay
+
+
+@dataclass
+class Estimate:
+    """A running estimate of alpha for one task and kind of proposal.
+
+    Attributes:
+        judged: weight of the proposals judged; a step judges up to its first rejected one.
+        kept: weight of those that were kept.
+        idle_steps: steps in a row in which none was proposed.
+    """
+
+    judged: float = 0.0
+    kept: float = 0.0
+    idle_steps: int = 0
+
+    def add(self, judged: int, kept: int) -> None:
+        """Takes the outcome of a step into account."""
+        fade = (1 - 1 / MEMORY) ** judged
+        self.judged = self.judged * fade + judged
+        self.kept = self.kept * fade + kept
+
+    def alpha(self, kind: str) -> float:
+        """The estimate, drawn towards the prior while little has been judged."""
+        prior, weight = PRIORS[kind]
+        return (weight * prior + self.kept) / (weight + self.judged)
+
+
+class Adaptive:
+    """Chooses how many tokens of each kind a row may be proposed."""
+
+    def __init__(self, measure: Callable[[], Costs], kinds: Sequence[str]) -> None:
+        """Starts with the priors.
+
+        Args:
+            measure: returns the costs of steps; called once, when they are first needed.
+            kinds: the kinds of proposals there are, see `PRIORS`.
+        """
+        self._measure, self.kinds = measure, kinds
+        self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
+        self._fixed: dict[int, dict[str, int]] = {}
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Costs of steps on this machine."""
+        return self._measure()
+
+    def fixed(self, rows: int) -> dict[str, int]:
+        """The most proposals of each kind for a sampled row of a batch of up to `rows` rows."""
+        if rows not in self._fixed:
+            self._fixed[rows] = self._best({kind: PRIORS[kind][0] for kind in self.kinds}, rows)
+        return self._fixed[rows]
+
+    def limits(self, task: tuple[int, ...], rows: int) -> dict[str, int]:
+        """The most proposals of each kind for the greedy rows of a task in the next step.
+
+        Args:
+            task: the task prefix of the prompts.
+            rows: B.
+
+        Returns:
+            Numbers by kind. A kind that is missing need not be looked for.
+        """
+        estimates = {kind: self._estimate(task, kind) for kind in self.kinds}
+        limits = self._best({kind: e.alpha(kind) for kind, e in estimates.items()}, rows)
+        for kind, estimate in estimates.items():
+            estimate.idle_steps = 0 if limits[kind] else estimate.idle_steps + 1
+        if limits.get("draft") == 0 and self._explore_draft(estimates["draft"], rows):
+            limits["draft"] = 1
+        idle = [e.idle_steps for kind, e in estimates.items() if kind != "draft"]
+        if idle and min(idle) % STEPS_BETWEEN_LOOKS:
+            return {kind: n for kind, n in limits.items() if kind == "draft"}
+        return limits
+
+    def note(self, row: Row, proposal: Proposal, i: int, written: list[int], kept: int) -> None:
+        """Learns from a step of a greedy row.
+
+        Args:
+            row: the row, after the step.
+            proposal: of the step.
+            i: the row's place in the batch.
+            written: tokens that the step wrote.
+            kept: how many of them were proposals.
+        """
+        if proposal.writers[i] == "draft" and proposal.lengths[i]:
+            ended = row.finish_reason == "stop"
+            self.learn(row.task, "draft", *judge(proposal.lengths[i], kept, len(written), ended))
+        copy = proposal.copies[i]
+        if copy:  # known, whether it was proposed or not
+            text = written[: len(written) - row.ended]
+            self.learn(row.task, copy.kind, *compare(copy.tokens, text))
+
+    def learn(self, task: tuple[int, ...], kind: str, judged: int, kept: int) -> None:
+        """Takes into account how many proposals of a kind were judged, and how many were kept."""
+        self._estimate(task, kind).add(judged, kept)
+
+    def _estimate(self, task: tuple[int, ...], kind: str) -> Estimate:
+        return self._estimates.setdefault((task, kind), Estimate())
+
+    def _best(self, alphas: dict[str, float], rows: int) -> dict[str, int]:
+        """By kind, the number with the largest S; 0 if that is too small or drafting is better."""
+        best = {kind: self._largest_speedup(kind, alpha, rows) for kind, alpha in alphas.items()}
+        least = max(LEAST_SPEEDUP, best.get("draft", (0, 0))[0])
+        return {kind: gamma if speedup >= least else 0 for kind, (speedup, gamma) in best.items()}
+
+    def _largest_speedup(self, kind: str, alpha: float, rows: int) -> tuple[float, int]:
+        """The largest S, and the gamma that reaches it."""
+        expected, chance, best = 1.0, 1.0, (1.0, 0)
+        for gamma in range(1, LONGEST + 1):
+            chance *= alpha
+            expected += chance
+            best = max(best, (expected / self._cost(kind, gamma, rows), gamma))
+        return best
+
+    def _cost(self, kind: str, gamma: int, rows: int) -> float:
+        """Of a step with gamma proposals, relative to a regular step."""
+        drafting = gamma * self.costs.draft_pass(rows) if kind == "draft" else 0.0
+        return (drafting + self.costs.verify(rows, gamma + 1)) / self.costs.verify(rows, 1)
+
+    def _explore_draft(self, estimate: Estimate, rows: int) -> bool:
+        """Whether enough time has passed to try a drafted token, which may yield nothing."""
+        price = self._cost("draft", 1, rows) - 1  # in regular steps
+        if estimate.idle_steps * EXPLORATION_SHARE < price:
+            return False
+        estimate.idle_steps = 0
+        return self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP
+
+
+def proposal_limits(
+    rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive | None, width: int
+) -> list[Limits]:
+    """How many tokens of each kind each row of a batch may be proposed in the next step.
+
+    Args:
+        rows: B rows.
+        drafter: where the proposals come from.
+        adaptive: chooses for rows whose num_draft is "auto".
+        width: rows of a full batch.
+    """
+    limits: list[Limits] = []
+    by_task: dict[tuple[int, ...], Limits] = {}
+    for row in rows:
+        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
+        remaining = row.settings.max_tokens - row.decided - 1
+        if row.settings.num_draft != AUTO:
+            limit = dict.fromkeys(drafter.usual, row.settings.num_draft)
+        elif not row.adapts:
+            limit = adaptive.fixed(width)
+        else:
+            if row.task not in by_task:
+                by_task[row.task] = adaptive.limits(row.task, len(rows))
+            limit = by_task[row.task]
+        usable = {kind: min(n, remaining) for kind, n in limit.items()}
+        limits.append(usable if remaining and row.settings.num_draft else {})
+    return limits
+
+
+def judge(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:
+    """What a step tells about alpha.
+
+    What counts is whether a proposal made the step longer. A proposal behind the end of the text is
+    as good as rejected. The end token itself would have come without it, so it is not judged.
+
+    Args:
+        proposed: how many tokens.
+        accepted: how many of them are part of the text.
+        written: tokens that the step wrote, the target's own included.
+        ended: whether they ended the text.
+
+    Returns:
+        How many proposals were judged, and how many of them were kept.
+    """
+    kept = min(accepted, written - 1)
+    if ended and proposed == accepted == written:
+        return kept, kept
+    return kept + (proposed > kept), kept
+
+
+def compare(copy: Sequence[int], written: Sequence[int]) -> tuple[int, int]:
+    """What `judge` says of tokens known on the host, whether they were proposed or not.
+
+    Args:
+        copy: the tokens.
+        written: what the step wrote, without the end token.
+    """
+    known = min(len(copy), len(written))
+    kept = next((i for i in range(known) if copy[i] != written[i]), known)
+    return kept + (kept < known), kept

@@ -1,0 +1,118 @@
+"""What the steps of a pair cost on this machine, for `num_draft="auto"`.
+
+A pass over B rows of M positions costs about what one row of B * M positions does, as all its
+products see B * M rows. So one row is measured, at numbers of positions on both sides of the steps
+at which kernels read the weights once more: 5|6, 10|11, 12|13 and 15|16 on Apple GPUs
+(https://github.com/ml-explore/mlx/issues/3839). The order is that of importance, as a slow model
+leaves no time for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_t5.backend import mx
+from mlx_t5.network.interface import Seq2Seq
+
+LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
+TARGET_POINTS = (1, 6, 16, 2, 4, 5, 8, 10, 11, 15, 12, 13, 32, 64)  # positions
+DRAFT_POINTS = (1, 4, 16)
+NEEDED = 3  # points that are measured however long it takes
+BUDGET_SECONDS = 0.25  # a model
+ROUNDS = 9  # more add nothing
+SOURCE_TOKENS = 16  # of the prompt that the passes attend to
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a pass, by the number of its positions, ascending.
+
+    Attributes:
+        target: of the target.
+        draft: of the draft; empty without one.
+    """
+
+    target: dict[int, float]
+    draft: dict[int, float]
+
+    def verify(self, rows: int, positions: int) -> float:
+        """Seconds of a target pass over so many positions of each row."""
+        return _between(self.target, rows * positions)
+
+    def draft_pass(self, rows: int) -> float:
+        """Seconds of a draft pass over one position of each row; 0 without a draft."""
+        return _between(self.draft, rows) if self.draft else 0.0
+
+
+def _between(seconds: dict[int, float], positions: int) -> float:
+    """Interpolated; beyond the last point, the average slope goes on."""
+    if positions in seconds:
+        return seconds[positions]
+    points = list(seconds)
+    first, last = points[0], points[-1]
+    if positions < last:
+        return float(np.interp(positions, points, list(seconds.values())))
+    slope = (seconds[last] - seconds[first]) / max(last - first, 1)
+    return seconds[last] + slope * (positions - last)
+
+
+def measure(
+    target: Seq2Seq, draft: Seq2Seq | None, clock: Callable[[], float] = time.perf_counter
+) -> Costs:
+    """Measures the passes of a pair, in less than half a second unless a pass takes long.
+
+    Args:
+        target: the model that verifies.
+        draft: the model that proposes, None if none does.
+        clock: seconds.
+    """
+    verified = ladder(timer(target, clock), TARGET_POINTS, clock)
+    return Costs(verified, ladder(timer(draft, clock), DRAFT_POINTS, clock) if draft else {})
+
+
+def ladder(
+    seconds: Callable[[int], float], points: Sequence[int], clock: Callable[[], float]
+) -> dict[int, float]:
+    """Seconds by number of positions; every shape runs once before it counts.
+
+    The speed of a machine changes, so every round is taken relative to its pass over one position,
+    and medians are taken of that. More positions never cost less.
+
+    Args:
+        seconds: makes a pass over so many positions and returns what it took.
+        points: numbers of positions, by importance; the first is 1.
+        clock: seconds.
+    """
+    began, first = clock(), {}
+    for n in points:
+        spent = clock() - began
+        if len(first) >= NEEDED and spent + 3 * max(first.values()) > BUDGET_SECONDS:
+            break
+        seconds(n)
+        first[n] = seconds(n)
+    rounds = [first]
+    while len(rounds) < ROUNDS and clock() - began + sum(first.values()) < BUDGET_SECONDS:
+        rounds.append({n: seconds(n) for n in first})
+    order, regular = sorted(first), float(np.median([taken[1] for taken in rounds]))
+    ratios = [np.median([taken[n] / taken[1] for taken in rounds]) for n in order]
+    return dict(zip(order, (regular * np.maximum.accumulate(ratios)).tolist(), strict=True))
+
+
+def timer(model: Seq2Seq, clock: Callable[[], float]) -> Callable[[int], float]:
+    """A function that times a pass of a model's decoder over so many positions of one row."""
+    filler = model.config.pad_token_id
+    cache = model.cache(model.encode(mx.full((1, SOURCE_TOKENS), filler, mx.int32)))
+    cache.reserve(max(TARGET_POINTS))
+    mx.eval(cache.state)
+
+    def seconds(positions: int) -> float:
+        began = clock()
+        logits = model.decode(mx.full((1, positions), filler, mx.int32), cache, [0])
+        mx.argmax(logits, axis=-1).tolist()
+        return clock() - began
+
+    return seconds

@@ -1,0 +1,260 @@
+"""Where proposals come from.
+
+A drafter guesses the next tokens of every row of a batch; the target checks them. Whatever it
+proposes, the output stays correct: a poor drafter only costs time. Two verbs matter: `propose`, and
+`note` of what was kept. `DraftModel` is a smaller T5 with the same tokenizer, as in
+https://arxiv.org/abs/2211.17192; copying is in source_copy.py.
+
+Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.sampling.acceptance import accepted_length
+from mlx_t5.sampling.draws import DRAFT, Sampling, finite, fold, probabilities, sample
+from mlx_t5.sampling.processors import History
+from mlx_t5.text.prompts import encoded
+
+# The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
+# Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
+# little speaks for it, "first copy" if the text has only begun.
+Limits = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Tokens that a row may go on with, known on the host, and their kind."""
+
+    kind: str
+    tokens: Sequence[int]
+
+
+@dataclass
+class Proposal:
+    """What a drafter proposes for one step.
+
+    Attributes:
+        tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
+        q: (B, gamma, V) probabilities the tokens were drawn from, or None if the proposals are
+            deterministic, q(x) = 1.
+        lengths: how many proposals of each row are real.
+        copies: what each row could have copied, whether it is proposed or not; None if nothing was
+            looked for or found.
+        writers: who proposed, one of "draft" and "copy" a row.
+        sound: (B, gamma) bool, whether the logits that a token was chosen from were finite; None if
+            no model was asked.
+    """
+
+    tokens: mx.array | None
+    q: mx.array | None
+    lengths: list[int]
+    copies: list[Copy | None]
+    writers: list[str]
+    sound: mx.array | None = None
+
+    @property
+    def judged(self) -> mx.array:
+        """How many proposals (B,) of each row are to be judged: those up to an unsound one."""
+        lengths = mx.array(self.lengths, mx.int32)
+        return lengths if self.sound is None else accepted_length(self.sound, lengths)
+
+    @classmethod
+    def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
+        """No proposal for any of the rows."""
+        return cls(None, None, [0] * rows, copies or [None] * rows, [""] * rows)
+
+
+class Drafter(Protocol):
+    """Proposes tokens for the rows of one batch, which are known by their place.
+
+    Attributes:
+        model: the model that is asked, None if there is none.
+        kinds: all kinds of proposals it can make.
+        usual: those it makes when it is given one number.
+    """
+
+    model: Seq2Seq | None
+    kinds: Sequence[str]
+    usual: Sequence[str]
+
+    def fresh(self) -> Drafter:
+        """Returns a drafter of the same kind for another batch, without rows."""
+
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+        """Adds rows at the end of the batch, or none if there is not enough memory.
+
+        Args:
+            sources: source tokens of each row.
+
+        Raises:
+            RuntimeError: the device has not enough memory; nothing has changed.
+        """
+
+    def propose(
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[Limits],
+        sampling: Sampling,
+        keys: mx.array | None,
+    ) -> Proposal | None:
+        """Guesses what follows, without waiting for the device.
+
+        Args:
+            committed: tokens of each row so far, the start token first.
+            limits: how many tokens each row may be proposed.
+            sampling: settings of the rows.
+            keys: (B, 2) keys of this step; None if every row is greedy.
+
+        Returns:
+            The proposal, or None if there is nothing to say about any row.
+        """
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """Takes note of the tokens of each row after the step."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order."""
+
+
+class DraftModel:
+    """A small T5 that decodes ahead of the target, token by token.
+
+    Its cache holds a prefix of each row's committed tokens. After a step that
+    is arithmetic: of the positions fed, those up to the last accepted proposal
+    are still true, and the next block simply overwrites the others.
+    """
+
+    kinds = usual = ("draft",)
+
+    def __init__(self, model: Seq2Seq, target: Seq2Seq) -> None:
+        """Pairs a draft with its target.
+
+        Args:
+            model: the draft.
+            target: the model that verifies; both must share a tokenizer, while
+                the widths of their embeddings may differ.
+
+        Raises:
+            UserError: the special tokens differ.
+        """
+        ends = {"eos_token_id": target.config.eos_token_ids}
+        starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
+        for name, allowed in (ends | starts).items():
+            theirs, ours = getattr(target.config, name), getattr(model.config, name)
+            if ours not in allowed:
+                raise UserError(
+                    f"vocabularies differ: {name} is {theirs} in the target and {ours} in the "
+                    "draft; use a draft with the same tokenizer"
+                )
+        self.model, self.target = model, target
+        self.cache = None
+        self.fed: list[int] = []  # positions of each row that the cache has seen
+        self.sources: list[int] = []  # source tokens of each row
+
+    def fresh(self) -> DraftModel:
+        """Returns a drafter with the same model and no rows."""
+        return DraftModel(self.model, self.target)
+
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+        """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
+        config = self.model.config
+        unknown, pad = config.vocab_size, config.pad_token_id
+        cache = encoded(self.model, [[t if t < unknown else pad for t in s] for s in sources])
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        self.fed += [0] * len(sources)
+        self.sources += [len(source) for source in sources]
+
+    def propose(
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[Limits],
+        sampling: Sampling,
+        keys: mx.array | None,
+    ) -> Proposal | None:
+        """Decodes as many tokens as the most any row may get, in one lazy graph.
+
+        See `Drafter.propose`.
+        """
+        lengths = [limit.get("draft", 0) for limit in limits]
+        gamma = max(lengths)
+        if gamma == 0:
+            return None
+        logits = self._catch_up(committed, gamma)
+        history = History.of(committed) if sampling.processing else None
+        tokens, q, sound = [], [], []
+        for i in range(gamma):
+            if i > 0:
+                positions = [len(row) + i - 1 for row in committed]
+                logits = self.model.decode(self._known(tokens[-1]), self.cache, positions)
+            logits = logits[..., : self.target.config.vocab_size]
+            if history:
+                # Not needed for the output, but it makes the draft guess better.
+                history = history.then(tokens[-1] if tokens else None)
+                counts = [min(max(n - i, 0), 1) for n in lengths]
+                logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
+            sound.append(finite(logits))
+            if sampling.all_greedy:
+                token = mx.argmax(logits, axis=-1).astype(mx.int32)
+            else:
+                q.append(probabilities(logits, sampling))
+                token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
+            mx.async_eval(token)  # the device begins while the host puts together what follows
+            tokens.append(token)
+        # Only a row's own proposals can become committed; what was fed past them is no prefix.
+        self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
+        # Ids that only the target has get no mass.
+        q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
+        tokens, sound = (mx.concatenate(each, axis=1) for each in (tokens, sound))
+        none, writers = [None] * len(lengths), ["draft"] * len(lengths)
+        return Proposal(tokens, q, lengths, none, writers, sound)
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """What was fed is true up to the last accepted proposal; then came the target's token."""
+        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order."""
+        self.fed = [self.fed[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
+        if self.fed:
+            self.cache.keep(rows)
+            self.cache.trim(max(self.sources), max(self.fed))
+        else:
+            self.cache = None
+
+    def _catch_up(self, committed: Sequence[Sequence[int]], gamma: int) -> mx.array:
+        """Feeds what was committed since the last proposal; logits (B, 1, V) after it.
+
+        Usually that is the target's last token, and the last proposal too if it
+        was accepted. Rows that lack fewer tokens are padded; the padding lands
+        in slots that are written again before any query can see them.
+        """
+        pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
+        width = max(map(len, pending))
+        block = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
+        self.cache.reserve(max(map(len, committed)) + max(width, gamma))
+        logits = self.model.decode(self._known(block), self.cache, self.fed)
+        last = mx.array([len(row) - 1 for row in pending])
+        return mx.take_along_axis(logits, last[:, None, None], axis=1)
+
+    def _known(self, ids: mx.array) -> mx.array:
+        """Ids that only the target has become padding: the draft may guess badly, not fail."""
+        config = self.model.config
+        if self.target.config.vocab_size <= config.vocab_size:
+            return ids
+        return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
+
+    def _widen(self, values: mx.array, filler: float) -> mx.array:
+        """Fills values (B, T, V of the draft) up to the target's V."""
+        missing = self.target.config.vocab_size - values.shape[-1]
+        return mx.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=filler)

@@ -1,0 +1,231 @@
+"""Proposals copied from the source, for output that follows its input.
+
+Corrections, simplifications and summaries repeat much of the text they are made from, so the next
+tokens can often be read off the encoder's input: Sun et al., "Instantaneous Grammatical Error
+Correction with Shallow Aggressive Decoding" (https://arxiv.org/abs/2106.04970), and Ge et al.,
+"Lossless Acceleration for Seq2seq Generation with Aggressive Decoding"
+(https://arxiv.org/abs/2205.10350). No model is asked, so a proposal costs nothing but its place in
+the target's next pass; it is deterministic, q(x) = 1.
+
+An `Alignment` follows one row through its source. A token of the output that equals the one the
+alignment expects is a copy, and the alignment moves on. After any other token it looks for that
+token elsewhere, the place with the longest match first and then the nearest, so that copying
+resumes where the source resumes after an insertion, a deletion or a move. A token that the source
+does not have is taken for the replacement of the expected one. The output so far is searched as
+well, for phrases that repeat in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import Copy, Drafter, Limits, Proposal
+from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.sampling.draws import Sampling, one_hot
+from mlx_t5.text.prompts import task_prefix
+
+LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
+SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
+CANDIDATES = 16  # latest places where they occurred that are compared
+RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
+COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
+
+
+class Alignment:
+    """Where in its source one row's output stands.
+
+    Attributes:
+        source: the row's source tokens, EOS included.
+        place: index in the source of the token expected next.
+        match: how many of the last tokens agree with the source in front of `place`.
+        output: the tokens followed so far.
+        copies: for each of the last `RECENT` of them, whether it was the one expected.
+        phrases: where in the output each run of `SHORTEST_REPEAT` tokens has ended.
+    """
+
+    def __init__(self, source: Sequence[int], begin: int):
+        """Starts at source[begin], the first token of the text proper."""
+        self.source = list(source)
+        self.place = begin
+        self.match = 0
+        self.output: list[int] = []
+        self.copies: deque[bool] = deque(maxlen=RECENT)
+        self.phrases: dict[tuple[int, ...], list[int]] = {}
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Moves along tokens that have been committed."""
+        for token in tokens:
+            if len(self.output) >= SHORTEST_REPEAT:
+                phrase = tuple(self.output[-SHORTEST_REPEAT:])
+                self.phrases.setdefault(phrase, []).append(len(self.output))
+            self.output.append(token)
+            expected = self.place < len(self.source) and self.source[self.place] == token
+            self.copies.append(expected)
+            if expected:
+                self.place += 1
+                self.match += 1
+            else:
+                self._find_again(token)
+
+    def find(self, length: int) -> Copy | None:
+        """At most `length` tokens that may come next; None if there are none."""
+        tokens, kind = self._repeated(length), "copy"
+        if not tokens:
+            tokens = self.source[self.place : self.place + length]
+            likely = 2 * sum(self.copies) >= len(self.copies) > 0
+            kind = "copy" if likely else "weak copy" if self.output else "first copy"
+        return Copy(kind, tokens) if tokens else None
+
+    def _repeated(self, length: int) -> list[int]:
+        """What followed the last tokens where the output had them before."""
+        if self.match >= SHORTEST_REPEAT:
+            return []  # the source says more
+        ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
+        best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
+        return self.output[best : best + length] if best else []
+
+    def _find_again(self, token: int) -> None:
+        """Goes on from another place of the source that has this token."""
+        places = [i for i, other in enumerate(self.source) if other == token]
+        if not places:
+            self.place, self.match = self.place + 1, 0
+            return
+        matches = {i: _agreement(self.source[: i + 1], self.output) for i in places}
+        found = max(places, key=lambda i: (matches[i], -abs(i - self.place), i))
+        self.place, self.match = found + 1, matches[found]
+
+
+def _agreement(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens at the end of `a` and `b` agree, at most LONGEST_MATCH."""
+    count = 0
+    while count < min(LONGEST_MATCH, len(a), len(b)) and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count
+
+
+class SourceCopy:
+    """A drafter that copies; see `drafters.Drafter` for its verbs."""
+
+    model = None
+    kinds = usual = ("copy", "weak copy", "first copy")
+
+    def __init__(self, tokenizer: Any = None):
+        """Takes the tokenizer to tell a task prefix by; without one copying begins at the start."""
+        self.tokenizer = tokenizer
+        self.alignments: list[Alignment] = []
+
+    def fresh(self) -> SourceCopy:
+        """Returns a drafter for another batch, without rows."""
+        return SourceCopy(self.tokenizer)
+
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+        """Starts an alignment for each source; see `Drafter.insert`."""
+        self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in sources]
+
+    def propose(
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[Limits],
+        sampling: Sampling,
+        keys: mx.array | None,
+    ) -> Proposal | None:
+        """Reads the next tokens off the source; see `Drafter.propose`."""
+        copies = [
+            alignment.find(max(COMPARED, *limit.values()))
+            if not limit.keys().isdisjoint(self.kinds)
+            else None
+            for alignment, limit in zip(self.alignments, limits, strict=True)
+        ]
+        if not any(copies):
+            return None
+        rows = [
+            copy.tokens[: limit.get(copy.kind, 0)] if copy else []
+            for copy, limit in zip(copies, limits, strict=True)
+        ]
+        lengths = [len(row) for row in rows]
+        if not any(lengths):
+            return Proposal.nothing(len(rows), copies)
+        padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
+        return Proposal(mx.array(padded, mx.int32), None, lengths, copies, ["copy"] * len(rows))
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """Moves the alignments on; the start token is not output."""
+        for alignment, row in zip(self.alignments, committed, strict=True):
+            alignment.follow(row[1 + len(alignment.output) :])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order."""
+        self.alignments = [self.alignments[row] for row in rows]
+
+
+class CopyOrDraft:
+    """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
+
+    usual = ("copy", "draft")
+
+    def __init__(self, copy: SourceCopy, draft: Drafter):
+        """Combines two drafters; the draft model's passes are saved while all rows copy."""
+        self.copy, self.draft = copy, draft
+        self.kinds = (*copy.kinds, *draft.kinds)
+
+    @property
+    def model(self) -> Seq2Seq | None:
+        """The draft model."""
+        return self.draft.model
+
+    def fresh(self) -> CopyOrDraft:
+        """Returns a drafter for another batch, without rows."""
+        return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
+
+    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+        """Adds the rows to both; see `Drafter.insert`."""
+        self.draft.insert(sources)  # first, as it may run out of memory
+        self.copy.insert(sources)
+
+    def propose(
+        self,
+        committed: Sequence[Sequence[int]],
+        limits: Sequence[Limits],
+        sampling: Sampling,
+        keys: mx.array | None,
+    ) -> Proposal | None:
+        """Asks the draft model for the rows that copy nothing; see `Drafter.propose`."""
+        copies = self.copy.propose(committed, limits, sampling, keys)
+        if copies:
+            left = zip(copies.lengths, limits, strict=True)
+            limits = [{} if copied else limit for copied, limit in left]
+        drafts = self.draft.propose(committed, limits, sampling, keys)
+        return merged(copies, drafts) if copies and drafts else copies or drafts
+
+    def note(self, committed: Sequence[Sequence[int]]) -> None:
+        """Tells both."""
+        self.copy.note(committed)
+        self.draft.note(committed)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order."""
+        self.copy.keep(rows)
+        self.draft.keep(rows)
+
+
+def merged(copies: Proposal, drafts: Proposal) -> Proposal:
+    """The rows that copy from one proposal and the others from the other."""
+    if not any(copies.lengths):
+        return replace(drafts, copies=copies.copies)
+    width = max(copies.tokens.shape[1], drafts.tokens.shape[1])
+    a, b = (mx.pad(p.tokens, ((0, 0), (0, width - p.tokens.shape[1]))) for p in (copies, drafts))
+    copying = mx.array([n > 0 for n in copies.lengths])[:, None]
+    tokens, q = mx.where(copying, a, b), drafts.q
+    if q is not None:
+        q = mx.pad(q, ((0, 0), (0, width - q.shape[1]), (0, 0)))
+        q = mx.where(copying[..., None], one_hot(tokens, q.shape[-1]), q)
+    pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
+    lengths = [copy or draft for copy, draft in pairs]
+    writers = ["copy" if copy else "draft" for copy, _ in pairs]
+    missing = width - drafts.sound.shape[1]
+    sound = copying | mx.pad(drafts.sound, ((0, 0), (0, missing)))
+    return Proposal(tokens, q, lengths, copies.copies, writers, sound)

@@ -1,0 +1,39 @@
+"""The error that every module raises for bad input, and how it quotes what it found.
+
+Nothing here imports MLX, so that a command line can refuse its options before it does.
+"""
+
+from __future__ import annotations
+
+import reprlib
+
+LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
+
+
+class UserError(ValueError):
+    """Bad input or a bad environment; the message is the one line that the user reads.
+
+    Whatever it quotes, it is one line that a terminal can show: what is too long loses its middle,
+    as the cure stands at the end.
+    """
+
+    def __init__(self, message: str):
+        if len(message) > LONGEST_MESSAGE:
+            half = LONGEST_MESSAGE // 2
+            message = f"{message[:half]} … {message[-half:]}"
+        super().__init__(_printable(message))
+
+
+def shown(value: object, longest: int = 100) -> str:
+    """What an error quotes of its input: short, and without characters that control a terminal.
+
+    Args:
+        value: a text as it is, or another value, of which `repr` is quoted.
+        longest: characters of it at most.
+    """
+    text = value if isinstance(value, str) else reprlib.repr(value)
+    return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

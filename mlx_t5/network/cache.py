@@ -1,0 +1,192 @@
+"""Keys and values that a T5 decoder keeps for a batch whose rows are of different lengths.
+
+T5 has no rotary positions, so a row's slot in the cache is simply the absolute position of the
+token, and what attention may see follows from the distance `key - query` alone. Feeding a
+position again overwrites its slot; rolling back is feeding from an earlier position. Hence the
+cache knows no lengths: whoever decodes owns the offsets.
+
+Shapes: B rows, H heads, N slots (capacity), S source positions, T new positions.
+Self-attention arrays are (B, H, N, d_kv), cross-attention arrays (B, H, S, d_kv).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_t5.backend import mx
+
+BLOCK = 64  # slots are added, and attended to, in multiples of this
+
+
+def round_up(n: int) -> int:
+    """The number of slots, a multiple of the block, that holds n positions."""
+    return -(-max(n, 1) // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where one pass of the decoder writes, and how far it has to look.
+
+    Attributes:
+        positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
+        start: the first of them if it is the same in all rows and known on the host, else None.
+        seen: attention needs only this many slots from the left.
+    """
+
+    positions: mx.array
+    start: int | None
+    seen: int
+
+    def write(self, array: mx.array, new: mx.array) -> mx.array:
+        """Put `new` (B, H, T, d_kv) at the positions of `array` (B, H, N, d_kv).
+
+        Lazy, and without a copy if the caller keeps no other reference to `array`.
+        """
+        length = self.positions.shape[1]
+        if self.start is not None:
+            array[:, :, self.start : self.start + length] = new
+            return array
+        index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
+        return mx.put_along_axis(array, index, new, axis=2)
+
+
+class Cache:
+    """The decoder's state for B prompts: cross-attention once, self-attention as it grows.
+
+    All methods are lazy. A pass over tokens is `slots` once and `update` once in every layer.
+    """
+
+    def __init__(
+        self, cross: list[tuple[mx.array, mx.array]], mask: mx.array | None, capacity: int
+    ):
+        """Start with the prompts' cross-attention and empty self-attention.
+
+        Args:
+            cross: keys and values of every layer, each (B, H, S, d_kv).
+            mask: (B, 1, 1, S), added to the scores of the source positions; None if no row is
+                padded.
+            capacity: slots to prepare for.
+        """
+        batch, heads, _, width = cross[0][0].shape
+        empty = (batch, heads, round_up(capacity), width)
+        self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
+        self.mask = mask
+        self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
+        self.values = [mx.zeros(empty, v.dtype) for v in self.cross_values]
+
+    @property
+    def batch(self) -> int:
+        """Number of rows B."""
+        return self.keys[0].shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots N: positions 0 … N-1 can be written."""
+        return self.keys[0].shape[2]
+
+    @property
+    def source(self) -> int:
+        """Number of source positions S, padding included."""
+        return self.cross_keys[0].shape[2]
+
+    @property
+    def state(self) -> list[mx.array]:
+        """All arrays, for `mx.eval` and `mx.async_eval`."""
+        mask = [] if self.mask is None else [self.mask]
+        return [*self.keys, *self.values, *self.cross_keys, *self.cross_values, *mask]
+
+    def slots(self, offsets: list[int] | mx.array, length: int) -> Slots:
+        """Place `length` new tokens a row behind the offsets.
+
+        Args:
+            offsets: absolute position of each row's first new token. A list is best: with an
+                array (B,) the pass has to look at all slots, as nothing is read back from it.
+            length: T.
+
+        Raises:
+            ValueError: the slots do not suffice, or there is not one offset a row.
+        """
+        steps = mx.arange(length)
+        if isinstance(offsets, mx.array):
+            return Slots(offsets[:, None] + steps, None, self.capacity)
+        if len(offsets) != self.batch or min(offsets) < 0:
+            raise ValueError(f"offsets {offsets} do not fit a cache of {self.batch} rows")
+        end = max(offsets) + length
+        if end > self.capacity:
+            raise ValueError(
+                f"{end} positions do not fit a cache of {self.capacity} slots; reserve({end}) first"
+            )
+        start = offsets[0] if len(set(offsets)) == 1 else None
+        rows = mx.array(offsets if start is None else offsets[:1])
+        return Slots(rows[:, None] + steps, start, round_up(end))
+
+    def update(
+        self, layer: int, keys: mx.array, values: mx.array, slots: Slots
+    ) -> tuple[mx.array, mx.array]:
+        """Write new keys and values (B, H, T, d_kv); return all that attention has to see."""
+        self.keys[layer] = slots.write(self.keys[layer], keys)
+        self.values[layer] = slots.write(self.values[layer], values)
+        return self.keys[layer][:, :, : slots.seen], self.values[layer][:, :, : slots.seen]
+
+    def reserve(self, capacity: int) -> None:
+        """Grow to at least `capacity` slots, keeping what they hold."""
+        if capacity > self.capacity:
+            capacity = round_up(capacity)
+            self.keys = [_widen(a, capacity) for a in self.keys]
+            self.values = [_widen(a, capacity) for a in self.values]
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep only these rows, in this order."""
+        if rows == list(range(self.batch)):
+            return
+        index = mx.array(rows, dtype=mx.int32)
+        for name in ("keys", "values", "cross_keys", "cross_values"):
+            setattr(self, name, [a[index] for a in getattr(self, name)])
+        if self.mask is not None:
+            self.mask = self.mask[index]
+
+    def trim(self, source: int, capacity: int) -> None:
+        """Give back the memory of what lies beyond, where that is at least half of it.
+
+        Args:
+            source: source positions that the longest row has.
+            capacity: slots that have been written and will not be written again.
+        """
+        if 2 * source <= self.source:
+            self.cross_keys = [_narrow(a, source) for a in self.cross_keys]
+            self.cross_values = [_narrow(a, source) for a in self.cross_values]
+            self.mask = None if self.mask is None else self.mask[..., :source]
+        capacity = round_up(capacity)
+        if 2 * capacity <= self.capacity:
+            self.keys = [_narrow(a, capacity) for a in self.keys]
+            self.values = [_narrow(a, capacity) for a in self.values]
+
+    def append(self, other: Cache) -> None:
+        """Add the rows of `other` at the end; the shorter of the two is padded to the longer."""
+        capacity = max(self.capacity, other.capacity)
+        source = max(self.source, other.source)
+        if self.mask is not None or other.mask is not None or self.source != other.source:
+            self.mask = mx.concatenate([self._wide_mask(source), other._wide_mask(source)])
+        for name in ("keys", "values", "cross_keys", "cross_values"):
+            length = source if name.startswith("cross") else capacity
+            pairs = zip(getattr(self, name), getattr(other, name), strict=True)
+            joined = [mx.concatenate([_widen(a, length), _widen(b, length)]) for a, b in pairs]
+            setattr(self, name, joined)
+
+    def _wide_mask(self, source: int) -> mx.array:
+        """The mask (B, 1, 1, `source`) in which all positions past this cache's S are hidden."""
+        dtype = self.cross_keys[0].dtype
+        mask = mx.zeros((self.batch, 1, 1, self.source), dtype) if self.mask is None else self.mask
+        hidden = mx.full((self.batch, 1, 1, source - self.source), mx.finfo(dtype).min, dtype)
+        return mx.concatenate([mask, hidden], axis=3)
+
+
+def _narrow(array: mx.array, length: int) -> mx.array:
+    """The first `length` places of axis 2 of (B, H, N, d_kv); a copy, as a view keeps all of it."""
+    return mx.contiguous(array[:, :, :length])
+
+
+def _widen(array: mx.array, length: int) -> mx.array:
+    """Pad axis 2 of (B, H, N, d_kv) with zeros."""
+    missing = length - array.shape[2]
+    return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

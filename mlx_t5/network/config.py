@@ -1,0 +1,176 @@
+"""The shape of a T5 model, read from a Hugging Face `config.json` as its publisher saved it."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass, fields
+
+from mlx_t5.errors import UserError
+
+MODEL_TYPES = ("t5", "mt5", "umt5")
+ACTIVATIONS = (
+    "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
+    "relu6", "tanh",
+)  # fmt: skip
+_MOST_ENDS = 256
+# No published size comes near; a larger one is a broken or a hostile file.
+_LIMIT = 2**24
+_MOST_LAYERS = 256  # of a stack
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Fields are named as in config.json; those without a default have to be there.
+
+    Attributes:
+        d_kv: width of one head; `num_heads * d_kv` need not be `d_model`.
+        feed_forward_proj: "relu", or "gated-…" for the two-branch feed-forward of v1.1 and later;
+            if absent, "relu" for T5 and "gated-gelu" for mT5 and umT5.
+        dense_act_fn: its activation: "gated-gelu" has always meant the tanh form, "gelu_new".
+        is_gated_act: whether it has two branches, if that is not what `feed_forward_proj` says.
+        tie_word_embeddings: as saved. It says whether logits are scaled, and nothing about
+            whether a separate output head exists: only the tensors tell that.
+        scale_decoder_outputs: written by transformers 5, where `tie_word_embeddings` is always
+            true; if present, it decides about the scale.
+        eos_token_id: the end token; of a list in config.json the first.
+        more_eos_token_ids: the others of that list; a text ends at any of them.
+    """
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    model_type: str = "t5"
+    num_decoder_layers: int | None = None  # as many as `num_layers`
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+    feed_forward_proj: str | None = None
+    dense_act_fn: str | None = None  # the last part of `feed_forward_proj`
+    is_gated_act: bool | None = None  # as `feed_forward_proj` says
+    tie_word_embeddings: bool = True
+    scale_decoder_outputs: bool | None = None
+    pad_token_id: int = 0
+    eos_token_id: int = 1
+    decoder_start_token_id: int | None = None  # the padding token
+    more_eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        projection = self.feed_forward_proj
+        if projection is None:
+            projection = "relu" if self.model_type == "t5" else "gated-gelu"
+        activation = projection.removeprefix("gated-")
+        defaults = {
+            "num_decoder_layers": self.num_layers,
+            "feed_forward_proj": projection,
+            "dense_act_fn": "gelu_new" if projection == "gated-gelu" else activation,
+            "is_gated_act": projection.startswith("gated-"),
+            "decoder_start_token_id": self.pad_token_id,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_dict(cls, raw: dict) -> T5Config:
+        """Read what config.json holds; other entries are ignored, null counts as absent.
+
+        Raises:
+            UserError: not a T5 model, or an entry is missing, of a wrong type or out of range.
+        """
+        if not isinstance(raw, dict):
+            raise UserError("config.json holds no object; is this a model folder?")
+        if raw.get("model_type") not in MODEL_TYPES:
+            raise UserError(
+                f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "
+                f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
+            )
+        given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
+        given.pop("more_eos_token_ids", None)  # no entry of config.json
+        if "eos_token_id" in given:
+            given["eos_token_id"], *more = _end_tokens(given["eos_token_id"])
+            given["more_eos_token_ids"] = tuple(more)
+        for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"):
+            if name not in given:
+                raise UserError(f"config.json has no {name}; is this a T5 model?")
+        for name, value in given.items():
+            if name != "more_eos_token_ids":
+                _check(name, value, cls.__annotations__[name])
+        config = cls(**given)
+        config._check_together()
+        return config
+
+    def _check_together(self) -> None:
+        if self.dense_act_fn not in ACTIVATIONS:
+            raise UserError(
+                f"config.json asks for the activation {self.dense_act_fn!r} "
+                f"(feed_forward_proj {self.feed_forward_proj!r}); known: {', '.join(ACTIVATIONS)}"
+            )
+        if max(self.num_layers, self.num_decoder_layers) > _MOST_LAYERS:
+            raise UserError(f"config.json asks for more than {_MOST_LAYERS} layers")
+        if self.num_heads * self.d_kv > _LIMIT:
+            raise UserError(f"config.json: num_heads times d_kv is more than {_LIMIT}")
+        exact = self.relative_attention_num_buckets // 2
+        if exact < 2 or not exact < self.relative_attention_max_distance <= 2**20:
+            raise UserError(
+                "config.json: relative_attention_num_buckets must be at least 4, and "
+                "relative_attention_max_distance larger than half of it and at most 2^20"
+            )
+        special = {"pad_token_id": [self.pad_token_id], "eos_token_id": self.eos_token_ids,
+                   "decoder_start_token_id": [self.decoder_start_token_id]}  # fmt: skip
+        for name, tokens in special.items():
+            if max(tokens) >= self.vocab_size:
+                raise UserError(f"config.json: {name} is outside the vocabulary")
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All tokens that end a text; the first is `eos_token_id`."""
+        return (self.eos_token_id, *self.more_eos_token_ids)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward has two input branches, `wi_0` and `wi_1`."""
+        return self.is_gated_act
+
+    @property
+    def bias_per_layer(self) -> bool:
+        """Whether every layer learns its own relative bias, not only the first for all."""
+        return self.model_type == "umt5"
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether hidden states are multiplied by d_model^-0.5 before the output head."""
+        if self.model_type == "mt5":  # its published configs contradict each other
+            return False
+        if self.scale_decoder_outputs is not None:
+            return self.scale_decoder_outputs
+        return self.tie_word_embeddings
+
+
+def _end_tokens(value: object) -> list[int]:
+    """The end tokens of a config.json that gives one or a list."""
+    ends = value if isinstance(value, list) else [value]
+    if not 0 < len(ends) <= _MOST_ENDS:
+        raise UserError(f"config.json: eos_token_id must be 1 to {_MOST_ENDS} tokens")
+    for end in ends:
+        _check("eos_token_id", end, "int")
+    return list(dict.fromkeys(ends))
+
+
+def _check(name: str, value: object, kind: str) -> None:
+    """Raise unless a value from the file has the type and the range of its field."""
+    if kind.startswith("int"):
+        lowest = 0 if name.endswith("_id") else 1
+        ok = type(value) is int and lowest <= value <= _LIMIT
+        wanted = f"an integer between {lowest} and {_LIMIT}"
+    elif kind == "float":
+        ok = type(value) in (int, float) and 0 <= value < 1
+        wanted = "a number between 0 and 1"
+    elif kind.startswith("bool"):
+        ok, wanted = type(value) is bool, "true or false"
+    else:
+        ok, wanted = isinstance(value, str), "a string"
+    if not ok:
+        raise UserError(f"config.json: {name} must be {wanted}, not {reprlib.repr(value)}")

@@ -1,0 +1,146 @@
+"""How much memory models and prompts take, and how much there is.
+
+A decoder holds of a prompt its caches: keys and values of the source, for cross-attention, and of
+what is written. Besides, the encoder's work counts while it reads.
+
+Symbols: B rows, S source positions, T target positions.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mlx_t5.backend import cpu_only, mx
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.network.cache import round_up
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import Shape
+from mlx_t5.sizes import readable
+
+SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
+WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
+
+
+def limit() -> int:
+    """Bytes that can be used: what the GPU recommends or has, or nearly all of the machine's."""
+    facts = mx.device_info()
+    for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if facts.get(name):
+            return int(facts[name])
+    return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def require(needed: int) -> None:
+    """See that so many bytes are left, before something is begun that would fill the machine.
+
+    Raises:
+        RuntimeError: they are not, as when MLX cannot allocate.
+    """
+    left = limit() - mx.get_active_memory()
+    if needed > left:
+        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
+
+
+def require_for(models: Sequence[Any], new: Sequence[Any], running: Sequence[Any]) -> None:
+    """See that there is room to encode new rows and to decode them beside those that run.
+
+    That is besides what is held now, as the cache that they join is copied.
+
+    Args:
+        models: target and draft; None where there is none.
+        new: rows, as of `results.Row`.
+        running: likewise.
+
+    Raises:
+        RuntimeError: there is not.
+    """
+    rows = [*running, *new]
+    source = max(len(row.ids) for row in rows)
+    target = max(row.settings.max_tokens for row in rows)
+    sources = {tuple(row.ids) for row in new}  # equal ones are encoded once
+    longest = max(map(len, sources))
+    require(
+        sum(
+            model.cache_memory(len(rows), source, target)
+            + model.encoder_memory(len(sources), longest)
+            for model in models
+            if model
+        )
+    )
+
+
+def cache_bytes(config: T5Config, width: int, rows: int, source: int, target: int) -> int:
+    """Bytes of a decoder's caches.
+
+    Args:
+        config: of the model.
+        width: bytes of a number.
+        rows: B.
+        source: S.
+        target: T.
+    """
+    slots = source + round_up(target)
+    return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * rows * width
+
+
+def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
+    """Bytes that the encoder takes at work, at most.
+
+    That was measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
+    A GPU does not keep the scores.
+    """
+    scores = config.num_heads * source
+    others = (1 + config.is_gated) * config.d_ff + config.d_model + config.num_heads * config.d_kv
+    return 4 * width * rows * source * (scores + others)
+
+
+def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None = None) -> int:
+    """Bytes of a model's weights.
+
+    Args:
+        shapes: of the parameters, by our names.
+        width: bytes of a number that is not quantised.
+        recipe: how layers are quantised; None if they are not.
+    """
+    total = 0
+    for name, shape in shapes.items():
+        how = recipe.of(name, shape) if recipe else None
+        total += how.nbytes(shape, width) if how else math.prod(shape) * width
+    return total
+
+
+def stored_bytes(folder: Path, dtype: str | None) -> int:
+    """Bytes that the weights of a model folder take once they are loaded.
+
+    Args:
+        folder: MLX or Hugging Face.
+        dtype: what to compute in; None is the folder's, and float32 without a GPU.
+
+    Raises:
+        UserError: the folder holds no readable checkpoint.
+    """
+    with open_checkpoint(folder) as stored:
+        once = {stored.storage(name): name for name in stored.names}.values()
+        return sum(_loaded(stored, name, dtype) for name in once)
+
+
+def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
+    if stored.dtype(name) not in WIDTHS:  # quantised
+        return stored.nbytes(name)
+    width = WIDTHS[dtype or ("float32" if cpu_only() else stored.dtype(name))]
+    return math.prod(stored.shape(name)) * width
+
+
+def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
+    """One line about models that do not fit into memory together, None if they do."""
+    needed, there = sum(stored_bytes(folder, dtype) for folder in folders), limit()
+    if needed <= there:
+        return None
+    cure = "convert the model with --quantize, or take a smaller one"
+    return f"the weights take {readable(needed)}, and there are {readable(there)} of memory; {cure}"

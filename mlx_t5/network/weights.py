@@ -1,0 +1,213 @@
+"""From the tensors of a folder to the parameters of a model: their names, types and values.
+
+Hugging Face checkpoints name tensors after their PyTorch modules, MLX folders after the modules
+of model.py. Nothing is guessed: a tensor that is missing, unknown or of a wrong shape is an error
+that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.checkpoint import SAFETENSORS, Checkpoint, read_weight_map
+from mlx_t5.checkpoints.small_files import read_small
+from mlx_t5.errors import UserError, shown
+from mlx_t5.network.config import T5Config
+
+EMBEDDING = "shared.weight"
+HEAD = "lm_head.weight"
+Shape = tuple[int, ...]
+
+# The embedding is stored under one or more of these names. MADLAD has only the last.
+EMBEDDINGS = (EMBEDDING, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Written by an early transformers, used by none.
+_STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def tensor_names(config: T5Config) -> dict[str, str]:
+    """Every tensor of a model with this config: its Hugging Face name → ours."""
+    names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
+    projections = ("wi_0", "wi_1", "wo") if config.is_gated else ("wi", "wo")
+    sublayers = {
+        "SelfAttention": ("self_attention", "qkvo"),
+        "EncDecAttention": ("cross_attention", "qkvo"),
+        "DenseReluDense": ("feed_forward", projections),
+    }
+    for stack, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers)):
+        kinds = [kind for kind in sublayers if stack == "decoder" or kind != "EncDecAttention"]
+        names[f"{stack}.final_layer_norm.weight"] = f"{stack}.norm.weight"
+        for i in range(depth):
+            for j, kind in enumerate(kinds):
+                theirs, (ours, parts) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
+                ours = f"{stack}.layers.{i}.{ours}"
+                names[f"{theirs}.layer_norm.weight"] = f"{ours}.norm.weight"
+                for part in parts:
+                    names[f"{theirs}.{kind}.{part}.weight"] = f"{ours}.{part}.weight"
+            if i == 0 or config.bias_per_layer:
+                theirs = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
+                names[theirs] = f"{stack}.relative_attention_bias.{i}.weight"
+    return names
+
+
+def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
+    """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+
+    Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)
+    only if it is not the embedding over again.
+
+    Args:
+        config: from the checkpoint's config.json.
+        checkpoint: its tensors; heads and embeddings are compared by value where necessary.
+        expected: our names → shapes, of a model with a head of its own.
+
+    Raises:
+        UserError: a tensor is missing, unknown or of a wrong shape.
+    """
+    ours = tensor_names(config)
+    stored = [name for name in checkpoint.names if name != _STRAY]
+    embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDING)
+    ours[embedding] = ours.pop(EMBEDDING)
+    duplicates = {name for name in EMBEDDINGS if name != embedding}
+    if HEAD not in stored or (embedding in stored and _equal(checkpoint, HEAD, embedding)):
+        duplicates.add(HEAD)
+        del ours[HEAD]
+    shapes = {name: checkpoint.shape(name) for name in stored if name not in duplicates}
+    check(shapes, {name: expected[mine] for name, mine in ours.items()})
+    return ours
+
+
+def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
+    """Compare tensors by name and shape.
+
+    Raises:
+        UserError: they differ; the message names the first few.
+    """
+    problems = []
+    for kind, there, here in (("missing", found, expected), ("unexpected", expected, found)):
+        names = [name for name in here if name not in there]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            problems.append(f"{kind} {', '.join(map(shown, names[:3]))}{more}")
+    for name in expected:
+        if name in found and tuple(found[name]) != tuple(expected[name]):
+            shapes = f"{tuple(found[name])} instead of {tuple(expected[name])}"
+            problems.append(f"{name} has shape {shapes}")
+            break
+    if problems:
+        raise UserError(f"the tensors do not fit config.json: {'; '.join(problems)}")
+
+
+def keep_float32(name: str, dtype: mx.Dtype) -> bool:
+    """Whether a parameter stays in float32 in a model that is otherwise `dtype`.
+
+    The output of the feed-forward leaves the range of float16 in all larger models.
+    """
+    return dtype == mx.float16 and ".wo." in name
+
+
+def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Rows of the tensor `name` in another floating-point type.
+
+    Raises:
+        UserError: a number is too large for `dtype`.
+    """
+    result = rows.astype(dtype)
+    if dtype == mx.float16 and mx.any(mx.isinf(result) & mx.isfinite(rows)).item():
+        raise UserError(f"{name} has numbers too large for float16; use bfloat16")
+    return result
+
+
+def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
+    """Whether two tensors hold the same values, comparing a few rows at a time."""
+    if checkpoint.storage(a) == checkpoint.storage(b):
+        return True
+    if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
+        return False
+    blocks = zip(checkpoint.blocks(a, 2**24), checkpoint.blocks(b, 2**24), strict=True)
+    return all(mx.array_equal(x, y).item() for x, y in blocks)
+
+
+def read_config(folder: Path) -> dict:
+    """The object in a folder's config.json.
+
+    Raises:
+        UserError: there is none, or one that cannot be the configuration of a model.
+    """
+    path = folder / "config.json"
+    try:
+        text = read_small(path)
+    except OSError as error:
+        cure = "give a model folder, MLX or Hugging Face"
+        raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no valid JSON ({error}): fetch it again") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} holds no object: fetch it again")
+    return raw
+
+
+def quantize(model: nn.Module, entry: object, names: set[str]) -> None:
+    """Make those layers quantised whose scales are among `names`, as config.json describes.
+
+    Args:
+        model: changed in place; its weights are yet to be filled in.
+        entry: the config's `quantization`: group_size, bits and mode, and for single layers,
+            by path, others.
+        names: of the folder's tensors.
+
+    Raises:
+        UserError: the entry makes no sense.
+    """
+
+    def settings(path: str, module: nn.Module) -> bool | dict:
+        stored = hasattr(module, "to_quantized") and f"{path}.scales" in names
+        return entry.get(path, stored) if stored else False
+
+    try:
+        general = {key: entry[key] for key in ("group_size", "bits", "mode") if key in entry}
+        nn.quantize(model, **general, class_predicate=settings)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"config.json: cannot apply its quantization: {reason}") from None
+
+
+def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
+    """Every tensor of an MLX folder, read from disk when it is evaluated."""
+    if (folder / SAFETENSORS).is_file():
+        files = {SAFETENSORS}
+    else:
+        files = set(read_weight_map(folder / f"{SAFETENSORS}.index.json").values())
+    arrays: dict[str, mx.array] = {}
+    for file in sorted(files):
+        arrays |= mx.load(str(folder / file))
+    while arrays:
+        yield arrays.popitem()
+
+
+def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
+    """Set every parameter, one at a time, in `dtype` where it is a floating-point number.
+
+    Args:
+        model: has exactly the parameters that follow.
+        tensors: pairs of our name and value.
+        dtype: see also `keep_float32`.
+
+    Raises:
+        UserError: a file cannot be read after all.
+    """
+    weights = []
+    try:
+        for name, array in tensors:
+            if mx.issubdtype(array.dtype, mx.floating):
+                array = array.astype(mx.float32 if keep_float32(name, dtype) else dtype)
+            mx.eval(array)
+            weights.append((name, array))
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"cannot load the weights ({reason}); are the files damaged?") from None
+    model.load_weights(weights)

@@ -1,0 +1,138 @@
+"""What a setting may be: one table, for callers of the API, the command lines and the server.
+
+Nothing here imports MLX, so that a command line can check its options before it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any
+
+from mlx_t5.errors import UserError, shown
+
+# Models compute in float32. Below its smallest normal number, digits are lost, and GPUs take 0.
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+# A factor up to this, or one over it, turns no logit into infinity.
+FACTOR = 1e30
+COUNTABLE = 2**31 - 1  # an int32; no text has more tokens and no vocabulary more ids
+MOST_ROWS = 1024  # in flight; more would wait for each other, and for longer to begin
+SHOWN = 60  # characters of a value in an error
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one setting may be.
+
+    Attributes:
+        kind: int, float or bool. A whole number may stand for a float, but no float for a whole
+            number, and a bool is no number.
+        least: the smallest value.
+        most: the largest.
+        expected: what to tell the user, after "it must be".
+        besides: allowed although outside that.
+        floor: smaller values mean no more than this one, and become it.
+        ceiling: likewise for larger ones.
+    """
+
+    kind: type
+    least: float
+    most: float
+    expected: str
+    besides: tuple[Any, ...] = ()
+    floor: float = -math.inf
+    ceiling: float = math.inf
+
+    def fit(self, value: Any) -> Any:
+        """The value as a plain number of this kind, None if it may not be that."""
+        if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or MLX
+            value = value.item()
+        if isinstance(value, str):
+            return value if value in self.besides else None
+        if isinstance(value, bool) or self.kind is bool:
+            return value if isinstance(value, bool) and self.kind is bool else None
+        if not isinstance(value, Integral if self.kind is int else Real):
+            return None
+        if not self.least <= value <= self.most:
+            return self.kind(value) if value in self.besides else None
+        return self.kind(min(max(self.kind(value), self.floor), self.ceiling))
+
+    def holds(self, value: Any) -> bool:
+        """Whether the setting may be this."""
+        return self.fit(value) is not None
+
+
+def _count(least: int, expected: str, ceiling: float = COUNTABLE, **others: Any) -> Range:
+    return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
+
+
+_OFF = "a whole number, 0 (off) or more"
+_POSITIVE = "a whole number, at least 1"
+RANGES = MappingProxyType(
+    {
+        "max_tokens": _count(1, _POSITIVE),
+        "temp": Range(
+            float, SMALLEST, LARGEST, "0 (greedy), or a number from 1.2e-38 to 3.4e38", (0,)
+        ),
+        "top_k": _count(0, _OFF),
+        "top_p": Range(
+            float, math.ulp(0.0), 1, "a number above 0 and at most 1 (off)", floor=SMALLEST
+        ),
+        "delta": Range(float, 0, 1, "a number from 0 (lossless) to 1"),
+        "num_draft": _count(
+            0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=("auto",)
+        ),
+        "repetition_penalty": Range(
+            float, 1 / FACTOR, FACTOR, "a number from 1e-30 to 1e30 (1 is off)"
+        ),
+        "no_repeat_ngram_size": _count(0, _OFF),
+        "min_tokens": _count(0, _OFF),
+        "block_verification": Range(bool, 0, 1, "True or False"),
+        # Of a whole call:
+        "batch_size": _count(1, _POSITIVE, ceiling=MOST_ROWS),
+        "num_samples": _count(1, _POSITIVE, ceiling=math.inf),
+        "seed": Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+    }
+)
+
+
+def checked(name: str, value: Any) -> Any:
+    """A setting as a plain number.
+
+    Raises:
+        UserError: it may not be that.
+    """
+    fitting = RANGES[name].fit(value)
+    if fitting is None:
+        raise refusal(name, value, RANGES[name].expected)
+    return fitting
+
+
+def refusal(name: str, value: Any, expected: str) -> UserError:
+    """The error that a value cannot be used, in one line."""
+    return UserError(f"{name} is {written(value)}; it must be {expected}")
+
+
+def written(value: Any) -> str:
+    """A value as an error shows it, as code would write it."""
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of thousands of digits, which Python does not write out
+        text = f"too large an {type(value).__name__} to be shown"
+    return shown(text, SHOWN)
+
+
+def is_listlike(value: Any) -> bool:
+    """Whether a caller means several things by this: any iterable but a text, bytes or a dict."""
+    single = isinstance(value, (str, bytes, bytearray, Mapping))
+    return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
+
+
+def listed(value: Any) -> list | None:
+    """What an iterable holds, read once; None where `is_listlike` says no."""
+    if not is_listlike(value):
+        return None
+    return value.tolist() if hasattr(value, "tolist") else list(value)

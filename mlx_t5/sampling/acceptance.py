@@ -1,0 +1,225 @@
+"""Which proposals are kept, and what replaces a rejected one.
+
+Pure functions on small arrays; no model and no state. The rules are those of
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding"
+(https://arxiv.org/abs/2211.17192) and Chen et al. (https://arxiv.org/abs/2302.01318),
+relaxed by `delta`:
+
+    temp > 0   keep x with probability min(1, (1 - delta) p(x)/q(x) + delta);
+               a rejected x is replaced by a sample of norm(max(0, p - q))
+    temp = 0   keep x when p(x) >= (1 - delta) max p; replaced by argmax p
+
+When every proposal is kept, one more token comes from p. With delta = 0 the
+tokens follow the target's distribution exactly; with delta > 0 each drafted
+position follows the mixture (1 - delta) p + delta q.
+
+Where temp > 0 and delta = 0, block verification (Sun et al.,
+https://arxiv.org/abs/2403.10444) judges the proposals of a block together
+instead: the same distribution, and never fewer tokens a step on average.
+
+Symbols: B rows, gamma proposals a row, T = gamma + 1 positions, V vocabulary;
+p target and q draft probabilities after temperature, top-k and top-p. A
+deterministic proposal (greedy draft, copied text) has q(x) = 1 and is written
+q = None.
+"""
+
+from __future__ import annotations
+
+from mlx_t5.backend import mx
+from mlx_t5.sampling.draws import (
+    REPLACE,
+    Sampling,
+    finite,
+    fold,
+    one_hot,
+    probabilities,
+    sample,
+    uniform,
+)
+
+# A residual lighter than this is rounding noise of two equal distributions.
+NEGLIGIBLE_MASS = 1e-6
+# Stands for the target's own token where its logits allow none, see `sampling.finite`.
+NO_TOKEN = -1
+NO_CHOICE = (
+    "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "
+    "bfloat16 or float32 if they are float16"
+)
+
+
+def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
+    """Judges each proposal by the rule for temp = 0.
+
+    p(x) >= (1 - delta) max p is a comparison of logits, so no softmax is needed.
+    With delta = 0 the proposal must be the argmax itself, not merely tie with it.
+    A token that the rules for the text forbid (logit -inf) is never kept.
+
+    Args:
+        logits: (B, gamma, V) of the target where each proposal stands.
+        drafts: (B, gamma) proposed tokens.
+        delta: (B,).
+
+    Returns:
+        (B, gamma) bool.
+    """
+    proposed = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0]
+    floor = mx.max(logits, axis=-1) + mx.log1p(-delta)[:, None]
+    near = (delta > 0)[:, None] & (proposed >= floor) & (proposed > -mx.inf)
+    return near | (drafts == mx.argmax(logits, axis=-1))
+
+
+def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx.array:
+    """Judges each proposal by the rule for temp > 0.
+
+    u < (1 - delta) p/q + delta, multiplied through by q.
+
+    Args:
+        px: (B, gamma) target probability of each proposal.
+        qx: (B, gamma) its draft probability, 1 if deterministic.
+        delta: (B,).
+        u: (B, gamma) uniform on [0, 1).
+
+    Returns:
+        (B, gamma) bool.
+    """
+    delta = delta[:, None]
+    return u * qx < (1 - delta) * px + delta * qx
+
+
+def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
+    """Length (B,) of the longest prefix that is kept throughout.
+
+    Args:
+        keep: (B, gamma) bool.
+        lengths: (B,) proposals that are real; the rest of a row is padding.
+    """
+    real = mx.arange(keep.shape[1]) < lengths[:, None]
+    return mx.cumprod((keep & real).astype(mx.int32), axis=1).sum(axis=1)
+
+
+def joint_ratio(px: mx.array, qx: mx.array) -> mx.array:
+    """Weight w (B, gamma + 1) of each prefix of a block: w_0 = 1, w_i = min(1, w_(i-1) p/q).
+
+    In logarithms that is a walk which never rises above 0: its sum less the largest sum so far.
+
+    Args:
+        px: (B, gamma) target probability of each proposal.
+        qx: (B, gamma) its draft probability.
+    """
+    walk = mx.cumsum(mx.pad(mx.log(px) - mx.log(qx), ((0, 0), (1, 0))), axis=1)
+    return mx.exp(walk - mx.cummax(walk, axis=1))
+
+
+def excess(p: mx.array, q: mx.array, w: mx.array) -> mx.array:
+    """R (B, T) = sum max(0, w p - q): what a block's law has left after each prefix.
+
+    Args:
+        p: (B, T, V) target probabilities after each prefix.
+        q: (B, T, V) draft probabilities there.
+        w: (B, T), see `joint_ratio`.
+    """
+    return mx.maximum(w[..., None] * p - q, 0).sum(axis=-1)
+
+
+def accepted_block(rest: mx.array, w: mx.array, lengths: mx.array, u: mx.array) -> mx.array:
+    """Length (B,) of the block that is kept (algorithm 2 of the paper).
+
+    The longest prefix of i proposals with u_i < h_i, where h_i = w_i for the
+    whole block and R_i / (R_i + 1 - w_i) otherwise.
+
+    Args:
+        rest: (B, gamma + 1), see `excess`.
+        w: (B, gamma + 1), see `joint_ratio`.
+        lengths: (B,) proposals that are real; the rest of a row is padding.
+        u: (B, gamma + 1) uniform on [0, 1), u_i for the prefix of i proposals.
+    """
+    # u < h, multiplied through. Where R + 1 - w = 0, p = q: then a longer prefix is kept as well.
+    below = u * (rest + 1 - w) < rest
+    prefix, lengths = mx.arange(w.shape[1]), lengths[:, None]
+    kept = mx.where(prefix == lengths, u < w, below) & (prefix <= lengths)
+    return mx.max(kept * prefix, axis=1).astype(mx.int32)
+
+
+def residual(p: mx.array, q: mx.array) -> mx.array:
+    """Weights max(0, p - q) that replace a rejected token; p where they vanish.
+
+    Args:
+        p: (B, V) target probabilities.
+        q: (B, V) draft probabilities.
+    """
+    rest = mx.maximum(p - q, 0)
+    return mx.where(rest.sum(axis=-1, keepdims=True) > NEGLIGIBLE_MASS, rest, p)
+
+
+def verify(
+    logits: mx.array,
+    drafts: mx.array | None,
+    q: mx.array | None,
+    lengths: mx.array,
+    sampling: Sampling,
+    keys: mx.array | None,
+) -> tuple[mx.array, mx.array]:
+    """Keeps the longest acceptable prefix of each row and adds one token.
+
+    Args:
+        logits: (B, gamma + 1, V) float32 of the target: position i judges
+            proposal i, position gamma follows the last one.
+        drafts: (B, gamma) int32, None when nothing was proposed.
+        q: (B, gamma, V) their draft probabilities, None if deterministic.
+        lengths: (B,) int32, how many proposals of each row are real.
+        sampling: settings of the rows.
+        keys: (B, 2) keys of this step; None if every row is greedy.
+
+    Returns:
+        accepted (B,) int32, the number of proposals kept, and tokens
+        (B, gamma + 1) int32: the proposals, with the target's own token at
+        position `accepted`. What stands after it is meaningless. Nothing is judged by logits that
+        are not finite: the first such position ends the block, and its own token is NO_TOKEN.
+    """
+    batch, positions, _ = logits.shape
+    own_place = mx.zeros((batch, 1), mx.int32)
+    drafts = own_place if drafts is None else mx.concatenate([drafts, own_place], axis=1)
+    sound = finite(logits)
+    lengths = accepted_length(sound, lengths)
+    if sampling.all_greedy:
+        accepted = accepted_length(keep_greedy(logits, drafts, sampling.delta), lengths)
+        best = mx.argmax(logits, axis=-1).astype(mx.int32)
+        own = mx.take_along_axis(best, accepted[:, None], axis=1)
+    else:
+        accepted, own = _verify_sampled(logits, drafts, q, lengths, sampling, keys)
+    own = mx.where(mx.take_along_axis(sound, accepted[:, None], axis=1), own, NO_TOKEN)
+    here = mx.arange(positions) == accepted[:, None]
+    return accepted, mx.where(here, own, drafts)
+
+
+def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.array, mx.array]:
+    """`verify` where some row samples; drafts (B, gamma + 1) end in a placeholder."""
+    p = probabilities(logits, sampling)
+    replacing = fold(keys, 0, REPLACE)
+    if drafts.shape[1] == 1:
+        return mx.zeros_like(lengths), sample(p[:, 0], replacing)[:, None]
+    px, qx = mx.take_along_axis(p, drafts[..., None], axis=-1)[..., 0], mx.ones(drafts.shape)
+    if q is not None:
+        q = mx.pad(q, ((0, 0), (0, 1), (0, 0)))
+        qx = mx.take_along_axis(q, drafts[..., None], axis=-1)[..., 0]
+    u, w = uniform(keys, drafts.shape[1]), mx.ones_like(px)
+    if sampling.any_block:
+        w = joint_ratio(px[:, :-1], qx[:, :-1])
+        rest = w * (1 - px) if q is None else excess(p, q, w)
+        accepted = accepted_block(rest, w, lengths, u)
+    if not sampling.all_block:
+        possible = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] > -mx.inf
+        keep = keep_sampled(px, qx, sampling.delta, u) & possible
+        if sampling.any_greedy:
+            by_rank = keep_greedy(logits, drafts, sampling.delta)
+            keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
+        alone = accepted_length(keep, lengths)
+        accepted = mx.where(sampling.block, accepted, alone) if sampling.any_block else alone
+        w = mx.where(sampling.block[:, None], w, 1.0)
+
+    row = mx.arange(len(lengths))
+    q = one_hot(drafts[row, accepted], p.shape[-1]) if q is None else q[row, accepted]
+    p, w = p[row, accepted], w[row, accepted][:, None]
+    rejected = (accepted < lengths)[:, None]
+    rest = mx.where(rejected, residual(w * p, q), p)
+    return accepted, sample(rest, replacing)[:, None]

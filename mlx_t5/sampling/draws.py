@@ -1,0 +1,240 @@
+"""How tokens are drawn: what a row samples from, and where its randomness comes from.
+
+Every row has a key of its own, and a draw is a function of that key alone. So a row's tokens do not
+depend on the rows beside it.
+
+Symbols: B rows, T positions a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mlx_t5.backend import mx
+from mlx_t5.sampling.processors import History, Processing
+
+if TYPE_CHECKING:
+    from mlx_t5.requests import Row
+
+# The draws of one step, told apart by the word that `fold` mixes into the key.
+ACCEPT, REPLACE, DRAFT = 0, 1, 2
+TINIEST = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings of the rows of a batch, one entry a row.
+
+    The flags are known on the host, so that work no row asked for (sorting the
+    vocabulary, softmax over every position) is never put into the graph.
+    """
+
+    temp: mx.array  # (B,) float32, 0 = greedy
+    top_k: mx.array  # (B,) int32, 0 = off
+    top_p: mx.array  # (B,) float32, 1 = off
+    delta: mx.array  # (B,) float32
+    block: mx.array  # (B,) bool, judge proposals as a block (needs temp > 0, delta = 0)
+    all_greedy: bool
+    any_greedy: bool
+    any_block: bool
+    all_block: bool
+    filtered: bool  # some row uses top-k or top-p
+    processing: Processing | None = None  # of the logits, before all this
+    keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
+
+    @classmethod
+    def of(
+        cls,
+        temp: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        delta: Sequence[float],
+        block: bool | Sequence[bool] = True,
+        processing: Processing | None = None,
+    ) -> Sampling:
+        """Collects the settings of B rows, given as sequences of length B.
+
+        Block verification is used where it applies, unless `block` is False for all rows or for
+        this one.
+        """
+        wanted = [block] * len(temp) if isinstance(block, bool) else block
+        joint = [b and t > 0 and d == 0 for b, t, d in zip(wanted, temp, delta, strict=True)]
+        return cls(
+            mx.array(temp, mx.float32),
+            mx.array(top_k, mx.int32),
+            mx.array(top_p, mx.float32),
+            mx.array(delta, mx.float32),
+            mx.array(joint, mx.bool_),
+            all_greedy=all(t == 0 for t in temp),
+            any_greedy=any(t == 0 for t in temp),
+            any_block=any(joint),
+            all_block=all(joint),
+            filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
+            processing=processing,
+        )
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
+        """Collects the settings and keys of B rows; `eos` are the end tokens."""
+
+        def each(*names: str) -> list[list]:
+            return [[getattr(row.settings, name) for row in rows] for name in names]
+
+        rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
+        processing = Processing.of(*each(*rules), eos)
+        sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
+        sampling = cls.of(*sampled, processing=processing)
+        return (
+            sampling
+            if sampling.all_greedy
+            else replace(sampling, keys=mx.stack([row.key for row in rows]))
+        )
+
+    def step_keys(self, positions: Sequence[int]) -> mx.array | None:
+        """Keys (B, 2) for the step at these positions; None if every row is greedy."""
+        return None if self.all_greedy else fold(self.keys, mx.array(positions), 0)
+
+    def process(
+        self,
+        logits: mx.array,
+        committed: Sequence[Sequence[int]],
+        x: mx.array | None,
+        lengths: Sequence[int],
+    ) -> mx.array:
+        """Applies the rows' rules for the text.
+
+        Args:
+            logits: (B, T, V) after the last committed token and each proposal.
+            committed: tokens of each row, the start token first.
+            x: (B, T - 1) proposals; None if there are none.
+            lengths: how many of each row's are real.
+        """
+        if not self.processing:
+            return logits
+        return self.processing(History.of(committed).then(x), logits, [n + 1 for n in lengths])
+
+
+def row_key(seed: int, index: int) -> mx.array:
+    """Key (2,) of the prompt with this index in a call with this seed.
+
+    The seed is hashed before the index is mixed in, so that neighbouring seeds
+    and neighbouring indices share no stream.
+    """
+    return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
+
+
+def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:
+    """Derives keys (..., 2) from keys (..., 2), a counter and a purpose.
+
+    Threefry, the generator behind `mx.random`, is a pseudo-random function of
+    its key: hashing once and then changing a word gives independent streams.
+    """
+    hashed = _each_key(lambda key: mx.random.split(key)[0], keys)
+    word = mx.broadcast_to(mx.array(word).astype(mx.uint32), keys.shape[:-1])
+    return hashed ^ mx.stack([mx.full(word.shape, purpose, mx.uint32), word], axis=-1)
+
+
+def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
+    """Applies `draw`, a function of one key (2,), to keys (..., 2)."""
+    for _ in keys.shape[:-1]:
+        draw = mx.vmap(draw)
+    return draw(keys)
+
+
+def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
+    """Turns logits into the probabilities that a row samples from.
+
+    Temperature, then top-k, then top-p, in the order of transformers' logits
+    warpers; equal logits at a threshold are all kept. A row with temp = 0 puts
+    all its mass on the (first) largest logit.
+
+    Args:
+        logits: (B, T, V) float32.
+        sampling: settings of the B rows.
+
+    Returns:
+        (B, T, V) float32, each row summing to one.
+    """
+    greedy = (sampling.temp == 0)[:, None, None]
+    # Distances to the largest logit are negative: however small temp is, none becomes +inf.
+    distance = logits - mx.max(logits, axis=-1, keepdims=True)
+    scaled = distance / mx.where(greedy, 1.0, sampling.temp[:, None, None])
+    if sampling.filtered:
+        floor = _smallest_kept_logit(scaled, sampling)
+        scaled = mx.where(scaled < floor, -mx.inf, scaled)
+    p = mx.softmax(scaled, axis=-1, precise=True)
+    if sampling.any_greedy:
+        p = mx.where(greedy, one_hot(mx.argmax(logits, axis=-1), logits.shape[-1]), p)
+    return p
+
+
+def finite(logits: mx.array) -> mx.array:
+    """Whether a token can be chosen from logits (..., V), as bool (...).
+
+    Single logits may be -inf, as rules for the text forbid tokens so. NaN or inf anywhere, or
+    nothing but -inf, leaves no choice: the largest is no number then.
+    """
+    return mx.isfinite(mx.max(logits, axis=-1))
+
+
+def _smallest_kept_logit(scaled: mx.array, sampling: Sampling) -> mx.array:
+    """Smallest logit (B, T, 1) that survives top-k and then top-p."""
+    vocab_size = scaled.shape[-1]
+    descending = mx.sort(scaled, axis=-1)[..., ::-1]
+    k = mx.where(sampling.top_k > 0, mx.minimum(sampling.top_k, vocab_size), vocab_size)
+    beyond_k = mx.arange(vocab_size) >= k[:, None, None]
+    p = mx.softmax(mx.where(beyond_k, -mx.inf, descending), axis=-1, precise=True)
+    # A token stays while the mass in front of it is below top_p: the nucleus is
+    # the smallest set that reaches top_p, and holds one token at least.
+    in_front = mx.cumsum(p, axis=-1) - p
+    top_p = sampling.top_p[:, None, None]
+    dropped = beyond_k | ((in_front >= top_p) & (top_p < 1))
+    return mx.min(mx.where(dropped, mx.inf, descending), axis=-1, keepdims=True)
+
+
+def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
+    """Indicator (..., V) float32 of tokens (...)."""
+    return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
+
+
+def sample(weights: mx.array, keys: mx.array) -> mx.array:
+    """Draws one token a row by an exponential race (the exponential form of the Gumbel-max trick).
+
+    Each token has a clock that rings after a time with the exponential distribution, at a rate
+    that is its weight. The first to ring is token x with probability weights(x) / sum of weights:
+    https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
+
+    Args:
+        weights: (B, V) non-negative, need not sum to one.
+        keys: (B, 2).
+
+    Returns:
+        Tokens (B,) int32.
+    """
+    count = weights.shape[-1] + 1
+    u = _each_key(lambda key: mx.random.uniform(shape=(count,), key=key), keys)
+    return mx.argmax(weights / waiting_times(u), axis=-1).astype(mx.int32)
+
+
+def waiting_times(u: mx.array) -> mx.array:
+    """Exponentially distributed times (B, n), of mean 1, from uniform draws u (B, n + 1).
+
+    A rare token wins the race only by a tiny time, so tiny ones have to be as exact as others:
+    -log(1 - u) takes them from u near 0, where floats are dense, and not from u near 1, where they
+    are 6e-8 apart. Draws are multiples of 2**-32; the last of a row lends the others its digits to
+    go on with. Sharing them does no harm: they matter to draws near 2**-32 only, and a row with two
+    of those is too rare to meet.
+    """
+    u = u[:, :-1] + u[:, -1:] * 2.0**-32
+    return mx.maximum(-mx.log1p(-u), TINIEST)
+
+
+def uniform(keys: mx.array, count: int) -> mx.array:
+    """(B, count) uniform draws, draw i a function of the row's key and i alone."""
+    grid = (keys.shape[0], count)
+    each = fold(
+        mx.broadcast_to(keys[:, None], (*grid, 2)), mx.broadcast_to(mx.arange(count), grid), ACCEPT
+    )
+    return _each_key(lambda key: mx.random.uniform(key=key), each)

@@ -1,0 +1,216 @@
+"""What changes the target's logits before a token is chosen from them.
+
+Three rules that T5 users know from transformers, in its order, and after them any callables:
+
+    repetition penalty     a logit l of a token already written becomes l / penalty if l > 0 and
+                           l * penalty otherwise (CTRL, https://arxiv.org/abs/1909.05858)
+    no repeated n-gram     a token that would complete an n-gram already written is ruled out
+                           (https://arxiv.org/abs/1705.04304)
+    minimum of tokens      the end tokens are ruled out before it is reached
+
+Temperature, top-k and top-p come later (acceptance.py). "Written" means the decoder's tokens, start
+token included, and not the source. The tokens of a block that is to be verified are known to the
+device only, so every rule is a function of lazy arrays: nothing here waits for the device.
+Speculation is lossless relative to whatever comes out of here.
+
+Symbols: B rows, N columns of tokens written, T positions judged at once, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+
+# processor(tokens (n,), logits (1, V)) -> logits (1, V): the interface of mlx-lm's processors.
+# `tokens` is all that the row has written, the start token first. Both are lazy: reading their
+# values works, but waits for the device. One position may be asked for several times, with
+# proposals among the tokens that are never accepted, so a processor keeps no memory of its calls.
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+
+NOTHING = -1  # stands in front of the first token of a shorter row
+
+
+@dataclass(frozen=True)
+class History:
+    """What the rows of a batch have written, aligned at the right: all end in the last column.
+
+    Attributes:
+        tokens: (B, N) int32, NOTHING in front of shorter rows.
+        lengths: how many tokens of each row there are.
+    """
+
+    tokens: mx.array
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, committed: Sequence[Sequence[int]]) -> History:
+        """Aligns rows of tokens that are known on the host."""
+        lengths = [len(row) for row in committed]
+        width = max(lengths)
+        aligned = [[NOTHING] * (width - len(row)) + list(row) for row in committed]
+        return cls(mx.array(aligned, mx.int32), lengths)
+
+    def then(self, tokens: mx.array | None) -> History:
+        """Adds proposals (B, k) to every row; None adds nothing."""
+        if tokens is None:
+            return self
+        grown = mx.concatenate([self.tokens, tokens.astype(mx.int32)], axis=1)
+        return History(grown, [length + tokens.shape[1] for length in self.lengths])
+
+    def seen(self, positions: int) -> mx.array:
+        """Indicator (T, N): the last of T positions sees every column, the one before one less."""
+        columns = self.tokens.shape[1]
+        ends = mx.arange(columns - positions + 1, columns + 1)
+        return mx.arange(columns) < ends[:, None]
+
+
+@dataclass(frozen=True)
+class Processing:
+    """The processors of the rows of a batch, one entry a row. What no row asks for costs nothing.
+
+    Attributes:
+        penalty: repetition penalty, 1 = off.
+        ngram_size: n-grams of this size are written once only, 0 = off.
+        min_tokens: tokens before the end token may come, 0 = off.
+        custom: callables, applied in order.
+        eos: the end tokens.
+    """
+
+    penalty: list[float]
+    ngram_size: list[int]
+    min_tokens: list[int]
+    custom: list[tuple[LogitsProcessor, ...]]
+    eos: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        penalty: Sequence[float],
+        ngram_size: Sequence[int],
+        min_tokens: Sequence[int],
+        custom: Sequence[tuple[LogitsProcessor, ...]],
+        eos: Sequence[int],
+    ) -> Processing | None:
+        """Collects the settings of B rows; None if no row processes anything."""
+        if all(p == 1 for p in penalty) and not any(map(any, (ngram_size, min_tokens, custom))):
+            return None
+        return cls(list(penalty), list(ngram_size), list(min_tokens), list(custom), tuple(eos))
+
+    def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
+        """Processes the logits of T positions a row, lazily.
+
+        Args:
+            history: what the rows have written, the proposals before the last position included.
+            logits: (B, T, V) float32; position t follows all but the last T - 1 - t tokens.
+            counts: how many of the T positions of each row matter; callables are not asked for
+                the others.
+
+        Returns:
+            (B, T, V).
+
+        Raises:
+            UserError: a callable returned something of another shape.
+        """
+        if any(penalty != 1 for penalty in self.penalty):
+            logits = penalise_repetition(history, logits, mx.array(self.penalty, mx.float32))
+        columns = history.tokens.shape[1]
+        for n in sorted(n for n in set(self.ngram_size) if 0 < n <= columns):
+            chosen = mx.array([size == n for size in self.ngram_size])[:, None, None]
+            logits = mx.where(chosen & repeats(history, logits, n), -mx.inf, logits)
+        if any(self.min_tokens):
+            early = too_early(history, logits.shape[1], self.min_tokens)
+            ends = (mx.arange(logits.shape[2])[:, None] == mx.array(self.eos)).any(axis=-1)
+            logits = mx.where(early[..., None] & ends, -mx.inf, logits)
+        if any(self.custom):
+            logits = self._call_custom(history, logits, counts)
+        return logits
+
+    def _call_custom(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
+        """Applies the callables, row by row and position by position."""
+        positions, columns = logits.shape[1], history.tokens.shape[1]
+        rows = []
+        for b, processors in enumerate(self.custom):
+            first = columns - history.lengths[b]
+            judged = [logits[b, t : t + 1] for t in range(positions)]
+            for t in range(counts[b]):
+                tokens = history.tokens[b, first : columns - positions + 1 + t]
+                for processor in processors:
+                    judged[t] = _checked(processor(tokens, judged[t]), judged[t].shape)
+            rows.append(mx.concatenate(judged, axis=0))
+        return mx.stack(rows)
+
+
+def _checked(processed: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """What a callable returned, if it has the shape of logits."""
+    if not isinstance(processed, mx.array) or processed.shape != shape:
+        got = f"shape {processed.shape}" if isinstance(processed, mx.array) else type(processed)
+        raise UserError(f"a logits processor returned {got}; return an mx.array of shape {shape}")
+    return processed.astype(mx.float32)
+
+
+def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -> mx.array:
+    """Makes tokens already written less likely (penalty > 1) or more (penalty < 1).
+
+    Args:
+        history: what the rows have written, see `Processing.__call__`.
+        logits: (B, T, V).
+        penalty: (B,), above 0; 1 changes nothing.
+    """
+    penalty = penalty[:, None, None]
+    penalised = mx.where(logits < 0, logits * penalty, logits / penalty)
+    written = history.seen(logits.shape[1])
+    written = _indicator(history.tokens[:, None], written, logits.shape)
+    return mx.where(written, penalised, logits)
+
+
+def repeats(history: History, logits: mx.array, n: int) -> mx.array:
+    """Which tokens would complete an n-gram that the row has written already.
+
+    At a position with P tokens before it, an n-gram that starts at column s counts if it is
+    complete, s + n <= P, and its first n - 1 tokens are the last n - 1 of the P. So it is compared
+    with every place at once, one token of the n-gram after the other.
+
+    Args:
+        history: what the rows have written, see `Processing.__call__`.
+        logits: (B, T, V), for the shape alone.
+        n: from 1 to N; a longer n-gram has not been written.
+
+    Returns:
+        (B, T, V) bool.
+    """
+    positions = logits.shape[1]
+    # In front, so that the last n - 1 tokens exist at every position.
+    missing = max(n + positions - 2 - history.tokens.shape[1], 0)
+    tokens = mx.pad(history.tokens, ((0, 0), (missing, 0)), constant_values=NOTHING)
+    columns = tokens.shape[1]
+    starts = columns - n + 1
+    last = tokens[:, n - 1 :]  # (B, starts) the token that completes each n-gram
+    ends = mx.arange(columns - positions + 1, columns + 1)  # P of each position
+    # Where there are fewer tokens than n - 1, the padding agrees with itself alone.
+    counts = mx.arange(starts) + n <= ends[:, None]  # (T, starts)
+    for i in range(n - 1):
+        suffix = columns - positions + 1 - (n - 1) + i
+        ours = tokens[:, suffix : suffix + positions, None]
+        counts = counts & (tokens[:, None, i : i + starts] == ours)
+    return _indicator(last[:, None], counts, logits.shape)
+
+
+def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx.array:
+    """Where (B, T) bool the end token would leave a row with fewer than min_tokens (B entries)."""
+    before = mx.array([length - positions for length in history.lengths])  # without the start token
+    return before[:, None] + mx.arange(positions) < mx.array(min_tokens)[:, None]
+
+
+def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """(B, T, V) bool, true for tokens (B, 1, K) wherever they count (B or 1, T, K).
+
+    NOTHING, and ids that the logits do not have, go to a spare column.
+    """
+    batch, positions, vocab_size = shape
+    counts = counts & (tokens != NOTHING) & (tokens < vocab_size)
+    places = mx.where(counts, tokens, vocab_size)
+    marks = mx.zeros((batch, positions, vocab_size + 1), mx.bool_)
+    return mx.put_along_axis(marks, places, mx.array(True), axis=-1)[..., :vocab_size]

@@ -1,0 +1,340 @@
+"""Answers in the shapes of OpenAI's API, whole or chunk by chunk.
+
+Fields that are OpenAI's are what the official client expects. Two say more: in `usage`, the
+prediction tokens that were accepted and rejected are the draft's; `speculation`, on request, says
+who wrote each token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel
+
+from mlx_t5.requests import Stats
+from mlx_t5.serving.jobs import Progress
+from mlx_t5.serving.logprobs import TokenLogprob
+from mlx_t5.serving.spelling import Spelling
+
+LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+class TokenDetails(BaseModel):
+    """What became of the draft's tokens."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    """Token counts of a request; each prompt counts once, end tokens of texts do not."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: TokenDetails
+
+
+class Counts(BaseModel):
+    """Counts and times of one text so far; see `results.Stats`."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    target_calls: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float
+    tokens_per_call: float
+    encode_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+
+    @classmethod
+    def of(cls, stats: Stats) -> Counts:
+        """Those of the engine."""
+        return cls(**{name: getattr(stats, name) for name in cls.model_fields})
+
+
+class WrittenToken(BaseModel):
+    """A token's text, and who wrote it."""
+
+    text: str
+    writer: Literal["draft", "copy", "target"]
+
+
+class Speculation(BaseModel):
+    """Who wrote the tokens of a choice; their texts joined are the choice's text."""
+
+    tokens: list[WrittenToken]
+    stats: Counts
+
+
+class Logprobs(BaseModel):
+    """Log-probabilities of a completion, entry by entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Choice(BaseModel):
+    """One text of a completion."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    speculation: Speculation | None = None
+
+
+class Completion(BaseModel):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class ChatToken(BaseModel):
+    """A likely token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(ChatToken):
+    """A token of the answer."""
+
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a chat's answer."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(BaseModel):
+    """The answer, or in a chunk what is added to it."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer; chunks have `delta` in place of `message`."""
+
+    index: int
+    message: ChatMessage | None = None
+    delta: ChatMessage | None = None
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    speculation: Speculation | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
+class Prediction(BaseModel):
+    """The answer of /predict."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    stats: Counts
+
+
+def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
+    """The counts of a request.
+
+    Args:
+        prompt_tokens: of all its prompts.
+        results: statistics of all its texts.
+    """
+    written, drafted = (
+        sum(getattr(s, n) for s in results) for n in ("generated_tokens", "drafted")
+    )
+    accepted = sum(s.accepted for s in results)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=written,
+        total_tokens=prompt_tokens + written,
+        completion_tokens_details=TokenDetails(
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+        ),
+    )
+
+
+def speculation(progress: Progress) -> Speculation:
+    """Who wrote what in a chunk; what follows its last token is given to the target."""
+    chunk = progress.chunk
+    rest = chunk.text[sum(map(len, chunk.pieces)) :]
+    # Of a stop string that several tokens make, the last ones have no piece.
+    tokens = [
+        WrittenToken(text=text, writer=writer)
+        for text, writer in zip(chunk.pieces, chunk.writers, strict=False)
+    ]
+    if rest:
+        tokens.append(WrittenToken(text=rest, writer="target"))
+    return Speculation(tokens=tokens, stats=Counts.of(progress.stats))
+
+
+@dataclass
+class CompletionForm:
+    """Makes the parts of one completion.
+
+    Attributes:
+        model: name of the model served.
+        spell: a token's id → how it looks by itself.
+        logprobs: whether to include log-probabilities.
+        detailed: whether to say who wrote each token.
+    """
+
+    model: str
+    spell: Callable[[int], Spelling]
+    logprobs: bool
+    detailed: bool
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+    offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
+
+    def whole(self, choices: Sequence[BaseModel], counts: Usage | None, chunk: bool) -> BaseModel:
+        """The answer, or a chunk of it; `counts` is left out if None."""
+        more = {} if counts is None else {"usage": counts}
+        return Completion(
+            id=f"cmpl-{self.id}",
+            object="text_completion",
+            created=self.created,
+            model=self.model,
+            choices=list(choices),
+            **more,
+        )
+
+    def choice(self, progress: Progress, chunk: bool) -> BaseModel:
+        """One choice of a chunk, or of the whole answer."""
+        text, reason = text_of(progress, chunk)
+        return Choice(
+            index=progress.index,
+            text=text,
+            logprobs=self._logprobs(progress) if self.logprobs else None,
+            finish_reason=reason,
+            **self._details(progress),
+        )
+
+    def _details(self, progress: Progress) -> dict[str, Speculation]:
+        return {"speculation": speculation(progress)} if self.detailed else {}
+
+    def _logprobs(self, progress: Progress) -> Logprobs:
+        entries, tokens = progress.logprobs, completed(progress)
+        start = self.offsets.get(progress.index, 0)
+        *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
+        self.offsets[progress.index] = end
+        return Logprobs(
+            tokens=tokens,
+            token_logprobs=[finite(entry.logprob) for entry in entries],
+            top_logprobs=list(map(self._by_text, entries, tokens)),
+            text_offset=offsets,
+        )
+
+    def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
+        """Likely tokens by their text, the written one by `text`.
+
+        Of those that look the same, the likelier one; none that looks like the written one.
+        """
+        named: dict[str, float] = {}
+        for token, value in entry.top:
+            if token == entry.token:
+                named[text] = finite(value)
+            elif (name := self.spell(token).text) != text:
+                named.setdefault(name, finite(value))
+        return named
+
+
+class ChatForm(CompletionForm):
+    """Makes the parts of one chat completion."""
+
+    def whole(self, choices: Sequence[BaseModel], counts: Usage | None, chunk: bool) -> BaseModel:
+        """As in `CompletionForm`."""
+        more = {} if counts is None else {"usage": counts}
+        return ChatCompletion(
+            id=f"chatcmpl-{self.id}",
+            object="chat.completion.chunk" if chunk else "chat.completion",
+            created=self.created,
+            model=self.model,
+            choices=list(choices),
+            **more,
+        )
+
+    def choice(self, progress: Progress, chunk: bool) -> BaseModel:
+        """As in `CompletionForm`."""
+        text, reason = text_of(progress, chunk)
+        first = self.offsets.setdefault(progress.index, 0) == 0
+        self.offsets[progress.index] = 1
+        role = {"role": "assistant"} if first or not chunk else {}
+        message = ChatMessage(content=text, **role)
+        return ChatChoice(
+            index=progress.index,
+            logprobs=self._chat_logprobs(progress.logprobs) if self.logprobs else None,
+            finish_reason=reason,
+            **{"delta" if chunk else "message": message},
+            **self._details(progress),
+        )
+
+    def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+        def named(token: int, value: float) -> dict:
+            text, spelled = self.spell(token)
+            return {"token": text, "logprob": finite(value), "bytes": spelled}
+
+        content = [
+            ChatTokenLogprob(
+                **named(entry.token, entry.logprob),
+                top_logprobs=[ChatToken(**named(*other)) for other in entry.top],
+            )
+            for entry in entries
+        ]
+        return ChatLogprobs(content=content, refusal=None)
+
+
+def text_of(progress: Progress, chunk: bool) -> tuple[str, str | None]:
+    """The text of a chunk, or the whole one, and why it ended if it has."""
+    result = progress.chunk.result
+    return (progress.chunk.text if chunk else result.text), result.finish_reason if result else None
+
+
+def completed(progress: Progress) -> list[str]:
+    """For each entry of log-probabilities, the text that its token completed.
+
+    Joined they are the chunk's text, whatever tokens look like by themselves: of a character's
+    bytes the last one completes it, a special token nothing, and what may begin a stop string is
+    held back until a later token decides about it.
+    """
+    chunk, count = progress.chunk, len(progress.logprobs)
+    texts = [*chunk.pieces, *[""] * count][:count]
+    if texts:
+        texts[-1] += chunk.text[sum(map(len, texts)) :]
+    return texts
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

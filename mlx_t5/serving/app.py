@@ -1,0 +1,290 @@
+"""The HTTP addresses: completions and chats as OpenAI's clients expect them, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mimetypes
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.exceptions import HTTPException
+
+from mlx_t5.serving import answers, api
+from mlx_t5.serving.description import add_description
+from mlx_t5.serving.errors import ApiError, ErrorBody, of_status, of_validation, place
+from mlx_t5.serving.guard import Guard, has_key
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import ClientGone, Exchange, Service
+from mlx_t5.serving.strict_json import StrictRoute
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+LAST_STEPS = 10  # seconds
+STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
+# The page loads nothing from elsewhere and runs no script but its own.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+REFUSALS = {
+    400: "not a valid request",
+    401: "wrong or missing key",
+    403: "asked for under a name that is not this machine's",
+    404: "no such model",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    429: "the queue is full",
+    500: "internal error",
+    503: "no memory left, too many connections, shutting down, or decoding has failed",
+}
+ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
+JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
+
+
+def create_app(
+    service: Service,
+    metrics: Metrics,
+    api_key: str | None,
+    max_body: int,
+    is_own_name: Callable[[str], bool] | None = None,
+) -> Guard:
+    """The whole application.
+
+    Args:
+        service: what decodes; stopped with the application.
+        metrics: shown at /metrics.
+        api_key: that clients have to send, or None.
+        max_body: bytes that a request may have.
+        is_own_name: which hosts may be asked for, see `Guard`.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        # Clients have been served or cut off; what is left of their rows takes a step to leave.
+        await asyncio.to_thread(service.worker.stop, LAST_STEPS)
+
+    app = FastAPIOffline(
+        title="T5 with speculative decoding",
+        description="OpenAI's API for a T5 model. Every error has the same shape; a streamed one "
+        "is the last event.",
+        version="1",
+        lifespan=lifespan,
+        redoc_url=None,
+        static_url="/docs-assets",
+    )
+    app.router.route_class = StrictRoute
+    app.state.service, app.state.metrics = service, metrics
+    _add_handlers(app)
+    _add_generation(app)
+    _add_information(app)
+    _add_page(app)
+    add_description(app, api_key is not None)
+    paths = {route.path for route in app.routes}
+    return Guard(app, api_key, max_body, metrics, paths, is_own_name)
+
+
+def _add_handlers(app: FastAPI) -> None:
+    def respond(error: ApiError) -> JSONResponse:
+        return JSONResponse(error.content, error.status, error.headers)
+
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return respond(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            return respond(ApiError(415, "send JSON, with Content-Type: application/json"))
+        return respond(of_validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def of_framework(request: Request, error: HTTPException) -> Response:
+        return respond(of_status(error.status_code, error.detail, error.headers))
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it; it is counted
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return respond(ApiError(500, "internal error; the server's log says where"))
+
+
+def _add_generation(app: FastAPI) -> None:
+    service: Service = app.state.service
+
+    @app.post(
+        "/v1/completions",
+        response_model=None,
+        responses={**ERRORS, 200: {"model": answers.Completion, "content": EVENTS}},
+        tags=["OpenAI"],
+    )
+    async def completions(body: api.CompletionRequest, request: Request) -> Response:
+        """Completes prompts: the text that T5 makes of each, whole or as a stream of events."""
+        return await _openai(service, body, request, answers.CompletionForm)
+
+    @app.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses={**ERRORS, 200: {"model": answers.ChatCompletion, "content": EVENTS}},
+        tags=["OpenAI"],
+    )
+    async def chat(body: api.ChatRequest, request: Request) -> Response:
+        """Answers a single turn; a system message is put in front of the user's."""
+        return await _openai(service, body, request, answers.ChatForm)
+
+    @app.post("/predict", responses=ERRORS, tags=["simple"])
+    async def predict(body: api.PredictRequest, request: Request) -> answers.Prediction:
+        """A prompt in, its text out."""
+        exchange = await service.submit(body, [body.prompt], request.receive)
+        (last,) = await exchange.finished()
+        result = last.chunk.result
+        service.log_texts([result.text])
+        return answers.Prediction(
+            text=result.text,
+            finish_reason=result.finish_reason,
+            stats=answers.Counts.of(last.stats),
+        )
+
+
+async def _openai(
+    service: Service, body: api.OpenAIRequest, request: Request, form: type[answers.CompletionForm]
+) -> Response:
+    if body.model not in (None, service.model):
+        message = f"there is no such model here; the one that is served is {service.model}"
+        raise ApiError(404, message, "model", "model_not_found")
+    exchange = await service.submit(
+        body,
+        body.prompts,
+        request.receive,
+        samples=body.n or 1,
+        stream=bool(body.stream),
+        pieces=bool(body.speculation),
+        logprobs=body.alternatives,
+    )
+    detailed, logprobs = bool(body.speculation), body.alternatives is not None
+    made = form(service.model, service.spell, logprobs, detailed)
+    prompt_tokens = sum(map(len, exchange.job.prompts))
+    if not body.stream:
+        last = await exchange.finished()
+        service.log_texts([event.chunk.result.text for event in last])
+        counts = answers.usage(prompt_tokens, [event.stats for event in last])
+        whole = made.whole([made.choice(event, chunk=False) for event in last], counts, False)
+        return JSONResponse(whole.model_dump(mode="json", exclude_unset=True))
+    first = await exchange.next()  # before the status is sent: it may be an error
+    usage = prompt_tokens if body.stream_options and body.stream_options.include_usage else None
+    return StreamingResponse(
+        _events(service, exchange, made, first, usage),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _events(
+    service: Service,
+    exchange: Exchange,
+    made: answers.CompletionForm,
+    first: Any,
+    prompt_tokens: int | None,
+) -> AsyncIterator[str]:
+    """Server-sent events; usage last, if the tokens of the prompts are given for it."""
+    last = []
+    try:
+        async for event in exchange.events(first):
+            if event.chunk.result:
+                last.append(event)
+            if event.chunk.text or event.chunk.result or made.logprobs or made.detailed:
+                yield _sse(made.whole([made.choice(event, chunk=True)], None, True))
+        if prompt_tokens is not None:
+            counts = answers.usage(prompt_tokens, [event.stats for event in last])
+            yield _sse(made.whole([], counts, True))
+        service.log_texts([event.chunk.result.text for event in last])
+        yield "data: [DONE]\n\n"
+    except ClientGone:
+        return
+    except ApiError as error:
+        yield _sse(error.body)
+    except Exception as error:
+        log.error("a stream failed: %s", place(error))
+        yield _sse(ApiError(500, "internal error; the server's log says where").body)
+    finally:
+        exchange.close()
+
+
+def _sse(body: Any) -> str:
+    return f"data: {body.model_dump_json(exclude_unset=True)}\n\n"
+
+
+def _add_information(app: FastAPI) -> None:
+    service, metrics = app.state.service, app.state.metrics
+
+    @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
+    async def models() -> dict[str, Any]:
+        """The model that is served, with its limits and defaults."""
+        return {"object": "list", "data": [_model(service)]}
+
+    @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
+    async def model(model: str) -> dict[str, Any]:
+        """One model."""
+        if model != service.model:
+            raise ApiError(404, f"the model that is served is {service.model}", "model")
+        return _model(service)
+
+    @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
+    async def health(request: Request) -> Response:
+        """Whether requests are decoded; to those who may, also how many rows are and wait."""
+        status, reason = service.worker.health()
+        body: dict[str, Any] = {"status": status} | ({"reason": reason} if reason else {})
+        if has_key(request.scope):
+            running, waiting = service.worker.rows
+            body |= {"model": service.model, "running": running, "waiting": waiting}
+        return JSONResponse(body, 503 if reason else 200)
+
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses={401: {"description": REFUSALS[401], "content": JSON_ERROR}},
+        tags=["operation"],
+    )
+    async def prometheus() -> Response:
+        """Counters in Prometheus' text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "local",
+        **service.describe(),
+    }
+
+
+def _add_page(app: FastAPI) -> None:
+    def add(path: str, file: Path) -> None:
+        content = file.read_bytes()
+        kind = mimetypes.guess_type(file.name)[0]
+
+        @app.get(path, include_in_schema=False)
+        async def asset() -> Response:
+            headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+            return Response(content, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+    add("/", PAGE / "index.html")
+    for name in STATIC:
+        add(f"/page/{name}", PAGE / name)

@@ -1,0 +1,112 @@
+"""Errors as OpenAI's API shapes them: {"error": {"message", "type", "param", "code"}}.
+
+Messages never contain what a client sent, apart from names of fields, and of those no more than can
+be read: a prompt must not end up in a log by way of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlx_t5.errors import shown
+
+MAX_NAME = 64  # characters that are shown of a field's name
+
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is an error."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A refusal or a failure that the client is told of."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+        kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body as JSON objects."""
+        return self.body.model_dump()
+
+
+def of_status(status: int, detail: str, headers: dict[str, str] | None = None) -> ApiError:
+    """An error that the framework raised by its status alone."""
+    message = {
+        404: "there is nothing at this address; see /docs",
+        405: "this address does not take this method; see /docs",
+    }.get(status, detail or HTTPStatus(status).phrase)
+    return ApiError(status, message, headers=headers)
+
+
+def of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
+    """The first complaint of pydantic about a body.
+
+    A union complains once for each of its types; those about the same field are told together.
+    """
+    if errors[0]["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
+    path = [str(part) for part in errors[0]["loc"] if part != "body"]
+    param = shown(path[0], MAX_NAME) if path else None
+    complaints = list(
+        dict.fromkeys(
+            _complaint(error)
+            for error in errors
+            if [str(part) for part in error["loc"] if part != "body"][:1] == path[:1]
+        )
+    )
+    message = ", or: ".join(complaints)
+    return ApiError(400, f"{param}: {message}" if param else message, param)
+
+
+def _complaint(error: dict[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "there is no such field, or it is not supported; remove it"
+    if error["type"] == "none_required":
+        return "this is not supported; leave it out"
+    if error["type"] == "missing":
+        return "this field is needed"
+    message = error["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def place(error: BaseException) -> str:
+    """The kind of an exception and where it was raised: all of it that is fit for a log.
+
+    Its message, and the lines of a traceback, may show what was being decoded.
+    """
+    trace, where = error.__traceback__, "?"
+    while trace:
+        where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{type(error).__name__} at {where}"

@@ -1,0 +1,185 @@
+"""Stands in front of the application: names, keys, sizes, time limits, counting, the last resort.
+
+Plain ASGI, so that nothing comes between a streaming response and its client.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from mlx_t5.serving.errors import ApiError, place
+from mlx_t5.serving.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+# No key is asked for here: without it, nothing of these says more than the source code does.
+OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
+OPEN_FOLDERS = ("/page/", "/docs-assets/")
+KNOWN = "has_key"  # in a request's scope
+BODY_SECONDS = 30  # in which a body has to arrive
+SEND_SECONDS = 60  # that a client may leave what it was sent unread
+HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+
+
+class Guard:
+    """The outermost application."""
+
+    def __init__(
+        self,
+        app: Callable,
+        api_key: str | None,
+        max_body: int,
+        metrics: Metrics,
+        paths: set[str],
+        is_own_name: Callable[[str], bool] | None = None,
+    ):
+        """Wraps an application.
+
+        Args:
+            app: the one behind.
+            api_key: that clients have to send; None if none is needed.
+            max_body: bytes that a body may have.
+            metrics: told of every request.
+            paths: addresses that are counted by name; all others count as "other".
+            is_own_name: whether a host that a client believes to talk to may be this one; None
+                lets all pass.
+        """
+        self._app, self._key, self._max_body = app, api_key, max_body
+        self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange, headers = _Exchange(send), dict(scope["headers"])
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server sends no body then, but its length
+        began = time.monotonic()
+        try:
+            self._check_name(headers)
+            scope = {**scope, KNOWN: self._is_known(headers)}
+            self._check_key(scope)
+            body = await self._body(headers, receive)
+            await self._app(scope, _replay(body, receive), exchange.send)
+        except ApiError as error:
+            await exchange.refuse(error)
+        except Exception as error:  # no traceback: it may show what a client sent
+            log.error("%s %s failed: %s", scope["method"], path, place(error))
+            await exchange.refuse(ApiError(500, "internal error; the server's log says where"))
+        finally:
+            self._metrics.requests.labels(path, str(exchange.status)).inc()
+            self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
+
+    def _check_name(self, headers: dict[bytes, bytes]) -> None:
+        """Refuses browsers that some page has led here under a name of its own.
+
+        Such a page (DNS rebinding) could otherwise read the answers as if they were its own.
+        """
+        if self._is_own_name is None or b"host" not in headers:
+            return
+        try:
+            name = urlsplit("//" + headers[b"host"].decode("latin-1")).hostname
+        except ValueError:
+            name = None
+        if not self._is_own_name(name or ""):
+            message = "only localhost may be asked without a key; see the server's --no-auth"
+            raise ApiError(403, message, code="unknown_host")
+
+    def _is_known(self, headers: dict[bytes, bytes]) -> bool:
+        if self._key is None:
+            return True
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
+
+    def _check_key(self, scope: dict) -> None:
+        path = scope["path"]
+        if not (has_key(scope) or path in OPEN or path.startswith(OPEN_FOLDERS)):
+            message = "wrong or missing API key; send it as Authorization: Bearer KEY"
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, message, code="invalid_api_key", headers=challenge)
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Callable) -> bytes:
+        """Reads the whole body, which is small, before anything is done with it."""
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body:
+            raise self._too_large()
+        try:
+            with anyio.fail_after(BODY_SECONDS):
+                return await self._read(receive)
+        except TimeoutError:
+            message = f"the body did not arrive within {BODY_SECONDS} s"
+            raise ApiError(408, message, headers={"Connection": "close"}) from None
+
+    async def _read(self, receive: Callable) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "the client went away")
+            body += message.get("body", b"")
+            if len(body) > self._max_body:
+                raise self._too_large()
+            if not message.get("more_body"):
+                return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._max_body} bytes; send less at a time"
+        return ApiError(413, message, headers={"Connection": "close"})
+
+
+def has_key(scope: dict) -> bool:
+    """Whether who asks may know everything: the key was sent, or none is needed."""
+    return scope[KNOWN]
+
+
+class _Exchange:
+    """One response: notes its status and adds headers."""
+
+    def __init__(self, send: Callable):
+        self._send, self.status = send, 0
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message["headers"], *more]}
+        # What a client does not read would be kept for it as long as it stays connected.
+        with anyio.fail_after(SEND_SECONDS):
+            await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        if not self.status:  # or it is too late for another one
+            await refuse(error, self.send)
+
+
+async def refuse(error: ApiError, send: Callable) -> None:
+    """Sends an error as the response."""
+    body = json.dumps(error.content).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **{name.lower(): value for name, value in error.headers.items()},
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _replay(body: bytes, receive: Callable) -> Callable:
+    """A `receive` that gives the body once, and then what the connection says."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> dict[str, Any]:
+        return left.pop() if left else await receive()
+
+    return next_message

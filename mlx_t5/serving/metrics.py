@@ -1,0 +1,117 @@
+"""What the server counts, for Prometheus (https://prometheus.io/docs/practices/naming/).
+
+Every server has a registry of its own, so that several can live in one process. Rates come from
+the counters, `rate(t5_generated_tokens_total[1m])`; for a look without Prometheus, tokens/s of the
+last seconds and the acceptance rate so far are there as gauges too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from mlx_t5.requests import Stats
+
+WINDOW = 10.0  # seconds over which tokens/s is taken
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """Counters of one server. Methods may be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        """Starts at zero; `clock` gives seconds."""
+        self.registry = CollectorRegistry()
+        self._clock = clock
+        self._written: deque[tuple[float, int]] = deque()
+        self._requests(self.registry)
+        self._decoding(self.registry)
+
+    def _requests(self, r: CollectorRegistry) -> None:
+        self.requests = Counter("t5_requests", "HTTP requests", ["path", "status"], registry=r)
+        self.request_seconds = Histogram(
+            "t5_request_seconds",
+            "From the first byte of a request to the last of its response",
+            ["path"],
+            buckets=SECONDS,
+            registry=r,
+        )
+        self.queue_seconds = Histogram(
+            "t5_queue_seconds", "A row's wait for a place", buckets=SECONDS, registry=r
+        )
+        self.first_token_seconds = Histogram(
+            "t5_first_token_seconds", "From request to first token", buckets=SECONDS, registry=r
+        )
+        self._cancelled = Counter("t5_cancelled_rows", "Rows whose client went away", registry=r)
+        self._finished = Counter("t5_finished_rows", "Rows decoded", ["reason"], registry=r)
+
+    def _decoding(self, r: CollectorRegistry) -> None:
+        self._prompt_tokens = Counter("t5_prompt_tokens", "Source tokens read", registry=r)
+        self._tokens = Counter(
+            "t5_generated_tokens", "Tokens decided, end tokens included", registry=r
+        )
+        self._calls = Counter(
+            "t5_target_calls", "Passes of the target, summed over rows", registry=r
+        )
+        self._drafted = Counter("t5_drafted_tokens", "Proposals verified", registry=r)
+        self._accepted = Counter("t5_accepted_tokens", "Proposals kept", registry=r)
+        self._step_seconds = Histogram(
+            "t5_step_seconds", "A step of the whole batch", buckets=SECONDS, registry=r
+        )
+        self._occupancy = Histogram(
+            "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)], registry=r
+        )
+        speed = Gauge("t5_tokens_per_second", f"Over the last {WINDOW:.0f} s", registry=r)
+        speed.set_function(self.tokens_per_second)
+        rate = Gauge("t5_acceptance_rate", "Proposals kept / verified", registry=r)
+        rate.set_function(self.acceptance_rate)
+
+    def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """Adds a gauge that is read when metrics are asked for."""
+        Gauge(name, help, registry=self.registry).set_function(read)
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        """A step of the engine with so many rows."""
+        self._occupancy.observe(rows)
+        self._step_seconds.observe(seconds)
+
+    def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
+        """What a step decided, over all its rows."""
+        self._tokens.inc(tokens)
+        self._calls.inc(calls)
+        self._drafted.inc(drafted)
+        self._accepted.inc(accepted)
+        now = self._clock()
+        self._written.append((now, tokens))
+        while self._written and self._written[0][0] < now - WINDOW:
+            self._written.popleft()
+
+    def finished(self, stats: Stats, reason: str) -> None:
+        """A row is done."""
+        self._prompt_tokens.inc(stats.prompt_tokens)
+        self._finished.labels(reason).inc()
+
+    def cancelled(self, rows: int) -> None:
+        """So many rows were withdrawn."""
+        self._cancelled.inc(rows)
+
+    def tokens_per_second(self) -> float:
+        """Over the last `WINDOW` seconds."""
+        since = self._clock() - WINDOW
+        return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW
+
+    def acceptance_rate(self) -> float:
+        """Of all proposals so far; 0 before the first."""
+        drafted = _value(self._drafted)
+        return _value(self._accepted) / drafted if drafted else 0.0
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def _value(counter: Counter) -> float:
+    return next(s.value for s in counter.collect()[0].samples if s.name.endswith("_total"))

@@ -1,0 +1,31 @@
+"""What the first requests would otherwise wait for: weights on disk, kernels that are not compiled.
+
+On the page the first text is decoded with proposals and then regularly, for comparison. Without
+this the first one would pay for both.
+"""
+
+from __future__ import annotations
+
+from mlx_t5.backend import mx
+from mlx_t5.drafting.costs import LONGEST
+from mlx_t5.requests import AUTO
+from mlx_t5.serving.jobs import Decoder
+from mlx_t5.text.prompts import encoded
+
+SOURCE = 8  # tokens of the dummy prompt
+
+
+def warm_up(decoder: Decoder) -> None:
+    """Decodes a dummy prompt, then makes a pass of the target of every width there may be.
+
+    Those are 1 to num_draft + 1 positions, or with "auto" 1 to `LONGEST` + 1. Drafters need not
+    propose so many for a dummy prompt, so the passes are made whatever they say.
+    """
+    model, longest = decoder.model, decoder.defaults.num_draft
+    filler = model.config.eos_token_id
+    decoder.generate([[filler] * SOURCE], max_tokens=8)
+    longest = LONGEST if longest == AUTO else longest
+    cache = encoded(model, [[filler] * SOURCE])
+    for width in range(1, longest + 2 if decoder.drafter else 2):
+        cache.reserve(width)
+        mx.eval(model.decode(mx.array([[filler] * width], mx.int32), cache, [0]))

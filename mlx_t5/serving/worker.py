@@ -1,0 +1,354 @@
+"""The one thread that owns MLX: it loads the models, and requests join and leave its running batch.
+
+MLX's streams belong to the thread that made them, so everything that touches an array happens in
+here. Other threads hand in jobs (`submit`) and withdraw them (`cancel`); what becomes of a job is
+told through its `put`, which must not wait: a client that reads slowly, or not at all, delays
+nobody. Between two steps of the engine, rows that are done or withdrawn leave and waiting ones take
+their place; prompts, rows, chunks and results are made by the decoder that `generate` uses.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+
+from mlx_t5 import batching
+from mlx_t5.backend import mx
+from mlx_t5.requests import AUTO, Row
+from mlx_t5.serving.errors import place
+from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, Progress, QueueFull, Stopped
+from mlx_t5.serving.logprobs import LogprobRecorder
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.warm_up import warm_up
+from mlx_t5.text.prompts import random_keys
+
+log = logging.getLogger(__name__)
+
+LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
+STALL_SECONDS = 60  # without a step, although there is something to do
+STOPPING = "the server is shutting down"
+BROKEN = "decoding has ended because of an internal error; the server has to be restarted"
+
+
+class Worker:
+    """The thread. All its public methods may be called from any other."""
+
+    def __init__(
+        self,
+        load: Callable[[], Decoder],
+        max_batch: int,
+        max_queue: int,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        stall_seconds: float = STALL_SECONDS,
+    ):
+        """Prepares the thread.
+
+        Args:
+            load: loads the models, in the thread.
+            max_batch: rows decoded at the same time.
+            max_queue: rows that wait for a place at most.
+            metrics: told what happens.
+            clock: seconds.
+            stall_seconds: after which `health` says that a step hangs.
+        """
+        self.max_batch, self.max_queue = max_batch, max_queue
+        self._load, self._metrics, self._clock = load, metrics, clock
+        self._stall_seconds, self._broken = stall_seconds, False
+        self._loaded: Future[Decoder] = Future()
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+        self._changed = threading.Condition()
+        # Guarded by `_changed`:
+        self._new: list[Job] = []
+        self._left: dict[Job, int] = {}  # jobs that are not done, and how many rows they still have
+        self._progressed = 0.0  # when a round last ended, or there was something to do again
+        self._withdrawn = self._closing = False
+        # Of the thread alone:
+        self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
+        self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
+        self._recorder = LogprobRecorder()
+
+    # ---- from other threads ----------------------------------------------------------------------
+
+    def start(self) -> Decoder:
+        """Starts the thread and waits until it has loaded the models.
+
+        Returns:
+            The decoder, for what it knows about the models; its arrays are not to be touched.
+
+        Raises:
+            UserError: they cannot be loaded.
+        """
+        self._thread.start()
+        try:
+            # A Ctrl-C that comes just before a wait begins does not end it, so each is short.
+            while not self._loaded.done():
+                wait([self._loaded], timeout=0.5)
+            return self._loaded.result()
+        except Exception:
+            self._thread.join()
+            raise
+
+    def submit(self, job: Job) -> None:
+        """Hands in a job.
+
+        Raises:
+            QueueFull: there is no room for its rows.
+            Stopped: the thread is ending.
+        """
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise Stopped(BROKEN if self._broken else STOPPING)
+            admitted = sum(self._left.values())
+            if admitted + job.size > self.max_batch + self.max_queue:
+                raise QueueFull(self._retry_after(admitted))
+            job.submitted = self._clock()
+            if not self._left:
+                self._progressed = job.submitted
+            self._left[job] = job.size
+            self._new.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Withdraws a job: its rows leave before the next step. One that is done stays done."""
+        with self._changed:
+            job.cancelled = self._withdrawn = True
+            self._changed.notify()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Takes no more jobs, finishes those it has and ends; whether it did so in time (s)."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are taken."""
+        return self._thread.is_alive() and not self._closing
+
+    def health(self) -> tuple[str, str | None]:
+        """How it is, in a word: "ok", "stopping", "failed" or "stalled"; and why, unless ok."""
+        if self._broken:
+            return "failed", BROKEN
+        if not self.alive:
+            return "stopping", STOPPING
+        with self._changed:
+            waited = self._clock() - self._progressed if self._left else 0.0
+        if waited > self._stall_seconds:
+            return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
+        return "ok", None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many rows are in the batch and how many wait for a place."""
+        with self._changed:
+            admitted = sum(self._left.values())
+        running = len(self._engine.rows)
+        return running, max(admitted - running, 0)
+
+    def _retry_after(self, admitted: int) -> int:
+        turns = admitted / self.max_batch
+        return max(1, min(math.ceil(turns * self._row_seconds), LONGEST_RETRY))
+
+    # ---- in the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._prepare()
+            while self._wait():
+                self._round()
+                self._progressed = self._clock()
+        except BaseException as error:  # no traceback: it may show what was being decoded
+            self._broken = True
+            log.error("the thread that decodes has ended: %s", place(error))
+        finally:
+            self._abandon()
+            # MLX aborts the process at its end if streams of a thread outlive it.
+            mx.synchronize()
+            mx.clear_streams()
+
+    def _prepare(self) -> None:
+        try:
+            self._decoder = self._load()
+            warm_up(self._decoder)
+            self._new_engine()
+        except BaseException as error:
+            self._closing = True
+            self._loaded.set_exception(error)
+        else:
+            self._loaded.set_result(self._decoder)
+
+    def _new_engine(self, waiting: Sequence[Row] = ()) -> None:
+        # With "auto" the costs of steps are measured, so that any request may ask for it.
+        usual = replace(self._decoder.defaults, num_draft=AUTO)
+        self._engine = self._decoder.engine(usual, self.max_batch)
+        self._engine.on_verified = self._recorder
+        self._queue = batching.Queue(self._engine, self.max_batch, waiting)
+
+    def _wait(self) -> bool:
+        """Waits for something to do; False if there is nothing and never will be."""
+        if not self._flights:
+            mx.clear_cache()  # buffers kept for the next step; there may be none for long
+        with self._changed:
+            self._changed.wait_for(lambda: self._new or self._flights or self._closing)
+            return bool(self._new or self._flights)
+
+    def _round(self) -> None:
+        """Rows leave, rows join, one step, news to everybody."""
+        try:
+            self._leave()
+            self._join()
+            rows, before = list(self._engine.rows), self._counts()
+            if rows:
+                began = self._clock()
+                self._engine.step()
+                self._record()
+                self._metrics.stepped(len(rows), self._clock() - began)
+            after = self._counts(rows)
+            self._metrics.wrote(*(b - a for a, b in zip(before, after, strict=True)))
+            for row in rows:
+                self._tell(self._flights[id(row)])
+        except Exception as error:
+            self._recover(error)
+
+    def _leave(self) -> None:
+        """Takes the rows of cancelled jobs out."""
+        with self._changed:
+            if not self._withdrawn:
+                return
+            self._withdrawn = False
+        gone = [flight for flight in self._flights.values() if flight.job.cancelled]
+        for flight in gone:
+            self._end(flight)
+        self._metrics.cancelled(len(gone))
+        left = [i for i, row in enumerate(self._engine.rows) if id(row) in self._flights]
+        self._engine.keep(left)
+        self._queue.remove(flight.row for flight in gone)
+
+    def _join(self) -> None:
+        """Makes rows of new jobs, and lets as many as there is room for into the batch."""
+        with self._changed:
+            jobs, self._new = self._new, []
+        for job in jobs:
+            self._take(job)
+        running = len(self._engine.rows)
+        for row in self._queue.admit():  # alone it would fare no better the next time
+            self._fail(self._flights[id(row)], Failure("input", row.error))
+        now = self._clock()
+        for row in self._engine.rows[running:]:
+            self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
+
+    def _take(self, job: Job) -> None:
+        """Turns a new job into waiting rows, unless its client has gone already."""
+        rows: list[Row] = []
+        failure = None
+        try:
+            for prompt, keys in zip(job.prompts, random_keys(job.seed, job.samples), strict=False):
+                rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
+            failure = next((Failure("input", row.error) for row in rows if row.error), None)
+        except Exception as error:
+            failure = Failure.of(error)
+        if failure or job.cancelled:
+            self._release(job, job.size)
+            if failure:
+                self._put(job, failure)
+            else:
+                self._metrics.cancelled(job.size)
+            return
+        for index, row in enumerate(rows):
+            self._flights[id(row)] = Flight(row, job, index)
+            if job.logprobs is not None:
+                self._recorder.watch(row, job.logprobs)
+        self._queue.waiting += rows
+
+    def _counts(self, rows: list[Row] | None = None) -> tuple[int, int, int, int]:
+        """Tokens, target calls, proposals and accepted ones of these rows so far."""
+        rows = self._engine.rows if rows is None else rows
+        stats = [row.stats for row in rows]
+        return (
+            sum(row.decided for row in rows),
+            sum(s.target_calls for s in stats),
+            sum(s.drafted for s in stats),
+            sum(s.accepted for s in stats),
+        )
+
+    def _record(self) -> None:
+        for row, logprobs in self._recorder.collect():
+            self._flights[id(row)].logprobs += logprobs
+
+    def _tell(self, flight: Flight) -> None:
+        """Tells a job what the last step did for one of its rows."""
+        row, job = flight.row, flight.job
+        if row.error:
+            self._fail(flight, Failure("internal", row.error))
+            return
+        first = flight.seen == 0 and row.stats.target_calls == 1
+        if first:
+            self._metrics.first_token_seconds.observe(self._clock() - job.submitted)
+        if not (job.stream or row.finish_reason):
+            return
+        chunk = self._decoder.codec.chunk(row, flight.seen)
+        # The end token counts where it alone decides about text that was held back.
+        count = len(chunk.tokens) or bool(chunk.text)
+        logprobs, flight.logprobs = flight.logprobs[:count], []
+        flight.seen = row.decided
+        progress = Progress(flight.index, chunk, copy.copy(row.stats), logprobs)
+        if row.finish_reason:
+            self._metrics.finished(row.stats, row.finish_reason)
+            seconds = row.stats.encode_seconds + row.stats.decode_seconds
+            self._row_seconds += (seconds - self._row_seconds) / 8
+            self._end(flight)
+        self._put(job, progress)  # last: a client that knows may look at the metrics
+
+    def _put(self, job: Job, event: Progress | Failure) -> None:
+        try:
+            job.put(event)
+        except RuntimeError:  # the event loop that the client belonged to has ended
+            job.cancelled = self._withdrawn = True
+
+    def _fail(self, flight: Flight, failure: Failure) -> None:
+        """Ends a row, and the job with it: its other rows leave before the next step."""
+        self._end(flight)
+        self.cancel(flight.job)
+        self._put(flight.job, failure)
+
+    def _end(self, flight: Flight) -> None:
+        del self._flights[id(flight.row)]
+        self._recorder.forget(flight.row)
+        self._release(flight.job, 1)
+
+    def _abandon(self) -> None:
+        """The thread ends; if it was not meant to, nobody is left waiting."""
+        with self._changed:
+            self._closing = True
+            jobs, self._left = list(self._left), {}
+        for job in jobs:
+            self._put(job, Failure("internal", BROKEN))
+
+    def _release(self, job: Job, rows: int) -> None:
+        with self._changed:
+            self._left[job] -= rows
+            if not self._left[job]:
+                del self._left[job]
+
+    def _recover(self, error: Exception) -> None:
+        """After an error in the engine: its rows are lost, those that wait go on waiting."""
+        failure = Failure.of(error)
+        waiting = set(map(id, self._queue.waiting))
+        for flight in list(self._flights.values()):
+            if id(flight.row) not in waiting:
+                self._fail(flight, failure)
+        self._recorder = LogprobRecorder()
+        for flight in self._flights.values():
+            if flight.job.logprobs is not None:
+                self._recorder.watch(flight.row, flight.job.logprobs)
+        self._new_engine(self._queue.waiting)
+        mx.clear_cache()

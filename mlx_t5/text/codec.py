@@ -1,0 +1,97 @@
+"""Between what callers give and get and the rows of token ids that are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.requests import Chunk, Result, Row, Settings
+from mlx_t5.text.detokenizer import decode
+from mlx_t5.text.prompts import task_prefix, token_ids
+from mlx_t5.text.stop_strings import TextWatch
+
+
+class Codec:
+    """Prompts to rows, and rows to results."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        """Takes the target's tokenizer and its number of token ids.
+
+        Args:
+            tokenizer: as `model.load` returns it; None if prompts are token ids.
+            vocab_size: V.
+        """
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+
+    def settings(self, defaults: Settings, **given: Any) -> Settings:
+        """The settings of a call.
+
+        Args:
+            defaults: what was not given.
+            **given: any of `Settings`.
+
+        Raises:
+            UserError: a value is out of range, or there is no tokenizer for it.
+        """
+        settings = replace(defaults, **given)
+        if settings.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer; this model folder has none")
+        if settings.top_k >= self.vocab_size:
+            return replace(settings, top_k=0)  # no token is left out
+        return settings
+
+    def rows(
+        self,
+        prompt: str | Sequence[int] | Exception,
+        settings: Settings,
+        keys: Iterable[mx.array],
+        watched: bool = False,
+    ) -> Iterator[Row]:
+        """Turns a prompt into a row for each key, finished by `error` if it cannot be used.
+
+        The prompt is read once, and each row is made when it is asked for.
+
+        Args:
+            prompt: a text, token ids, or what is wrong with it.
+            settings: of every row.
+            keys: (2,) each, as `prompts.random_keys` makes them.
+            watched: whether the text is to be read while it grows, for `chunk`.
+        """
+        ids, bad = [], prompt if isinstance(prompt, Exception) else None
+        try:
+            ids = [] if bad else token_ids(prompt, self.tokenizer, self.vocab_size)
+        except UserError as error:
+            bad = error
+        for row in (Row(ids, settings, key) for key in keys):
+            if bad:
+                row.fail(str(bad))
+            else:
+                row.task = task_prefix(ids, self.tokenizer)
+                if settings.stop or (watched and self.tokenizer):
+                    row.watch = TextWatch(self.tokenizer, settings.stop)
+            yield row
+
+    def chunk(self, row: Row, seen: int) -> Chunk:
+        """What a row has got since `seen` tokens were decided, and its result if it is done."""
+        tokens, writers = row.output(seen)
+        pieces = row.watch.pieces[seen:] if row.watch else []
+        text = "".join(pieces) + (row.watch.rest if row.watch else "")
+        result = self.result(row) if row.finish_reason else None
+        row.update_rates()
+        return Chunk(text, tokens, writers, pieces, row.stats, result)
+
+    def result(self, row: Row) -> Result:
+        """What a finished row has become."""
+        if row.error:
+            return Result(None, [], [], "error", row.stats, row.error)
+        tokens, writers = row.output()
+        row.update_rates()
+        row.stats.peak_memory_bytes = mx.get_peak_memory()
+        if row.watch:
+            text = row.watch.text
+        else:
+            text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        return Result(text, tokens, writers, row.finish_reason, row.stats)

@@ -1,0 +1,96 @@
+"""From tokens to text: all at once, or as they come in; and whether two vocabularies agree.
+
+T5's tokenizers are sentencepiece unigrams; those of mT5, umT5 and MADLAD spell what is not in
+their vocabulary in byte tokens such as "<0xE4>", and ByT5 spells everything in bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_t5.errors import UserError
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of tokens, without special tokens and without "cleaning up" any space."""
+    return tokenizer.decode(
+        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+
+
+def same_vocabulary(a: Any, b: Any) -> None:
+    """Check that two tokenizers agree on all ids that both have.
+
+    Raises:
+        UserError: they do not; the message shows the first difference.
+    """
+    first, second = ({i: token for token, i in t.get_vocab().items()} for t in (a, b))
+    common = sorted(first.keys() & second.keys())
+    for i in common:
+        if first[i] != second[i]:
+            raise UserError(
+                f"vocabularies differ: token {i} is {first[i]!r} in the target and {second[i]!r} "
+                "in the draft; use a draft model with the target's tokenizer"
+            )
+    if not common:
+        raise UserError("vocabularies differ: no token id is in both")
+
+
+class StreamingDetokenizer:
+    """Text of a growing list of tokens, in pieces that are final.
+
+    Joined pieces are what `decode` makes of all tokens at once. A piece ends before a byte token
+    whose character, or validity, the next token may still change.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        # The last token that shows: decoded before the next ones, it keeps their leading space.
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        spelled = type(tokenizer).__name__ == "ByT5Tokenizer"
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore") if spelled else None
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Take more tokens; return the text that is now certain and has not been returned yet."""
+        return "".join(self._add(int(token)) for token in tokens)
+
+    def peek(self) -> str:
+        """What `finish` would return now; more tokens may still be added."""
+        return "" if self._utf8 or not self._pending else self._rest()
+
+    def finish(self) -> str:
+        """The rest, after the last token."""
+        return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
+
+    def _add(self, token: int) -> str:
+        if self._utf8:
+            return self._utf8.decode(self._spelling(token))
+        # A single space shows only behind another token, a special or unknown token never.
+        if not decode(self._tokenizer, [token, token]):
+            return ""
+        self._pending.append(token)
+        if _BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token)):
+            return ""
+        return self._flush()
+
+    def _rest(self) -> str:
+        known = decode(self._tokenizer, self._context)
+        return decode(self._tokenizer, self._context + self._pending)[len(known) :]
+
+    def _flush(self) -> str:
+        text = self._rest()
+        self._context, self._pending = self._pending[-1:] or self._context, []
+        return text
+
+    def _spelling(self, token: int) -> bytes:
+        """The bytes of a ByT5 token."""
+        piece = self._tokenizer.convert_ids_to_tokens([token], skip_special_tokens=True)
+        if not piece:
+            return b""
+        return bytes([ord(piece[0])]) if len(piece[0]) == 1 else piece[0].encode()

@@ -1,0 +1,201 @@
+"""Prompts and seeds as callers give them, checked and turned into what the engine takes.
+
+Symbols: B rows, S source positions.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, count
+from numbers import Integral, Number
+from typing import TYPE_CHECKING, Any
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import checked, is_listlike, listed, written
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.text.tokenizer import encode
+
+if TYPE_CHECKING:
+    from mlx_t5.network.cache import Cache
+    from mlx_t5.network.interface import Seq2Seq
+
+PROMPT = "a text or a list of token ids"
+# A task prefix has at most so many characters, and so no more tokens.
+# "Remove all grammatical errors from this text:" has 45.
+PREFIX_LENGTH = 64
+_PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")
+# Prefixes that begin with a capital begin with one of these, as instructions like CoEdIT's do.
+REWRITING = frozenset(
+    "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
+    "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
+)
+
+
+def split(prompts: Any) -> tuple[list, bool]:
+    """The prompts in a list, and whether it was a single one: a text or token ids.
+
+    Raises:
+        UserError: it is neither that nor several.
+    """
+    if isinstance(prompts, str):
+        return [prompts], True
+    items = listed(prompts)
+    if items is None:
+        raise UserError(f"prompts is {written(prompts)}; it must be {PROMPT}, or a list of those")
+    single = bool(items) and isinstance(items[0], Number)
+    return ([items], True) if single else (items, False)
+
+
+def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> list[int]:
+    """The source tokens of one prompt.
+
+    Raises:
+        UserError: the prompt is empty or has an id outside the vocabulary, it is neither a text
+            nor a list of whole numbers, or it is a text and there is no tokenizer, or the tokenizer
+            cannot read it.
+    """
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise UserError("a prompt is empty; write the text to work on")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            where = f"character {error.start + 1} is half of a pair"
+            raise UserError(f"a prompt is not valid Unicode ({where}); give whole text") from None
+        if tokenizer is None:
+            raise UserError("text prompts need a tokenizer; this model folder has none")
+        prompt = encode(tokenizer, prompt)
+    ids = listed(prompt)
+    if ids is None:
+        raise UserError(f"a prompt is {written(prompt)}; it must be {PROMPT}")
+    if not ids:
+        raise UserError("a prompt is empty; give at least one token id")
+    ids = _whole_numbers(ids)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
+        bad = written(bad)
+        raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
+    return ids
+
+
+def _whole_numbers(ids: list) -> list[int]:
+    """Token ids as plain integers; by their types, as there may be 100,000 of them."""
+    kinds = set(map(type, ids))
+    wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
+    if wrong:
+        bad = next(token for token in ids if type(token) in wrong)
+        raise UserError(f"token id {written(bad)} is no whole number")
+    return ids if kinds == {int} else list(map(int, ids))
+
+
+def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that tell T5 what to do ("fix grammar:"), () if the prompt has none.
+
+    What is one cannot be known from the text alone, and only speed depends on it. Taken for one is
+    the beginning up to a colon and a space, within `PREFIX_LENGTH` characters and one sentence. It
+    begins in lower case ("translate English to German:", "stsb sentence1:"), as sentences do not,
+    or with a word that asks for a rewriting ("Fix grammatical errors in this sentence:"), and does
+    not end in a number. So "She said:" and "Call me at 10:" are none; nor are "Question:" and
+    others with a capital, and "she said:" is one.
+
+    Args:
+        ids: source tokens.
+        tokenizer: None knows of no prefixes.
+    """
+    if tokenizer is None:
+        return ()
+    pieces = [tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_LENGTH + 1]]
+    found = _PREFIX.match("".join(pieces).replace("▁", " "))
+    if not found:
+        return ()
+    words = found["words"].split()
+    if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING):
+        return ()
+    ends = list(accumulate(map(len, pieces)))
+    return tuple(ids[: bisect_left(ends, found.end("words") + 1) + 1])
+
+
+def checked_prompts(prompts: Any, seed: Any) -> tuple[Iterable, int | list[int]]:
+    """The prompts of a call, and its seed or seeds as plain integers.
+
+    Raises:
+        UserError: `prompts` is no iterable of prompts, or the seeds are not one or one a prompt.
+    """
+    if not is_listlike(prompts):
+        raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
+    seed = checked_seed(seed)
+    if isinstance(seed, list):
+        prompts = list(prompts)
+        if len(seed) != len(prompts):
+            counts = f"{len(seed)} seeds for {len(prompts)} prompts"
+            raise UserError(f"{counts}; give one seed or one a prompt")
+    return prompts, seed
+
+
+def checked_samples(num_samples: Any, temp: float) -> int:
+    """The number of samples a prompt.
+
+    Raises:
+        UserError: it is out of range, or all samples would be equal.
+    """
+    samples = checked("num_samples", num_samples)
+    if samples > 1 and temp == 0:
+        raise UserError(f"temp is 0, so all {written(samples)} samples would be equal; raise temp")
+    return samples
+
+
+def checked_seed(seed: Any) -> int | list[int]:
+    """A seed, or one a prompt, as plain integers.
+
+    Raises:
+        UserError: one is no whole number or out of range.
+    """
+    if is_listlike(seed):
+        return [checked("seed", value) for value in seed]
+    return checked("seed", seed)
+
+
+def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[Iterator[mx.array]]:
+    """The random keys (2,) of the samples of one prompt after the other, made as they are needed.
+
+    Args:
+        seed: as `checked_seed` returns it. From one, sample j of prompt i gets stream
+            i * samples + j; from its own, stream j.
+        samples: of each prompt.
+    """
+    if isinstance(seed, Sequence):
+        return (_streams(own, 0, samples) for own in seed)
+    return (_streams(seed, i * samples, samples) for i in count())
+
+
+def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
+    """Keys of this many streams of a seed."""
+    return (row_key(seed, i) for i in range(first, first + samples))
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
+    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
+    width = max(map(len, rows))
+    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
+    if all(len(row) == width for row in rows):
+        return ids, None
+    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
+
+
+def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Cache:
+    """A decoder's cache with a row for each source; equal ones are encoded once.
+
+    Raises:
+        RuntimeError: the device has not enough memory.
+    """
+    sources = [tuple(source) for source in sources]
+    different = list(dict.fromkeys(sources))
+    ids, mask = padded(different, model.config.pad_token_id)
+    cache = model.cache(model.encode(ids, mask), mask)
+    if len(different) < len(sources):
+        cache.keep([different.index(source) for source in sources])
+    mx.eval(cache.state)
+    return cache

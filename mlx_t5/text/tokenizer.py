@@ -1,0 +1,209 @@
+"""The tokenizer of a model folder, whichever files it has, and the token ids of a text.
+
+    spiece.model     sentencepiece encodes, as it did in training; see sentencepiece_tokenizer.py
+    tokenizer.json   alone: encodes as transformers 5 loads it. That rebuilds T5's unigrams from
+                     the vocabulary and loses the byte tokens and the id of the unknown token, so
+                     that MADLAD would read "end of text" for an unknown character; both are put
+                     back. What is no T5 unigram (some published models have a BPE) stays as it is.
+    neither          ByT5, if tokenizer_config.json or config.json names its tokenizer
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_t5.checkpoints.small_files import (
+    TOKENIZER_BYTES,
+    TOKENIZER_FILES,
+    read_small,
+    require_small,
+)
+from mlx_t5.errors import UserError
+
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_MOST_SENTINELS = 10_000  # published: 300; a file that asks for more is broken or hostile
+_FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The transformers tokenizer of a local folder, None if it has no tokenizer files.
+
+    Raises:
+        UserError: the files are damaged, or the vocabulary is missing.
+    """
+    folder = Path(folder)
+    for file in (folder / name for name in TOKENIZER_FILES):
+        if os.path.lexists(file):
+            require_small(file)
+    with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
+        model, own = (_settings(folder / name) for name in ("config.json", _FILES[-1]))
+        named = own.get("tokenizer_class") or model.get("tokenizer_class")
+        if named != "ByT5Tokenizer" and not any((folder / name).is_file() for name in _FILES):
+            return None
+        named = str(named or "T5Tokenizer").removesuffix("Fast")
+        sentinels = own.get("extra_ids", 100 if named in ("T5Tokenizer", "MT5Tokenizer") else 0)
+        if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
+            raise ValueError(f"extra_ids is {sentinels!r:.40}")
+        # transformers takes umT5's tokenizer.json, or one of another class, as it is.
+        rebuilds = named == "T5Tokenizer" and model.get("model_type", "t5") in ("t5", "mt5")
+        # Wanted for its tokenizers alone, transformers would tell everyone to install torch.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        if (folder / "spiece.model").is_file():
+            tokenizer = _from_sentencepiece(folder, sentinels)
+        elif (folder / "tokenizer.json").is_file():
+            tokenizer = _from_json(folder, own, sentinels if rebuilds else None)
+        elif named == "ByT5Tokenizer":
+            from transformers import ByT5Tokenizer  # slow to import
+
+            tokenizer = ByT5Tokenizer.from_pretrained(folder, **_LOCAL)
+        else:
+            raise FileNotFoundError("neither tokenizer.json nor spiece.model is there")
+    tokenizer.model_max_length = int(1e30)  # relative positions have no limit to warn about
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of a text, the end token included.
+
+    Raises:
+        UserError: the tokenizer cannot read it.
+    """
+    with _refusing("the tokenizer cannot read this prompt"):
+        return tokenizer.encode(text)
+
+
+@contextmanager
+def _refusing(what: str, cure: str = "") -> Iterator[None]:
+    """Turn whatever the libraries raise into a UserError.
+
+    Some of it is bare Exception, and a panic in their Rust is a BaseException of a class that
+    cannot be imported.
+    """
+    try:
+        yield
+    except (UserError, ImportError):  # without what transformers needs no other folder would help
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{what} ({reason:.200}){cure}") from error
+
+
+def _settings(file: Path) -> dict:
+    """What a JSON file says, nothing if there is none."""
+    settings = json.loads(read_small(file, TOKENIZER_BYTES)) if os.path.lexists(file) else {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file.name} holds no object")
+    return settings
+
+
+def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
+    from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
+
+    return SentencePieceTokenizer.from_pretrained(folder, **_LOCAL, extra_ids=sentinels)
+
+
+def _from_json(folder: Path, own: dict, sentinels: int | None) -> Any:
+    # AutoTokenizer would import torch wherever that is installed, which takes longer than all
+    # else before the first token, and does without a vocabulary that is missing.
+    from transformers import PreTrainedTokenizerFast  # slow to import
+
+    state = _settings(folder / "tokenizer.json")
+    charsmaps = _charsmaps(state.get("normalizer"))
+    unigram = isinstance(state["model"]["vocab"], list)
+    if not unigram or sentinels is None:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **_LOCAL)
+    else:
+        given = own.keys() | _settings(folder / "special_tokens_map.json").keys()
+        default = {name: token for name, token in _SPECIAL.items() if name not in given}
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **_LOCAL, **default)
+        _rebuild(tokenizer, charsmaps, sentinels)
+    if unigram:
+        _restore_fallback(tokenizer, state["model"])
+    return tokenizer
+
+
+def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
+    """Do what transformers' T5Tokenizer does to a tokenizer.json, which takes it much longer."""
+    from tokenizers import decoders, normalizers, pre_tokenizers, processors
+
+    backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
+    backend.normalizer = normalizers.Precompiled(charsmaps[0]) if charsmaps else None
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**spaces)]
+    )
+    backend.decoder = decoders.Metaspace(**spaces)
+    end = (str(tokenizer.eos_token), tokenizer.eos_token_id)
+    backend.post_processor = processors.TemplateProcessing(
+        single=["$A", end[0]], pair=["$A", end[0], "$B", end[0]], special_tokens=[end]
+    )
+    names = (f"<extra_id_{i}>" for i in range(sentinels))
+    tokenizer.add_tokens([n for n in names if n not in tokenizer.get_vocab()], special_tokens=True)
+
+
+def _restore_fallback(tokenizer: Any, model: dict) -> None:
+    """Give a unigram tokenizer back the byte and unknown tokens that it may have lost.
+
+    The id of the unknown token goes by its name, as some files were saved with transformers' 2.
+    """
+    from tokenizers import decoders, models
+
+    backend = tokenizer.backend_tokenizer
+    ids = {piece: i for i, (piece, _) in enumerate(model["vocab"])}
+    unknown, spells = ids.get(tokenizer.unk_token or "<unk>", model.get("unk_id")), "<0x00>" in ids
+    if (unknown, spells) != (model.get("unk_id"), model.get("byte_fallback", False)):
+        vocabulary = [(piece, score) for piece, score in model["vocab"]]
+        backend.model = models.Unigram(vocabulary, unk_id=unknown, byte_fallback=spells)
+    if spells and "ByteFallback" not in repr(backend.decoder):
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
+
+
+def _charsmaps(normalizer: dict | None) -> list[bytes]:
+    """The character maps of a normalizer; the tokenizers library panics on a broken one.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    normalizer = normalizer or {}
+    found = [m for inner in normalizer.get("normalizers", ()) for m in _charsmaps(inner)]
+    if isinstance(normalizer.get("precompiled_charsmap"), str):
+        found.append(base64.b64decode(normalizer["precompiled_charsmap"], validate=True))
+        if not _sound(found[-1]):
+            raise ValueError("precompiled_charsmap is damaged")
+    return found
+
+
+def _sound(charsmap: bytes) -> bool:
+    """Whether every walk through a sentencepiece character map stays inside and ends at a text.
+
+    It is a size in bytes (uint32), so many bytes of a double-array trie (units of uint32, see
+    https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
+    ended by a NUL.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]
+    if size % 4 or not 0 < size == len(trie) or not texts.endswith(b"\0"):
+        return False
+    trie = np.frombuffer(trie, "<u4").astype(np.int64)
+    try:
+        texts.decode()
+    except UnicodeDecodeError:
+        return False
+    steps = np.flatnonzero(trie >> 31 == 0)  # the other units are values
+    # A step leads to its base, where its value is, and to the base with a byte of text in it.
+    bases = steps ^ (trie[steps] >> 10 << ((trie[steps] & 1 << 9) >> 6))
+    if (bases | 255).max(initial=0) >= len(trie):
+        return False
+    values = trie[bases[trie[steps] >> 8 & 1 == 1]] & 0x7FFFFFFF
+    starts = np.frombuffer(b"\0" + texts, np.uint8)[: len(texts)] == 0
+    return bool((values < len(texts)).all() and starts[values].all())

@@ -1,0 +1,170 @@
+"""`quantize`: it judges the models that convert.py writes, and its figures come from them."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import command_line
+from benchmarks.quantize import PLAIN, group_size, of_uniform, recipes, uniform
+from benchmarks.quantized import Texts, _sums, difference, quantized
+from convert import convert
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.quantization import Quantization, Recipe
+from mlx_t5.cli.models import BUNDLED
+from model import load
+
+TEXTS = Texts([[21, 9, 300, 1], [40, 1]], [[0, 5, 77, 9], [0, 8, 2, 700, 31, 6]])
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load(BUNDLED / "target", "float32")[0]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"bits": 3},
+        {"bits": 8, "group_size": 32},
+        {"mode": "mxfp4"},
+        {"mode": "mxfp8"},
+        {"mode": "nvfp4"},
+        {"predicate": "mixed_3_5"},
+        None,
+    ],
+    ids=str,
+)
+def test_a_model_in_memory_is_the_one_that_convert_writes(target, tmp_path, wanted):
+    names = {"bits": "q_bits", "group_size": "q_group_size", "mode": "q_mode"}
+    options = {names.get(name, "quant_predicate"): value for name, value in (wanted or {}).items()}
+    folder = convert(BUNDLED / "target", tmp_path / "out", quantize=bool(wanted), **options)
+    written, _ = load(folder, "float32")
+    made = quantized(target, Recipe.choose(**wanted) if wanted else None)
+    both = difference(made, written, TEXTS)
+    assert both.error < 1e-4 and both.top_1 == 1.0
+    if wanted:  # far closer to each other than to the model that was quantised
+        assert difference(made, target, TEXTS).error > 50 * both.error
+
+
+def test_nothing_is_lost_without_quantising_and_the_original_is_left_alone(target):
+    before = dict(tree_flatten(target.parameters()))
+    same = difference(quantized(target, None), target, TEXTS)
+    assert (same.error, same.kl, same.top_1) == (0.0, 0.0, 1.0)
+    quantized(target, Recipe.choose(2))
+    after = dict(tree_flatten(target.parameters()))
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+
+
+def test_fewer_bits_lose_more(target):
+    rows = [
+        difference(quantized(target, Recipe.choose(bits)), target, TEXTS)
+        for bits in (8, 6, 5, 4, 3, 2)
+    ]
+    errors, divergences = [row.error for row in rows], [row.kl for row in rows]
+    assert errors == sorted(errors) and divergences == sorted(divergences)
+    assert 0 < errors[0] < 0.02 < 0.2 < errors[-1]
+
+
+def test_texts_of_other_lengths_in_the_batch_change_nothing(target):
+    model = quantized(target, Recipe.choose(3))
+    both = difference(model, target, TEXTS)
+    parts = [Texts([source], [fed]) for source, fed in zip(TEXTS.sources, TEXTS.fed, strict=True)]
+    apart = [difference(model, target, part) for part in parts]
+    mean = sum(each.kl * len(part.fed[0]) for each, part in zip(apart, parts, strict=True)) / 10
+    assert both.kl == pytest.approx(mean, rel=1e-3)
+
+
+def test_the_sums_of_a_small_example():
+    """Two positions, of which the second is padding; a shift of all logits is no difference."""
+    p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
+    right = mx.log(mx.array([[p, [1.0, 1.0, 1.0]]]))
+    found = mx.log(mx.array([[q, [0.9, 0.05, 0.05]]])) + 3.0
+    off, own, kl, same = _sums(right, found, mx.array([[1, 0]])).tolist()
+    log2 = math.log(2)
+    assert off == pytest.approx(2 * log2**2, rel=1e-5)
+    assert own == pytest.approx(log2**2 * (4 + 1 + 1) / 9, rel=1e-5)
+    assert kl == pytest.approx(0.5 * log2 - 0.25 * log2, rel=1e-5)
+    assert same == 0.0
+    assert _sums(right, right + 1.0, mx.array([[1, 1]])).tolist()[3] == 2.0
+
+
+def test_an_error_beside_that_of_uniform_bits_at_equal_size():
+    rows = [
+        {"bytes": 100, "error": 0.4},
+        {"bytes": 300, "error": 0.1},
+        {"bytes": 900, "error": 0.0},
+    ]
+    assert of_uniform(rows, 100, 0.4) == pytest.approx(1.0)
+    assert of_uniform(rows, 200, 0.1) == pytest.approx(0.5)  # between them: 0.2
+    assert of_uniform(rows, 99, 0.4) is of_uniform(rows, 301, 0.1) is None
+
+
+def test_recipes_fit_the_model(target):
+    draft = load(BUNDLED / "draft", "float32")[0]
+    assert (group_size(target), group_size(draft)) == (64, 32)  # rows of 96
+    every = recipes(target.config, 64)
+    assert every[PLAIN] is None and set(uniform(64)) < set(every)
+    assert every["mixed_4_6"] == Recipe(
+        Quantization(64, 4, "affine"), Quantization(64, 6, "affine")
+    )
+    last = every["4 bits, 5 in last layers"]
+    assert [
+        last.of(f"decoder.layers.{i}.self_attention.q.weight", (64, 64)).bits for i in (1, 2)
+    ] == [
+        4,
+        5,
+    ]
+    names = [name for name, _ in tree_flatten(target.parameters())]
+    for name, recipe in every.items():  # every pattern finds a layer
+        if recipe and recipe.special:
+            ways = {recipe.of(each, (128, 128)) for each in names} - {None}
+            assert ways == {recipe.general, recipe.special}, name
+
+
+def test_a_small_run(capsys, tmp_path):
+    file = tmp_path / "x.json"
+    argv = ["quantize", "--task", "translate", "--count", "2", "--num-draft", "3"]
+    assert command_line.main([*argv, "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "translate: 2 prompts" in out and "| 4 bits | 4,678,656 | 37.2% |" in out
+    (table,) = json.loads(file.read_text())["tables"]
+    targets = {row["way"]: row for row in table["targets"]}
+    plain, eight, three = (targets[way] for way in (PLAIN, "8 bits", "3 bits"))
+    assert (plain["error"], plain["kl"], plain["exact_match_lossless"]) == (0.0, 0.0, 100.0)
+    assert plain["of_bfloat16"] == 1.0 and plain["of_uniform"] is None
+    assert 0 < eight["error"] < three["error"] and eight["bytes"] > three["bytes"]
+    assert eight["of_uniform"] == pytest.approx(1.0)
+    drafts = {row["way"]: row for row in table["drafts"]}
+    assert all(row["exact_match_lossless"] == 100.0 for row in drafts.values())
+    assert drafts[PLAIN]["acceptance_rate"] == plain["acceptance_rate"]
+    assert drafts["2 bits"]["acceptance_rate"] < plain["acceptance_rate"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model", "no/such/model"], "there is no model folder"),
+        (["--prompts", "no-such-file"], "there is no file no-such-file"),
+        (["--json", "no-such-folder/x.json"], "there is no folder"),
+        (["--count", "1"], "give a whole number from 2"),
+        (["--dtype", "float16"], "unrecognized arguments: --dtype float16"),
+    ],
+)
+def test_mistakes_are_one_line(argv, message, capsys):
+    try:
+        status = command_line.main(["quantize", *argv])
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2 and message in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft-model"])
+def test_a_model_that_is_quantised_already_is_refused(option, tmp_path, capsys):
+    folder = convert(BUNDLED / "draft", tmp_path / "q", quantize=True, q_group_size=32)
+    assert command_line.main(["quantize", option, str(folder)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"error: {folder} is quantised already; give the folder that it was made of"

@@ -1,0 +1,101 @@
+"""The decoders that are measured."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import subject
+from benchmarks.subject import (
+    BOTH,
+    DRAFT,
+    LOOKUP,
+    REGULAR,
+    Passes,
+    Subject,
+    counts,
+    decided,
+    decoding,
+)
+from command_line import byte_model
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.errors import UserError
+from mlx_t5.requests import Result, Stats
+
+
+class Decoder:
+    """Remembers how it was asked."""
+
+    def __init__(self, error=None):
+        self.calls, self.error = [], error
+
+    def generate(self, prompts, **options):
+        self.calls.append((prompts, options))
+        return [SimpleNamespace(error=self.error) for _ in prompts]
+
+
+def test_every_prompt_has_a_seed_of_its_own_whatever_the_batch():
+    turns = [["a", "b"], ["c"]]
+    decoder = Decoder()
+    run = decoding(decoder, turns, 2, temp=0.7)
+    assert len(run(0)) == 2 and len(run(1)) == 1
+    common = {"batch_size": 2, "temp": 0.7}
+    assert decoder.calls == [
+        (["a", "b"], {"seed": [0, 1], **common}),
+        (["c"], {"seed": [2], **common}),
+    ]
+
+
+def test_a_prompt_that_failed_ends_the_run():
+    with pytest.raises(UserError, match=r"could not be decoded \(no memory\); leave it out"):
+        decoding(Decoder("no memory"), [["a"]], 1)(0)
+
+
+def test_counts_are_sums():
+    one = Result(None, [5, 6], [], "stop", Stats(target_calls=2, tokens_per_call=1.5, drafted=4))
+    two = Result(None, [5], [], "length", Stats(target_calls=1, tokens_per_call=1.0, accepted=1))
+    assert decided([one, two]) == 3 + 1
+    assert counts([one, two]) == {"decided": 4, "target_calls": 3, "drafted": 4, "accepted": 1}
+
+
+def test_the_ways_of_proposing():
+    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+    kinds = {way: type(pair.drafter(way)) for way in (DRAFT, LOOKUP, BOTH)}
+    assert kinds == {DRAFT: DraftModel, LOOKUP: SourceCopy, BOTH: CopyOrDraft}
+    assert pair.regular().drafter is None
+    relaxed = pair.speculative(DRAFT, 3, 0.5).defaults
+    assert (relaxed.num_draft, relaxed.delta) == (3, 0.5)
+
+
+def test_the_passes_of_a_turn_are_counted():
+    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+    turns = [["fix grammar: I has a dog."], ["fix grammar: She eat."]]
+    regular, drafted = (pair.runs(way, 3, turns, max_tokens=9) for way in (REGULAR, DRAFT))
+    for turn in (0, 1):
+        first, second = regular(turn), drafted(turn)
+        calls = first.results[0].stats.target_calls
+        assert first.widths == {1: calls} and first.draft_passes == 0
+        assert second.widths.total() == second.results[0].stats.target_calls < calls
+        assert second.draft_passes >= second.results[0].stats.drafted > 0
+        assert drafted(turn).draft_passes == second.draft_passes
+        assert first.results[0].text == second.results[0].text
+
+
+def test_models_that_do_not_belong_together(tmp_path):
+    with pytest.raises(UserError, match="vocabularies differ"):
+        Subject.load(str(BUNDLED / "target"), str(byte_model(tmp_path / "bytes")), None)
+
+
+def test_a_model_without_a_tokenizer(monkeypatch):
+    monkeypatch.setattr(subject, "load", lambda folder, dtype: (None, None))
+    with pytest.raises(UserError, match="has no tokenizer"):
+        Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), None)
+
+
+def test_counting_passes_leaves_the_model_as_it_is():
+    model = SimpleNamespace(config="c", decode=lambda tokens, *rest: (tokens.shape, rest))
+    passes = Passes(model)
+    tokens = SimpleNamespace(shape=(2, 5))
+    assert passes.decode(tokens, "cache", [0]) == ((2, 5), ("cache", [0]))
+    assert passes.config == "c" and passes.widths == {5: 1}

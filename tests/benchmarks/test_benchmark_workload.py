@@ -1,0 +1,58 @@
+"""Which prompts are measured."""
+
+import json
+
+import pytest
+
+from benchmarks import workload
+from mlx_t5.errors import UserError
+
+
+def test_held_out_prompts_have_their_one_right_answer():
+    prompts = workload.held_out("fix", 5)
+    assert prompts.tasks == ["fix"] * 5 and prompts.name == "fix"
+    assert all(prompt.startswith("fix grammar: ") for prompt in prompts.prompts)
+    assert prompts.prompts[:3] == workload.held_out("fix", 3).prompts
+    assert len(prompts.references) == 5 and not set(prompts.prompts) & set(prompts.references)
+
+
+def test_mixed_prompts_are_those_of_both_tasks():
+    mixed = workload.held_out("mixed", 9)
+    for task, count in (("translate", 5), ("fix", 4)):
+        own = workload.held_out(task, count)
+        places = mixed.of(task)
+        assert [mixed.prompts[place] for place in places] == own.prompts
+        assert [mixed.references[place] for place in places] == own.references
+
+
+def test_more_prompts_than_there_are():
+    assert len(workload.held_out("mixed", 2000).prompts) == 2000
+    with pytest.raises(UserError, match="there are 1000 held-out prompts of fix, not 1001"):
+        workload.held_out("fix", 1001)
+
+
+def test_a_file_of_lines_and_one_with_targets(tmp_path):
+    lines, objects = tmp_path / "lines.txt", tmp_path / "objects.jsonl"
+    lines.write_text("one\ntwo\nthree\n")
+    read = workload.from_file(str(lines), 2)
+    assert (read.name, read.prompts, read.references) == ("lines.txt", ["one", "two"], None)
+    assert read.of("lines.txt") == [0, 1]
+    records = [{"prompt": "one", "target": "un"}, {"prompt": "two", "target": "deux"}]
+    objects.write_text("\n".join(map(json.dumps, records)))
+    assert workload.from_file(str(objects), 9).references == ["un", "deux"]
+    objects.write_text("\n".join(map(json.dumps, [records[0], {"prompt": "two"}])))
+    assert workload.from_file(str(objects), 9).references is None
+
+
+def test_a_file_that_cannot_be_used(tmp_path):
+    with pytest.raises(UserError, match="there is no file"):
+        workload.from_file(str(tmp_path / "none.txt"), 2)
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "one"}\n{"text": "two"}\n')
+    assert workload.from_file(str(file), 1).prompts == ["one"]
+    with pytest.raises(UserError, match="line 2 has no prompt"):
+        workload.from_file(str(file), 2)
+
+
+def test_cutting_into_turns():
+    assert workload.cut("abcde", 2) == [["a", "b"], ["c", "d"], ["e"]]

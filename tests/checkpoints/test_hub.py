@@ -1,0 +1,193 @@
+"""hub.py: what is asked of the Hub, what is not, and what the user reads when it fails."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fake_hub import FakeHub, serve
+from mlx_t5.checkpoints.hub import choose_files, full_id, origin, resolve
+from mlx_t5.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "http://127.0.0.1:9"  # nothing listens there
+SMALL = {name: name.encode() for name in ("config.json", "spiece.model", "tokenizer_config.json")}
+STRANGERS = {
+    name: b"never"
+    for name in (
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "rust_model.ot",
+        "README.md",
+        "onnx/model.onnx",
+        "onnx/config.json",
+        "sub/model.safetensors",
+        "evil.py",
+        "model.fp16.safetensors",
+    )
+}
+
+
+@pytest.fixture
+def hub():
+    with serve(FakeHub()) as running:
+        yield running
+
+
+@pytest.fixture
+def ask(hub, tmp_path):
+    """Resolves names (`id` or `id@revision`), each to its folder or to `error: …`.
+
+    In a process of its own, as the library reads its settings when it is imported.
+    """
+
+    def run(*models: str, **settings: str) -> list[str]:
+        code = (
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            "from mlx_t5.checkpoints.hub import resolve\nfrom mlx_t5.errors import UserError\n"
+            "for model in sys.argv[1:]:\n"
+            "    try: print(resolve(*model.split('@')))\n"
+            "    except UserError as error: print(f'error: {error}')"
+        )
+        command = [sys.executable, "-c", code, *models]
+        settings = hub.environment(tmp_path / "hf") | settings
+        run = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr
+        return run.stdout.splitlines()
+
+    return run
+
+
+def names(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()}
+
+
+def test_only_what_is_needed_is_fetched(hub, ask):
+    both = {"model.safetensors": b"1", "pytorch_model.bin": b"2"}
+    hub.repos["google-t5/t5-small"] = SMALL | STRANGERS | both
+    hub.renamed["t5-small"] = "google-t5/t5-small"  # the Hub redirects ids of old
+    (folder,) = ask("t5-small", HF_TOKEN="hf_secret")
+    assert names(folder) == hub.fetched == {*SMALL, "model.safetensors"}
+    assert not any(name in path for _, path in hub.requests for name in STRANGERS)
+    assert "Bearer hf_secret" in hub.tokens
+    # From now on it is in the cache, and a lost connection or HF_HUB_OFFLINE makes no difference.
+    assert ask("t5-small", HF_HUB_OFFLINE="1") == [folder]
+    assert ask("t5-small", HF_ENDPOINT=NOWHERE) == [folder]
+
+
+def test_an_index_without_its_shards_does_not_count(hub, ask):
+    """As google/flan-ul2 has it on main."""
+    index = {"model.safetensors.index.json": b"{}", "model-00001-of-00002.safetensors": b""}
+    shards = {f"pytorch_model-0000{i}-of-00002.bin": bytes(i) for i in (1, 2)}
+    whole = {"pytorch_model.bin.index.json": b"{}", **shards}
+    hub.repos["google/flan-ul2"] = SMALL | STRANGERS | index | whole
+    (folder,) = ask("google/flan-ul2@main")
+    assert names(folder) == hub.fetched == {*SMALL, *whole}
+    assert ask("google/flan-ul2", HF_HUB_OFFLINE="1") == [folder]
+
+
+def test_revisions(hub, ask):
+    for key, content in (("a/t5", b"new"), ("a/t5@v1", b"old")):
+        hub.repos[key] = SMALL | {"model.safetensors": content}
+    folders = ask("a/t5@v1", "a/t5")
+    contents = [(Path(folder) / "model.safetensors").read_bytes() for folder in folders]
+    assert contents == [b"old", b"new"]
+    assert ask("a/t5@v1", "a/t5", HF_HUB_OFFLINE="1") == folders
+
+
+def test_failures_are_one_line(hub, ask):
+    hub.repos = {"a/gated": SMALL, "a/t5": SMALL | STRANGERS, "a/bare": {"model.safetensors": b""}}
+    hub.gated = {"a/gated"}
+    lines = ask("no/where", "a/gated", "a/t5@v9", "a/t5", "a/bare")
+    starts = (
+        "no/where: no such folder, and no such model on the Hub; check the spelling",
+        "a/gated: access is restricted; accept its terms on huggingface.co",
+        "a/t5 at revision v9: there is no such revision",
+        "a/t5: the repository has no whole model.safetensors or pytorch_model.bin",
+        "a/bare: the repository has no config.json",
+    )
+    for line, start in zip(lines, starts, strict=True):
+        assert line.startswith(f"error: {start}")
+    assert not hub.fetched
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    (({"HF_ENDPOINT": NOWHERE}, "ConnectError"), ({"HF_HUB_OFFLINE": "1"}, "OfflineMode")),
+)
+def test_no_connection_and_nothing_cached(ask, settings, cause):
+    (line,) = ask("a/t5", **settings)
+    assert line.startswith(f"error: a/t5: cannot be downloaded ({cause}")
+    assert line.endswith("; connect, or give a local folder")
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_local_folders_never_touch_the_network(no_network, tmp_path, monkeypatch):
+    (tmp_path / "google" / "t5").mkdir(parents=True)
+    assert resolve(str(tmp_path)) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert resolve("google/t5") == Path("google/t5")  # a folder goes before a Hub id
+    assert resolve("google") == Path("google")
+
+
+@pytest.mark.parametrize("name", ("", "/no/such/folder", "./here", "a/b/c", "../up", "~/t5", "a b"))
+def test_what_cannot_be_an_id_is_no_request(no_network, name):
+    with pytest.raises(UserError, match="neither a folder nor a Hub id"):
+        resolve(name)
+
+
+def test_a_file_is_no_folder(no_network, tmp_path, monkeypatch):
+    (tmp_path / "t5").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="neither a folder"):
+        resolve("t5")
+
+
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("listed", "chosen"),
+    (
+        ([], []),
+        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+        (["model.safetensors", INDEX, *SHARDS], ["model.safetensors"]),
+        (["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"], ["pytorch_model.bin"]),
+        ([INDEX, *SHARDS, "pytorch_model.bin"], [INDEX, *SHARDS]),
+        ([INDEX, *SHARDS[:2], "pytorch_model.bin"], ["pytorch_model.bin"]),
+        ([INDEX, *SHARDS, "model-00001-of-00002.safetensors"], [INDEX, *SHARDS]),
+        (SHARDS, []),
+        ([INDEX], []),
+        (["spiece.model", "config.json", "evil/config.json"], ["config.json", "spiece.model"]),
+    ),
+)
+def test_choose_files(listed, chosen):
+    assert choose_files(listed) == chosen
+
+
+def test_what_is_kept_about_a_source(tmp_path):
+    commit = tmp_path / "models--google-t5--t5-small" / "snapshots" / "abc"
+    of_old = origin("t5-small", None, commit)
+    assert of_old == {"model": "google-t5/t5-small", "commit": "abc"}
+    assert origin("a/t5", "v1", commit) == {"model": "a/t5", "revision": "v1", "commit": "abc"}
+    assert origin(str(tmp_path / "t5" / ".." / "t5"), None, tmp_path / "t5" / ".." / "t5") == {
+        "folder": "t5"
+    }
+    assert [full_id(name) for name in ("t5-3b", "t5", "a/t5-3b")] == [
+        "google-t5/t5-3b",
+        "t5",
+        "a/t5-3b",
+    ]

@@ -1,0 +1,156 @@
+"""quantization.py: the same numbers as nn.quantize, and a clear word about what MLX lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import checkpoints
+from checkpoints import TINY, arrays
+from convert import convert
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.quantization import MIXED, MODES, Quantization, Recipe
+from mlx_t5.errors import UserError
+from model import load
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    return checkpoints.tiny(tmp_path / "source")
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "group"),
+    (("affine", 4, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)),
+)
+def test_defaults_of_each_mode(mode, bits, group):
+    assert Quantization.choose(mode=mode) == Quantization(group, bits, mode)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        ({"bits": 7}, "--q-bits 7 does not exist in mode affine; choose 2, 3, 4, 5, 6, 8"),
+        ({"bits": 0}, "--q-bits 0 does not exist"),
+        ({"bits": 9}, "--q-bits 9 does not exist"),
+        ({"group_size": 16}, "--q-group-size 16 does not exist in mode affine; choose 32, 64, 128"),
+        ({"mode": "mxfp4", "bits": 8}, "--q-bits 8 does not exist in mode mxfp4; choose 4"),
+        ({"mode": "nvfp4", "group_size": 32}, "--q-group-size 32 .* mode nvfp4; choose 16"),
+        ({"mode": "int4"}, "unknown quantisation mode 'int4'; known: affine, mxfp4, mxfp8, nvfp4"),
+    ),
+)
+def test_contradictory_options(options, message):
+    with pytest.raises(UserError, match=message):
+        Quantization.choose(**options)
+
+
+EVERY_MODE = [
+    (mode, bits, group) for mode in MODES for bits in MODES[mode][0] for group in MODES[mode][1]
+]
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), EVERY_MODE)
+def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
+    """The output holds what `nn.quantize` makes of the same model, layer by layer."""
+    options = {"q_mode": mode, "q_bits": bits, "q_group_size": group}
+    out = convert(tiny, tmp_path / "out", quantize=True, dtype="float32", **options)
+    how = {"group_size": group, "bits": bits, "mode": mode}
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization"] == config["quantization_config"] == how
+    model, _ = load(tiny, "float32")
+
+    def wanted(path: str, layer: nn.Module) -> bool:
+        is_layer = isinstance(layer, nn.Linear) and path != "lm_head"
+        return is_layer and layer.weight.shape[-1] % group == 0
+
+    nn.quantize(model, group, bits, mode=mode, class_predicate=wanted)
+    expected, converted = dict(tree_flatten(model.parameters())), arrays(out)
+    assert set(converted) == set(expected)
+    for name, array in expected.items():
+        assert array.dtype == converted[name].dtype and mx.array_equal(array, converted[name]), name
+    ids = mx.array([[5, 3, 9, 1]])
+    assert mx.array_equal(load(out, "float32")[0](ids, ids), model(ids, ids))
+
+
+@pytest.mark.parametrize("predicate", MIXED)
+def test_a_mixed_recipe_gives_values_and_outputs_more_bits(tiny, tmp_path, predicate):
+    """config.json says so layer by layer, and loading follows it; MLX itself makes the same."""
+    low, high = map(int, predicate.split("_")[1:])
+    out = convert(
+        tiny, tmp_path / "out", "float32", quantize=True, q_group_size=32, quant_predicate=predicate
+    )
+    entry = json.loads((out / "config.json").read_text())["quantization"]
+    general = {name: entry.pop(name) for name in ("group_size", "bits", "mode")}
+    assert general == {"group_size": 32, "bits": low, "mode": "affine"}
+    assert all(how == general | {"bits": high} for how in entry.values())
+    loaded, (model, _) = load(out, "float32")[0], load(tiny, "float32")
+    layers = {p: m for p, m in loaded.named_modules() if isinstance(m, nn.QuantizedLinear)}
+    assert set(entry) == {path for path in layers if path[-2:] in (".v", ".o")}
+    assert {path: layer.bits for path, layer in layers.items()} == {
+        path: high if path in entry else low for path in layers
+    }
+    ways = {path: entry.get(path, general) for path in layers}
+    nn.quantize(model, class_predicate=lambda path, _: ways.get(path, False))
+    ids = mx.array([[5, 3, 9, 1]])
+    assert mx.array_equal(loaded(ids, ids), model(ids, ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        ({"predicate": "mixed_2_9"}, "unknown --quant-predicate 'mixed_2_9'; known: mixed_3_4, "),
+        ({"predicate": "mixed_4_6", "bits": 4}, "mixed_4_6 says .* itself; leave --q-bits out"),
+        ({"predicate": "mixed_4_6", "mode": "mxfp4"}, "leave --q-mode mxfp4 out"),
+        ({"predicate": "mixed_4_6", "group_size": 16}, "--q-group-size 16 does not exist"),
+        ({"bits": 7}, "--q-bits 7 does not exist"),
+    ),
+)
+def test_contradictory_recipes(options, message):
+    with pytest.raises(UserError, match=message):
+        Recipe.choose(**options)
+
+
+def test_what_a_recipe_does_to_a_parameter():
+    four, six = Quantization.choose(4), Quantization.choose(6)
+    recipe = Recipe.choose(predicate="mixed_4_6")
+    assert recipe == Recipe(four, six)
+    assert recipe.of("encoder.layers.0.self_attention.v.weight", (64, 64)) == six
+    assert recipe.of("decoder.layers.1.cross_attention.o.weight", (64, 64)) == six
+    assert recipe.of("decoder.layers.1.feed_forward.wo.weight", (64, 64)) == four
+    assert recipe.of("decoder.layers.1.self_attention.q.weight", (64, 64)) == four
+    assert recipe.of("decoder.layers.1.self_attention.v.weight", (64, 96)) is None  # no groups
+    for name in ("shared", "lm_head", "encoder.relative_attention_bias.0", "encoder.norm"):
+        assert recipe.of(f"{name}.weight", (64, 64)) is None
+    assert (
+        Recipe(four, six, "^encoder").of("encoder.layers.0.self_attention.q.weight", (8, 64)) == six
+    )
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+def test_quantised_scales_have_the_models_type(tiny, tmp_path, dtype):
+    """With float16, `wo` computes in float32, so its scales and offsets are float32 too."""
+    converted = arrays(convert(tiny, tmp_path / "out", quantize=True, dtype=dtype))
+    for name, array in converted.items():
+        if ".relative" in name or name == "shared.weight" or "norm" in name:
+            assert array.dtype == getattr(mx, dtype) and name.endswith(".weight")
+        elif name.endswith(".weight"):
+            assert array.dtype == mx.uint32
+        else:
+            kept = dtype == "float16" and ".wo." in name
+            assert array.dtype == (mx.float32 if kept else getattr(mx, dtype))
+
+
+def test_layers_that_do_not_divide_into_groups(tmp_path, capsys):
+    config = TINY | {"d_ff": 96}
+    checkpoints.save(checkpoints.random_state(config), tmp_path / "in", config=config)
+    out = convert(tmp_path / "in", tmp_path / "out", quantize=True)
+    names = set(arrays(out))
+    assert "encoder.layers.0.feed_forward.wi.scales" in names  # rows of 64
+    assert "encoder.layers.0.feed_forward.wo.scales" not in names  # rows of 96
+    assert "4 layers do not divide into groups" in capsys.readouterr().err
+    load(out)
+    with pytest.raises(UserError, match="no layer's rows divide into groups of 128; choose"):
+        convert(tmp_path / "in", tmp_path / "out2", quantize=True, q_group_size=128)
+    assert not (tmp_path / "out2").exists()

@@ -1,0 +1,113 @@
+"""safetensors_file.py: headers that lie are refused; the writer keeps its promises."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
+from mlx_t5.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("header", "cause"),
+    (
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 12]}}, "not its shape's size"),
+        (
+            {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}},
+            "bytes where its header says",
+        ),
+        ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}}, "no natural number"),
+        ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, "no natural number"),
+        ({"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}}, "unknown type F99"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "no natural number"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "overlaps another"),
+        (
+            {
+                "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+                "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+            },
+            "b overlaps another",
+        ),
+        ({"a": {"dtype": "F32", "shape": [2]}}, "damaged safetensors header"),
+        ({"a": {"dtype": "F32", "shape": [1] * 400_000, "data_offsets": [0, 8]}}, "8 dimensions"),
+        ({"a": {"dtype": "F32", "shape": [10**4000] * 200, "data_offsets": [0, 8]}}, "dimensions"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [2**63, 2**63 + 8]}}, "no natural"),
+        ({f"{i}": {} for i in range(40_000)}, "more than 32768 tensors"),
+        ({"__metadata__": {"a": " " * 5_000_000}}, "header is too large"),
+        ({"\x1b[2J" + "a" * 1_000_000: {"dtype": 1}}, "damaged"),
+        ({"a": {"dtype": "\x1b" * 9000, "shape": [], "data_offsets": [0, 0]}}, r"type \\x1b\\x1b"),
+        ({"a": 3}, "damaged safetensors header"),
+        ([], "damaged safetensors header"),
+        ({"__metadata__": 3}, "damaged safetensors header"),
+    ),
+)
+def test_safetensors_headers_that_lie(tmp_path, header, cause):
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + bytes(8)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match=cause) as error:
+        open_checkpoint(tmp_path)
+    assert len(str(error.value)) < 1000 and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "data",
+    (
+        b"",
+        b"\x01",
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", 3) + b"{}",
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
+        struct.pack("<Q", 13) + b'{"a":1,"a":2}',
+        struct.pack("<Q", 4) + b'"\xff" ',
+    ),
+)
+def test_broken_safetensors(tmp_path, data):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="model.safetensors: (not a whole|damaged)"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_name_that_occurs_twice(tmp_path):
+    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    text = b"{" + entry + b"," + entry + b"}"
+    data = struct.pack("<Q", len(text)) + text + bytes(8)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="a name occurs twice"):
+        open_checkpoint(tmp_path)
+
+
+def test_writer_round_trip(tmp_path):
+    a, b = mx.random.normal((4, 6)).astype(mx.bfloat16), mx.arange(5, dtype=mx.uint32)
+    wanted = {"a": ("bfloat16", (4, 6)), "b": ("uint32", (5,)), "e": ("float32", (0,))}
+    path = tmp_path / "model.safetensors"
+    with SafetensorsWriter(path, wanted, {"format": "mlx"}) as file:
+        file.append("a", a[:3])
+        file.append("b", b[:2])  # interleaved
+        file.append("a", a[3:])
+        file.append("b", b[2:])
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    assert metadata == {"format": "mlx"}
+    assert mx.array_equal(arrays["a"], a) and mx.array_equal(arrays["b"], b)
+    assert arrays["e"].shape == (0,)
+    checkpoint = open_checkpoint(tmp_path)
+    assert isinstance(checkpoint, Checkpoint) and checkpoint.metadata == {"format": "mlx"}
+
+
+def test_writer_insists_on_the_promised_sizes(tmp_path):
+    wanted = {"a": ("float32", (2, 2))}
+    with (
+        pytest.raises(ValueError, match="incomplete tensors: a"),
+        SafetensorsWriter(tmp_path / "short", wanted, {}) as file,
+    ):
+        file.append("a", mx.zeros((1, 2)))
+    with (
+        pytest.raises(ValueError, match="more data for a"),
+        SafetensorsWriter(tmp_path / "long", wanted, {}) as file,
+    ):
+        file.append("a", mx.zeros((3, 2)))

@@ -1,0 +1,147 @@
+"""small_files.py: pipes, devices, endless files and links in a stranger's folder are refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import checkpoints
+from checkpoints import TINY, siblings
+from convert import convert, main
+from mlx_t5.checkpoints.checkpoint import open_checkpoint
+from mlx_t5.checkpoints.hub import SMALL_FILES
+from mlx_t5.checkpoints.small_files import JSON_BYTES, read_small, require_own, require_small
+from mlx_t5.errors import UserError
+from mlx_t5.text.tokenizer import load_tokenizer
+from model import load
+
+
+@pytest.fixture(autouse=True)
+def ends():
+    """Without the check these tests would wait for ever."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    return checkpoints.tiny(tmp_path / "source")
+
+
+def put(path: Path, kind: str) -> None:
+    """Something at `path` that is no small file."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)  # a terabyte that takes no room
+
+
+KINDS = pytest.mark.parametrize("kind", ("pipe", "device", "folder", "huge"))
+
+
+def test_a_small_file_is_read(tmp_path):
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_small(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(UserError, match="and none has more than"):
+        read_small(tmp_path / "a", 4)
+    with pytest.raises(FileNotFoundError):
+        read_small(tmp_path / "b")
+    with pytest.raises(UserError, match="cannot read .*: No such file"):
+        require_small(tmp_path / "b")
+
+
+@KINDS
+def test_config_json(tiny, tmp_path, capsys, kind):
+    put(tiny / "config.json", kind)
+    assert main(["--model", str(tiny), "--mlx-path", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "config.json" in error
+    with pytest.raises(UserError, match="config.json"):
+        load(tiny)
+    assert siblings(tmp_path / "out") == {"source"}
+
+
+@KINDS
+@pytest.mark.parametrize("name", [name for name in SMALL_FILES if name != "config.json"])
+def test_the_other_small_files(tiny, tmp_path, name, kind):
+    put(tiny / name, kind)
+    with pytest.raises(UserError, match=f"{name} (is no regular file|has 1099.* GB, and none)"):
+        convert(tiny, tmp_path / "out")
+    assert siblings(tmp_path / "out") == {"source"}
+    if name != "generation_config.json":
+        beside = "tokenizer_config.json" if name != "tokenizer_config.json" else "tokenizer.json"
+        (tiny / beside).write_text("{}")
+        with pytest.raises(UserError, match=name):
+            load_tokenizer(tiny)
+
+
+@KINDS
+def test_an_index_and_a_shard(tmp_path, kind):
+    folder = checkpoints.save(checkpoints.random_state(TINY), tmp_path / "in", shards=2)
+    put(folder / "model-00002-of-00002.safetensors", kind)
+    with pytest.raises(UserError, match="header|are not there: model-00002"):
+        open_checkpoint(folder)
+    put(folder / "model.safetensors.index.json", kind)
+    with pytest.raises(UserError, match="no model.safetensors or|has 1099.* GB, and none"):
+        open_checkpoint(folder)
+
+
+def test_the_limits_leave_room_for_real_files(tmp_path):
+    (tmp_path / "config.json").write_bytes(b" " * JSON_BYTES)
+    assert len(read_small(tmp_path / "config.json")) == JSON_BYTES
+    (tmp_path / "tokenizer.json").write_bytes(b" " * 35_000_000)
+    require_small(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("through", ("file", "folder"))
+def test_a_link_out_of_the_folder_is_not_copied(tiny, tmp_path, through):
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "key").write_text("secret")
+    if through == "file":
+        (tiny / "tokenizer.json").symlink_to(private / "key")
+    else:
+        (tiny / "way").symlink_to(private)
+        (tiny / "tokenizer.json").symlink_to(Path("way") / "key")
+    with pytest.raises(UserError, match="tokenizer.json is a link out of its folder; put a copy"):
+        convert(tiny, tmp_path / "out")
+    assert siblings(tmp_path / "out") == {"source", "private"}
+
+
+def test_a_link_within_the_folder_and_a_linked_folder_are_fine(tiny, tmp_path):
+    (tiny / "vocabulary").write_text("{}")
+    (tiny / "tokenizer.json").symlink_to("vocabulary")
+    (tmp_path / "link").symlink_to(tiny)
+    out = convert(tmp_path / "link", tmp_path / "out")
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert not (out / "tokenizer.json").is_symlink()
+
+
+def test_links_into_the_blobs_of_the_same_repository_only(tmp_path):
+    for name in ("models--a--t5", "models--b--t5"):
+        (tmp_path / name / "snapshots" / "1").mkdir(parents=True)
+        (tmp_path / name / "blobs").mkdir()
+        (tmp_path / name / "blobs" / "2").touch()
+    file = tmp_path / "models--a--t5" / "snapshots" / "1" / "config.json"
+    file.symlink_to(Path("../../blobs/2"))
+    require_own(file)
+    file.unlink()
+    file.symlink_to(tmp_path / "models--b--t5" / "blobs" / "2")
+    with pytest.raises(UserError, match="link out of its folder"):
+        require_own(file)

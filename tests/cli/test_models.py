@@ -1,0 +1,180 @@
+"""Names of models: what each stands for, and what is taken when none is given."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlx_t5.cli import models
+from mlx_t5.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Every test stands in a folder of its own, with no models converted."""
+    monkeypatch.chdir(tmp_path)
+
+
+def converted(*names: str) -> None:
+    for name in names:
+        (Path("models") / name).mkdir(parents=True)
+
+
+def refuse_to_convert(name: str, folder: Path) -> None:
+    raise AssertionError(f"{name} must not be converted")
+
+
+def chosen_for(model, draft_model, regular=False):
+    return models.choose(model, draft_model, refuse_to_convert, regular)
+
+
+def test_with_nothing_converted_the_bundled_pair_is_the_default():
+    chosen = chosen_for(None, None)
+    assert (chosen.target, chosen.draft) == (models.BUNDLED / "target", models.BUNDLED / "draft")
+    assert "bundled" in chosen.note
+    assert str(Path("models/t5-11b")) in chosen.note
+
+
+def test_half_of_the_large_pair_is_not_enough():
+    converted("t5-11b")
+    chosen = chosen_for(None, None)
+    assert chosen.target == models.BUNDLED / "target"
+    assert "no models/t5-small" in chosen.note
+
+
+def test_the_large_pair_is_the_default_once_both_are_converted():
+    converted("t5-11b", "t5-small")
+    chosen = chosen_for(None, None)
+    assert (chosen.target, chosen.draft) == (Path("models/t5-11b"), Path("models/t5-small"))
+    assert chosen.note == "target models/t5-11b, draft models/t5-small"
+
+
+@pytest.mark.parametrize("how", [("none", False), (None, True), ("t5-small", True)])
+def test_regular_decoding_takes_no_draft(how):
+    converted("t5-11b", "t5-small")
+    chosen = chosen_for(None, *how)
+    assert chosen.draft is None
+    assert "regular decoding" in chosen.note
+
+
+def test_copying_from_the_source_alone_or_beside_a_draft():
+    converted("flan-t5-xl", "flan-t5-small")
+    alone = chosen_for("flan-t5-xl", "lookup")
+    assert (alone.draft, alone.lookup) == (None, True)
+    both = chosen_for("flan-t5-xl", "flan-t5-small+lookup")
+    assert (both.draft, both.lookup) == (Path("models/flan-t5-small"), True)
+    assert both.note.endswith("draft models/flan-t5-small, copying from the source")
+    assert not chosen_for("flan-t5-xl", "flan-t5-small").lookup
+    assert not chosen_for("flan-t5-xl", "lookup", regular=True).lookup
+
+
+def test_a_target_whose_draft_is_unknown_decodes_regularly_and_says_so():
+    converted("flan-t5-xl", "t5-small")
+    chosen = chosen_for("flan-t5-xl", None)
+    assert chosen.draft is None
+    assert "no --draft-model" in chosen.note
+
+
+def test_a_t5_takes_the_converted_t5_small():
+    converted("t5-3b", "t5-small")
+    assert chosen_for("t5-3b", None).draft == Path("models/t5-small")
+
+
+def test_the_bundled_target_takes_its_own_draft():
+    assert chosen_for(str(models.BUNDLED / "target"), None).draft == models.BUNDLED / "draft"
+
+
+@pytest.mark.parametrize("name", ["t5-small", "models/t5-small", "google-t5/t5-small"])
+def test_a_converted_model_is_found_by_any_of_its_names(name):
+    converted("t5-small")
+    assert models.locate(name, refuse_to_convert) == Path("models/t5-small")
+
+
+def test_a_hub_id_is_converted_once(capsys):
+    asked = []
+
+    def convert(name: str, folder: Path) -> None:
+        asked.append((name, folder))
+        folder.mkdir(parents=True)
+
+    for _ in range(2):
+        assert models.locate("google/flan-t5-xl", convert) == Path("models/flan-t5-xl")
+    assert asked == [("google/flan-t5-xl", Path("models/flan-t5-xl"))]
+    assert capsys.readouterr().err.count("converted google/flan-t5-xl") == 1
+
+
+@pytest.mark.parametrize("name", ["models/t5-11b", "./t5-11b", "/no/such/model", "a/b/c", "~/t5"])
+def test_a_path_to_nothing_is_not_looked_up_on_the_hub(name):
+    with pytest.raises(UserError, match="there is no model folder"):
+        models.locate(name, refuse_to_convert)
+
+
+def test_a_file_is_not_a_model_folder():
+    Path("config.json").write_text("{}")
+    with pytest.raises(UserError, match="config.json is a file"):
+        models.locate("config.json", refuse_to_convert)
+
+
+def converted_from(folder: str, source: str | dict) -> None:
+    """A folder as convert.py writes it from a Hub id, or with another record."""
+    converted(folder)
+    record = source if isinstance(source, dict) else {"model": source, "commit": "0" * 40}
+    text = json.dumps({"model_type": "t5", "converted_from": record})
+    (Path("models") / folder / "config.json").write_text(text)
+
+
+def test_another_owners_model_of_the_same_name_is_refused():
+    converted_from("flan-t5-small", "google/flan-t5-small")
+    for name in ("google/flan-t5-small", "flan-t5-small", "models/flan-t5-small"):
+        assert models.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+    with pytest.raises(UserError) as error:
+        chosen_for("stranger/flan-t5-small", None)
+    assert str(error.value) == (
+        "models/flan-t5-small was converted from google/flan-t5-small, not from "
+        "stranger/flan-t5-small; give models/flan-t5-small to run it, or convert the other one: "
+        "python convert.py --model stranger/flan-t5-small --mlx-path "
+        "models/stranger-flan-t5-small"
+    )
+    with pytest.raises(UserError, match="not from stranger"):
+        chosen_for("google/flan-t5-small", "stranger/flan-t5-small+lookup")
+
+
+@pytest.mark.parametrize("source", ["google-t5/t5-small", "t5-small"])
+@pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small"])
+def test_an_id_of_old_is_the_same_repository(source, name, capsys):
+    converted_from("t5-small", source)
+    assert models.locate(name, refuse_to_convert) == Path("models/t5-small")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_strangers_t5_is_none_of_the_original_ones():
+    converted_from("t5-small", "stranger/t5-small")
+    converted_from("t5-11b", "google-t5/t5-11b")
+    for name in ("t5-small", "google-t5/t5-small"):
+        with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
+            models.locate(name, refuse_to_convert)
+    with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
+        chosen_for(None, None)
+    assert chosen_for("t5-11b", None).draft is None
+    assert models.locate("models/t5-small", refuse_to_convert) == Path("models/t5-small")
+
+
+@pytest.mark.parametrize("record", [None, {"folder": "flan-t5-small"}, {"model": 3}, [], "x"])
+def test_a_folder_without_a_record_is_taken_with_a_warning(record, capsys):
+    converted_from("flan-t5-small", {})
+    text = json.dumps({"converted_from": record} if record is not None else {})
+    Path("models/flan-t5-small/config.json").write_text(text)
+    assert models.locate("flan-t5-small", refuse_to_convert) == Path("models/flan-t5-small")
+    assert capsys.readouterr().err == ""
+    name = "google/flan-t5-small"
+    assert models.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: models/flan-t5-small does not say") and name in warning
+    assert warning.count("\n") == 1
+
+
+@pytest.mark.parametrize("names", [("", None), ("models/x", ""), ("models/x", "+lookup")])
+def test_an_empty_name_is_no_folder(names):
+    converted("x")
+    with pytest.raises(UserError, match="name is empty"):
+        chosen_for(*names)

@@ -1,0 +1,142 @@
+"""What `num_draft="auto"` chooses and what that costs, by tables of costs and patterns."""
+
+import numpy as np
+import pytest
+
+from mlx_t5.drafting.adaptive import LONGEST, Adaptive, Estimate, compare, judge
+from mlx_t5.drafting.costs import Costs
+from simulated_decoding import COSTS, Simulation, costs, patterns
+
+TOKENS = 600
+
+
+@pytest.mark.parametrize("kind", ["draft", "copy"])
+@pytest.mark.parametrize("pattern", patterns(1))
+@pytest.mark.parametrize("machine", COSTS)
+def test_close_to_the_best_fixed_number_and_never_much_slower_than_none(machine, pattern, kind):
+    auto, fixed = 0.0, [0.0] * (LONGEST + 1)
+    for seed in range(2):
+        simulation = Simulation(COSTS[machine], **{kind: patterns(TOKENS, seed)[pattern]})
+        auto += simulation.auto()[0]
+        fixed = [total + simulation.fixed(g, kind) for g, total in enumerate(fixed)]
+    assert auto <= 1.05 * min(fixed)
+    assert auto <= 1.05 * fixed[0]
+
+
+@pytest.mark.parametrize("good", ["draft", "copy"])
+@pytest.mark.parametrize("machine", ["a GPU", "a CPU"])
+def test_of_two_kinds_the_better_one_is_found(machine, good):
+    bad = "copy" if good == "draft" else "draft"
+    right = {good: patterns(TOKENS)["nine of ten"], bad: patterns(TOKENS, 1)["one of ten"]}
+    simulation = Simulation(COSTS[machine], **right)
+    cost, chosen = simulation.auto()
+    assert cost <= 1.1 * min(simulation.fixed(g, good) for g in range(LONGEST + 1))
+    assert [kind for kind, _ in chosen[20:]].count(good) > 0.9 * len(chosen[20:])
+
+
+def test_where_both_are_as_good_copies_are_taken_as_they_cost_less():
+    right = patterns(TOKENS)["nine of ten"]
+    _, chosen = Simulation(COSTS["a CPU"], draft=right, copy=right).auto()
+    assert [kind for kind, _ in chosen].count("copy") > 0.8 * len(chosen)
+
+
+def test_a_change_is_noticed():
+    _, chosen = Simulation(COSTS["a CPU"], draft=patterns(1200)["alternating"]).auto()
+    lengths = [length for _, length in chosen]
+    off = [i for i, n in enumerate(lengths) if n == 0]
+    assert min(lengths[: off[0]][:5]) > 2, "the good beginning"
+    assert len(off) > 300, "two bad stretches of 300 tokens"
+    assert max(lengths[off[100] :]) > 2, "the good stretch between them"
+
+
+def test_copies_that_become_right_are_noticed_without_being_proposed():
+    right = np.arange(400) >= 200
+    simulation = Simulation(COSTS["a CPU"], copy=right)
+    _, chosen = simulation.auto()
+    assert {length for _, length in chosen[20:190]} == {0}
+    assert chosen[-2][1] > 2
+
+
+def test_what_does_not_pay_is_looked_for_and_tried_now_and_then_only():
+    adaptive = Adaptive(lambda: COSTS["a CPU"], ["copy", "draft"])
+    for _ in range(200):
+        adaptive.learn((), "draft", 1, 0)
+    adaptive.learn((), "copy", 100, 0)
+    limits = [adaptive.limits((), 1) for _ in range(60)]
+    assert sum("copy" in each for each in limits) == 15
+    # A trial costs 0.3 of a step, and 3 % of the time may be spent on trials.
+    assert [i for i, each in enumerate(limits) if each["draft"]] == [10, 21, 32, 43, 54]
+    hopeless = Adaptive(lambda: COSTS["a CPU that pays for every position"], ["draft"])
+    assert {hopeless.limits((), 1)["draft"] for _ in range(200)} == {0}
+
+
+def test_tasks_learn_apart():
+    adaptive = Adaptive(lambda: COSTS["a CPU"], ["draft"])
+    for _ in range(60):
+        adaptive.learn((1,), "draft", 1, 0)
+    assert adaptive.limits((1,), 1) == {"draft": 0}
+    assert adaptive.limits((2,), 1)["draft"] > 2
+
+
+def test_a_sampled_row_takes_the_same_numbers_whatever_was_learned():
+    adaptive = Adaptive(lambda: COSTS["a GPU"], ["copy", "weak copy", "first copy", "draft"])
+    before = adaptive.fixed(1)
+    for _ in range(60):
+        adaptive.learn((), "draft", 1, 0)
+    assert Adaptive(lambda: COSTS["a GPU"], adaptive.kinds).fixed(1) == before
+    assert adaptive.fixed(1) == before
+    assert before["draft"] > 2
+    # Where verifying is nearly free, copies on which little depends pay as well.
+    flat = Adaptive(lambda: costs(0.0, lambda n: 1.0), ["copy", "weak copy", "first copy"])
+    assert min(flat.fixed(8).values()) > 5
+
+
+def test_rows_of_a_batch_share_the_positions_of_a_pass():
+    # The 16 positions of this machine cost the same, all further ones as much again each.
+    table = Costs({1: 1.0, 16: 1.0, 32: 17.0}, {})
+    adaptive = Adaptive(lambda: table, ["copy"])
+    assert adaptive.limits((), 1)["copy"] == LONGEST
+    assert adaptive.limits((), 4)["copy"] == 3
+    assert adaptive.limits((), 16).get("copy", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("proposed", "accepted", "written", "ended", "counts"),
+    [
+        (5, 5, 6, False, (5, 5)),  # all kept, and the target's own
+        (5, 0, 1, False, (1, 0)),
+        (5, 2, 3, False, (3, 2)),  # the third rejected, the others not judged
+        (5, 3, 3, True, (3, 2)),  # the third was the end token, and two stood behind it
+        (3, 3, 3, True, (2, 2)),  # the end token was the last
+        (3, 2, 3, True, (3, 2)),  # the target ended the text instead
+        (0, 0, 1, False, (0, 0)),
+    ],
+)
+def test_what_a_step_tells_about_proposals(proposed, accepted, written, ended, counts):
+    assert judge(proposed, accepted, written, ended) == counts
+
+
+@pytest.mark.parametrize(
+    ("copy", "written", "counts"),
+    [
+        ([1, 2, 3], [1, 2, 9], (3, 2)),
+        ([1, 2, 3], [1, 2], (2, 2)),  # nothing is known of the third
+        ([1], [1, 5], (1, 1)),
+        ([7], [1, 5], (1, 0)),
+        ([7], [], (0, 0)),
+    ],
+)
+def test_what_a_step_tells_about_copies(copy, written, counts):
+    assert compare(copy, written) == counts
+
+
+def test_estimates_forget():
+    estimate = Estimate()
+    assert estimate.alpha("draft") == 0.85
+    for _ in range(400):
+        estimate.add(1, 1)
+    assert estimate.alpha("draft") > 0.98
+    for _ in range(400):
+        estimate.add(2, 1)
+    assert estimate.alpha("draft") == pytest.approx(0.5, abs=0.03)
+    assert estimate.judged < 90

@@ -1,0 +1,74 @@
+"""What passes cost: which are measured, in what time, and what follows for others."""
+
+import pytest
+
+from fake_model import FakeModel, random_table
+from mlx_t5.drafting import costs
+from mlx_t5.drafting.costs import (
+    BUDGET_SECONDS,
+    DRAFT_POINTS,
+    NEEDED,
+    TARGET_POINTS,
+    Costs,
+    ladder,
+    measure,
+)
+
+
+class Machine:
+    """Passes that take a given time on a clock of their own; the first of a shape takes longer."""
+
+    def __init__(self, takes, first=5.0):
+        self.takes, self.first, self.now, self.passes = takes, first, 0.0, []
+
+    def seconds(self, positions):
+        slow = 1 if positions in self.passes else self.first
+        self.passes.append(positions)
+        self.now += slow * self.takes(positions)
+        return slow * self.takes(positions)
+
+    def clock(self):
+        return self.now
+
+
+def test_every_shape_runs_once_before_it_counts():
+    machine = Machine(lambda n: 0.001 * (1 + n // 6))
+    measured = ladder(machine.seconds, TARGET_POINTS, machine.clock)
+    assert sorted(TARGET_POINTS) == list(measured)
+    assert measured == pytest.approx({n: 0.001 * (1 + n // 6) for n in measured})
+    assert machine.now <= BUDGET_SECONDS
+
+
+def test_a_slow_model_is_measured_at_what_matters_most():
+    machine = Machine(lambda n: 1.0 + 0.1 * n, first=1.0)
+    measured = ladder(machine.seconds, TARGET_POINTS, machine.clock)
+    assert set(measured) == set(TARGET_POINTS[:NEEDED])
+    assert len(machine.passes) == 2 * NEEDED
+
+
+def test_more_positions_never_cost_less():
+    noise = iter([3.0, 1.0, 2.0] * 1000)
+    machine = Machine(lambda n: 0.001 * next(noise), first=1.0)
+    measured = list(ladder(machine.seconds, TARGET_POINTS, machine.clock).values())
+    assert measured == sorted(measured)
+
+
+def test_between_and_beyond_what_was_measured():
+    measured = Costs({1: 1.0, 5: 3.0, 9: 9.0}, {1: 0.5, 4: 0.8})
+    assert measured.verify(1, 5) == 3.0
+    assert measured.verify(1, 3) == 2.0
+    assert measured.verify(2, 4) == pytest.approx(7.5)
+    assert measured.verify(4, 4) == pytest.approx(16.0), "on average 1 a position"
+    assert measured.draft_pass(1) == 0.5
+    assert measured.draft_pass(7) == pytest.approx(1.1)
+    assert Costs({1: 1.0}, {}).draft_pass(3) == 0.0
+    assert Costs({1: 1.0}, {}).verify(3, 4) == 1.0
+
+
+def test_a_pair_is_measured_without_leaving_anything_behind(monkeypatch):
+    monkeypatch.setattr(costs, "BUDGET_SECONDS", 0.0)
+    model = FakeModel(random_table(5), 5)
+    measured = measure(model, model)
+    assert list(measured.target) == sorted(TARGET_POINTS[:NEEDED])
+    assert list(measured.draft) == sorted(DRAFT_POINTS)
+    assert measure(model, None).draft == {}

@@ -1,0 +1,176 @@
+"""What the draft model drafter proposes, and what it feeds its model."""
+
+import numpy as np
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, drafter, good, greedy, random_table
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.errors import UserError
+from mlx_t5.sampling.draws import Sampling, row_key
+
+V = 7
+TABLE = random_table(V)
+SOURCE = (3, 4)
+
+
+def sampling(rows, temp=0.0):
+    return Sampling.of([temp] * rows, [0] * rows, [1.0] * rows, [0.0] * rows)
+
+
+def keys(rows):
+    return mx.stack([row_key(0, i) for i in range(rows)])
+
+
+def started(draft, sources=(SOURCE,)):
+    draft.insert(sources)
+    return draft
+
+
+def drafted(lengths):
+    return [{"draft": n} for n in lengths]
+
+
+def continuation(table, seen, count):
+    """What greedy decoding of the table writes after `seen`."""
+    seen = list(seen)
+    for _ in range(count):
+        seen.append(int(np.argmax(table(SOURCE, tuple(seen)))))
+    return seen[-count:]
+
+
+def test_proposes_its_own_greedy_continuation():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)))
+    proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
+    assert proposal.tokens.tolist() == [continuation(TABLE, [0], 4)]
+    assert proposal.q is None
+    assert proposal.lengths == [4]
+
+
+def test_a_row_that_is_to_get_no_drafts_gets_none():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
+    limits = [{"copy": 2}, {"draft": 1, "copy": 2}, {}]
+    assert draft.propose([[0]] * 3, limits, sampling(3), None).lengths == [0, 1, 0]
+    assert draft.propose([[0]] * 3, [{}] * 3, sampling(3), None) is None
+
+
+def test_catches_up_with_whatever_was_committed():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
+    rows = [[0], [0], [0]]
+    first = draft.propose(rows, drafted([3] * 3), sampling(3), None).tokens[0].tolist()
+    # All accepted and one more; one accepted; none.
+    rows = [[0, *first, 5], [0, first[0], 5], [0, 6]]
+    draft.note(rows)
+    second = draft.propose(rows, drafted([2] * 3), sampling(3), None)
+    assert second.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
+    # The first row lacks its last proposal and the new token, the others the new token only.
+    offsets, block = draft.model.calls[3]
+    assert offsets == [3, 2, 1]
+    assert [row[:1] for row in block[1:]] == [[5], [6]]
+    assert block[0] == [first[2], 5]
+    # Rejected proposals, then steps without a draft, leave more to catch up with.
+    for token in (2, 3, 4, 5):
+        rows = [[*row, token] for row in rows]
+        draft.note(rows)
+        if token < 5:
+            assert draft.propose(rows, drafted([0] * 3), sampling(3), None) is None
+    third = draft.propose(rows, drafted([1, 3, 2]), sampling(3), None)
+    assert third.lengths == [1, 3, 2]
+    assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
+
+
+def test_rows_leave_and_join():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
+    tokens = draft.propose([[0], [0]], drafted([3, 3]), sampling(2), None).tokens.tolist()
+    draft.note([[0, *tokens[0], 2], [0, tokens[1][0], 2]])
+    draft.keep([1])
+    draft.insert([SOURCE])
+    rows = [[0, tokens[1][0], 2], [0]]
+    proposal = draft.propose(rows, drafted([2, 2]), sampling(2), None)
+    assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
+    draft.keep([])
+    assert draft.cache is None
+
+
+def test_a_fresh_drafter_shares_the_model_and_nothing_else():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)))
+    other = draft.fresh()
+    assert other.model is draft.model
+    assert (other.cache, other.fed) == (None, [])
+
+
+def test_sampled_proposals_come_from_q():
+    rows = 4000
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE,) * rows)
+    proposal = draft.propose([[0]] * rows, drafted([1] * rows), sampling(rows, 1.0), keys(rows))
+    assert proposal.q.shape == (rows, 1, V)
+    logits = TABLE(SOURCE, (0,)).astype(np.float64)
+    q = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(proposal.q[0, 0], q, atol=1e-6)
+    seen = np.bincount(np.array(proposal.tokens[:, 0]), minlength=V)
+    chi_squared = ((seen - rows * q) ** 2 / (rows * q)).sum()
+    assert chi_squared < 38.3  # 6 degrees of freedom, false alarm 1e-6
+
+
+def test_a_wider_draft_proposes_common_ids_only():
+    wide = random_table(V + 3)
+
+    def beyond(source, seen):
+        logits = wide(source, seen).copy()
+        logits[V:] = 50  # it would always write an id that the target does not have
+        return logits
+
+    model = FakeModel(TABLE, V)
+    draft = started(drafter(beyond, model, V + 3))
+    common = lambda source, seen: beyond(source, seen)[:V]  # noqa: E731
+    assert draft.propose([[0]], drafted([3]), sampling(1), None).tokens.tolist() == [
+        continuation(common, [0], 3)
+    ]
+    q = draft.propose([[0]], drafted([3]), sampling(1, 1.0), keys(1)).q
+    assert q.shape == (1, 3, V)
+    np.testing.assert_allclose(q.sum(-1), 1, atol=1e-6)
+
+
+def test_a_narrower_draft_sees_padding_for_ids_it_does_not_have():
+    model = FakeModel(TABLE, V)
+    draft = started(drafter(random_table(V - 2), model, V - 2), ((3, V - 1),))
+    assert draft.cache.sources == [(3, 0)]
+    q = draft.propose([[0, V - 1, 2]], drafted([2]), sampling(1, 1.0), keys(1)).q
+    assert draft.model.calls[0][1] == [[0, 0, 2]]
+    assert q.shape == (1, 2, V)
+    assert q[..., V - 2 :].max().item() == 0
+    np.testing.assert_allclose(q.sum(-1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [V - 2, V, V + 3])
+def test_output_is_the_targets_whatever_the_drafts_width(width):
+    model = FakeModel(random_table(V, eos_bias=-1), V)
+    draft = drafter(random_table(width), model, width)
+    source = [3, V - 1]
+    result = SpeculativeDecoder(model, draft).generate(source, max_tokens=15)
+    assert (result.tokens, result.finish_reason) == greedy(model, source, 15)
+    samples = SpeculativeDecoder(model, draft).generate([source] * 20, max_tokens=9, temp=1.0)
+    assert any(V - 1 in sample.tokens for sample in samples)
+
+
+def test_other_special_tokens_are_another_vocabulary():
+    target = FakeModel(TABLE, V)
+    for name in ("eos_token_id", "decoder_start_token_id"):
+        with pytest.raises(UserError, match=f"vocabularies differ: {name} is"):
+            DraftModel(FakeModel(good(TABLE), V, **{name: 3}), target)
+
+
+def test_samples_of_one_source_are_encoded_once(monkeypatch):
+    shapes, encode = [], FakeModel.encode
+    monkeypatch.setattr(
+        FakeModel,
+        "encode",
+        lambda self, ids, mask=None: shapes.append(ids.shape) or encode(self, ids, mask),
+    )
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, (2,), SOURCE, SOURCE))
+    assert shapes == [(2, 2)]
+    proposal = draft.propose([[0]] * 4, drafted([3] * 4), sampling(4), None)
+    rows = proposal.tokens.tolist()
+    assert rows[0] == rows[2] == rows[3] == continuation(TABLE, [0], 3)
+    assert rows[1] != rows[0]

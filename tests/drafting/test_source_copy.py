@@ -1,0 +1,264 @@
+"""Copying from the source: where an alignment leads, and that the output stays the target's own."""
+
+import numpy as np
+import pytest
+
+from decoder import Engine, SpeculativeDecoder
+from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import Copy, Proposal
+from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy, merged
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import Sampling, row_key
+
+V = 40
+A, B, C, D, E, F, G, X, Y, Z = range(10, 20)
+SENTENCE = [A, B, C, D, E, F, G, EOS]
+
+
+def ahead(source, output, length=3, begin=0):
+    alignment = Alignment(source, begin)
+    alignment.follow(output)
+    found = alignment.find(length)
+    return found.tokens if found else []
+
+
+def test_the_first_tokens_need_no_match():
+    assert ahead(SENTENCE, []) == [A, B, C]
+    assert ahead([8, 9, *SENTENCE], [], begin=2) == [A, B, C]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ([A, B], [C, D, E]),  # plain copying
+        ([A, X], [C, D, E]),  # X replaces B
+        ([A, X, C], [D, E, F]),
+        ([A, B, X, C], [D, E, F]),  # X is inserted
+        ([A, B, X, Y, Z, C, D], [E, F, G]),  # a longer insertion
+        ([A, D], [E, F, G]),  # B and C are left out
+        ([A, X, E], [F, G, EOS]),  # X replaces more than it is long
+        ([E, F, A], [B, C, D]),  # parts change places
+        ([A, B, C, D, E, F, G], [EOS]),
+        ([A, B, C, D, E, F, G, X, Y], []),  # past the end of the source
+    ],
+)
+def test_copying_resumes_where_the_source_resumes(output, expected):
+    assert ahead(SENTENCE, output) == expected
+
+
+def test_the_longest_match_goes_first_and_then_the_nearest():
+    # "B C" occurs three times; what stands in front of it tells which one is meant.
+    source = [A, B, C, D, X, B, C, E, Y, B, C, F, EOS]
+    assert ahead(source, [X, B, C], 1) == [E]
+    assert ahead(source, [Y, B, C], 1) == [F]
+    assert ahead(source, [A, B, C], 1) == [D]
+    # Nothing tells B from B after an insertion: the one ahead of the alignment is taken.
+    assert ahead(source, [A, B, C, D, Z, B, C], 1) == [E]
+
+
+def test_phrases_of_the_output_are_copied_when_they_recur():
+    output = [20, 21, 22, 23, 24, 25, 20, 21, 22]
+    assert ahead(SENTENCE, output) == [23, 24, 25]
+    # Two tokens are too few to go by.
+    assert ahead(SENTENCE, [20, 21, 22, 30, 20, 21])[:1] != [22]
+
+
+def test_of_many_places_where_a_phrase_was_the_latest_counts():
+    output = [20, 21, 22, 30] * 20 + [20, 21, 22, 31] + [20, 21, 22]
+    assert ahead(SENTENCE, output, 1) == [31]
+
+
+def test_a_source_without_any_match_and_one_shorter_than_the_draft():
+    assert ahead(SENTENCE, [30, 31, 32]) == [D, E, F]  # as if three words had been replaced
+    assert ahead([A, EOS], [], 8) == [A, EOS]
+    assert ahead([], [], 4) == []
+    assert ahead(SENTENCE, [], 0) == []
+
+
+def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
+    def kind(output):
+        alignment = Alignment(SENTENCE, 0)
+        alignment.follow(output)
+        return alignment.find(1).kind
+
+    assert [kind(SENTENCE[:n]) for n in range(4)] == ["first copy", "copy", "copy", "copy"]
+    assert kind([X]) == "weak copy"
+    assert kind([X, B]) == "copy"
+    assert kind([A, B, X]) == "copy"  # one edit
+    assert kind([A, B, X, Y]) == "copy"
+    assert kind([A, B, X, Y, Z]) == "weak copy"
+    assert kind([A, X, Y, Z, D]) == "weak copy"
+    # A phrase of the output that recurs is as good.
+    assert kind([20, 21, 22, 23, 24, 25, 20, 21, 22]) == "copy"
+
+
+def test_what_is_proposed():
+    copy = SourceCopy()
+    copy.insert([SENTENCE, [A, EOS], SENTENCE, SENTENCE])
+    rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y], [0, X]]
+    copy.note(rows)
+    limits = [{"copy": 2}, {"first copy": 1}, {"copy": 5, "weak copy": 5}, {"copy": 3}]
+    proposal = copy.propose(rows, limits, None, None)
+    assert (proposal.lengths, proposal.q) == ([2, 1, 0, 0], None)
+    assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0], [0, 0]]
+    # What could have been copied is known also where there was no room for it.
+    assert proposal.copies[1:] == [
+        Copy("first copy", [A, EOS]),
+        None,
+        Copy("weak copy", SENTENCE[1:]),
+    ]
+    nothing = copy.propose(rows, [{"copy": 0}] * 4, None, None)
+    assert (nothing.tokens, nothing.lengths) == (None, [0] * 4)
+    assert copy.propose(rows, [{"draft": 3}] * 4, None, None) is None, "not looked for"
+
+
+def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
+    model = FakeModel(random_table(V), V)
+    both = CopyOrDraft(SourceCopy(), drafter(random_table(V), model))
+    both.insert([SENTENCE] * 3)
+    rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
+    both.note(rows)
+    sampling = Sampling.of([0.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
+    usual = both.propose(rows, [dict.fromkeys(both.usual, 2)] * 3, sampling, None)
+    assert (usual.lengths, usual.writers) == ([2, 2, 2], ["copy", "draft", "draft"])
+    every = both.propose(rows, [dict.fromkeys(both.kinds, 2)] * 3, sampling, None)
+    assert every.writers == ["copy", "copy", "draft"]
+
+
+def test_sentinels_are_tokens_like_others():
+    first, second = 39, 38
+    source = [A, B, first, C, D, second, E, EOS]
+    # Span filling: the output names the sentinels and writes what stands for them.
+    assert ahead(source, [first], 2) == [C, D]
+    assert ahead(source, [first, X, Y, second], 2) == [E, EOS]
+
+
+def test_a_task_prefix_is_skipped():
+    class Vocabulary:
+        def convert_ids_to_tokens(self, token):
+            return {3: "▁fix", 4: "▁gram", 5: "mar:"}.get(token, "▁word")
+
+    sources = [[3, 4, 5, A, B, EOS], [A, B, EOS], [A] * 30 + [5, B]]
+    for copy in (SourceCopy(Vocabulary()), SourceCopy(Vocabulary()).fresh()):
+        copy.insert(sources)
+        assert [alignment.place for alignment in copy.alignments] == [3, 0, 0]
+
+
+def editing_table(seed, change=0.25):
+    """A target that copies its source with an edit now and then, of every kind."""
+
+    def table(source, seen):
+        rng = np.random.default_rng((seed, *source, 999, *seen))
+        logits = rng.normal(0, 0.5, V).astype(np.float32)
+        alignment = Alignment(source, 0)
+        alignment.follow(seen[1:])
+        wanted = alignment.place + (rng.random() < change / 3)  # leaves a token out
+        token = source[wanted] if wanted < len(source) else EOS
+        if rng.random() < change:
+            token = int(rng.integers(20, V))  # replaces or inserts
+        logits[token] += 6
+        return logits
+
+    return table
+
+
+SOURCES = [SENTENCE, [A, B, A, B, C, A, B, EOS], [X, EOS], list(range(10, 38)) + [EOS]]
+
+
+def drafters_for(model):
+    draft = drafter(good(model.table), model)
+    return {"copy": SourceCopy(), "copy or draft": CopyOrDraft(SourceCopy(), draft)}
+
+
+@pytest.mark.parametrize("kind", ["copy", "copy or draft"])
+@pytest.mark.parametrize("num_draft", [1, 3, 8])
+@pytest.mark.parametrize("max_tokens", [1, 5, 40])
+def test_greedy_output_is_the_targets(kind, num_draft, max_tokens):
+    for seed in range(3):
+        model = FakeModel(editing_table(seed), V)
+        decoder = SpeculativeDecoder(model, drafters_for(model)[kind], None, num_draft)
+        results = decoder.generate(SOURCES, max_tokens=max_tokens, batch_size=3)
+        for source, result in zip(SOURCES, results, strict=True):
+            assert (result.tokens, result.finish_reason) == greedy(model, source, max_tokens)
+
+
+@pytest.mark.parametrize("kind", ["copy", "copy or draft"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(kind):
+    model = FakeModel(editing_table(5), V)
+    decoder = SpeculativeDecoder(model, drafters_for(model)[kind], None, 4)
+    options = {"max_tokens": 30, "temp": 0.8}
+    together = decoder.generate(SOURCES, seed=[4, 5, 6, 7], batch_size=3, **options)
+    for source, seed, result in zip(SOURCES, [4, 5, 6, 7], together, strict=True):
+        alone = decoder.generate(source, seed=seed, **options)
+        assert (alone.tokens, alone.writers) == (result.tokens, result.writers)
+
+
+@pytest.mark.parametrize("kind", ["copy", "copy or draft"])
+def test_caches_hold_what_was_committed(kind):
+    model = FakeModel(editing_table(6), V)
+    engine = Engine(model, drafters_for(model)[kind])
+    engine.insert([Row(s, Settings(30, num_draft=4), row_key(0, 0)) for s in SOURCES])
+    while engine.rows:
+        engine.step()
+        for i, row in enumerate(engine.rows):
+            assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
+            if kind == "copy or draft":
+                fed = min(engine.drafter.draft.fed[i], row.decided)
+                assert engine.drafter.draft.cache.slots[i][:fed] == row.committed[:fed]
+
+
+def test_copying_pays_where_the_output_follows_the_source():
+    model = FakeModel(editing_table(7, change=0.1), V)
+    stats = [r.stats for r in SpeculativeDecoder(model, SourceCopy()).generate(SOURCES[3:] * 2)]
+    assert all(s.tokens_per_call > 2 for s in stats)
+    assert all(s.speculation.copied == s.drafted for s in stats)
+    assert all(s.speculation.copied_accepted == s.accepted for s in stats)
+
+
+def test_statistics_say_who_proposed_what():
+    model = FakeModel(editing_table(8), V)
+    (result,) = SpeculativeDecoder(model, drafters_for(model)["copy or draft"]).generate(
+        SOURCES[3:], max_tokens=25
+    )
+    stats, ended = result.stats, result.finish_reason == "stop"
+    assert set(result.writers) == {"copy", "draft", "target"}
+    assert 0 <= stats.speculation.copied_accepted - result.writers.count("copy") <= ended
+    drafted = stats.accepted - stats.speculation.copied_accepted
+    assert 0 <= drafted - result.writers.count("draft") <= ended
+
+
+def test_the_draft_model_rests_while_all_rows_copy():
+    model = FakeModel(editing_table(9, change=0.0), V)
+    both = drafters_for(model)["copy or draft"]
+    engine = Engine(model, both)
+    engine.insert([Row(SOURCES[3], Settings(60, num_draft=4), row_key(0, 0))])
+    engine.step()
+    calls = len(both.draft.model.calls)
+    engine.step()
+    engine.step()
+    assert calls > 0
+    assert len(both.draft.model.calls) == calls
+
+
+def test_merged_proposals():
+    tokens = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]])
+    copies = Proposal(tokens, None, [3, 0, 1], [Copy("copy", [7, 8, 9])] + [None] * 2, ["copy"] * 3)
+    sampling = Sampling.of([1.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
+    draft = drafter(random_table(V), FakeModel(random_table(V), V))
+    draft.insert([[3]] * 3)
+    keys = mx.stack([row_key(0, i) for i in range(3)])
+    drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], sampling, keys)
+    both = merged(copies, drafts)
+    assert both.lengths == [3, 2, 1]
+    assert both.writers == ["copy", "draft", "copy"]
+    assert both.tokens[0].tolist() == [7, 8, 9]
+    assert both.tokens[1, :2].tolist() == drafts.tokens[1].tolist()
+    assert both.q.shape == (3, 3, V)
+    assert both.q[0].argmax(-1).tolist() == [7, 8, 9]
+    assert both.q[0].max(-1).tolist() == [1, 1, 1]
+    np.testing.assert_allclose(both.q[1, :2], drafts.q[1])
+    assert both.copies == copies.copies
+    found = Proposal.nothing(3, copies.copies)
+    assert merged(found, drafts).lengths == drafts.lengths
+    assert merged(found, drafts).copies == copies.copies

@@ -1,0 +1,218 @@
+"""The decoder's cache: rows come, go and grow, and nothing a row can see changes."""
+
+import numpy as np
+import pytest
+
+from families import SHAPE
+from mlx_t5.backend import mx
+from mlx_t5.network.cache import BLOCK, Cache
+from mlx_t5.network.config import T5Config
+from model import T5
+
+T = 12
+
+
+@pytest.fixture(scope="module")
+def model():
+    mx.random.seed(1)
+    model = T5(T5Config.from_dict({"model_type": "t5", **SHAPE}))
+    for stack in (model.encoder, model.decoder):
+        stack.relative_attention_bias[0].weight *= 20
+    return model
+
+
+@pytest.fixture(scope="module")
+def rows(model):
+    """Five prompts of different lengths, targets for them, and each one's logits by itself."""
+    rng = np.random.default_rng(0)
+    prompts = [mx.array(rng.integers(3, 96, (1, n))) for n in (5, 17, 1, 9, 17)]
+    targets = mx.array(rng.integers(3, 96, (5, T)))
+    logits = [model(ids, targets[i : i + 1]) for i, ids in enumerate(prompts)]
+    return prompts, targets, mx.concatenate(logits)
+
+
+def cache_of(model, prompts, capacity=T):
+    """One cache for prompts padded to the longest."""
+    width = max(ids.shape[1] for ids in prompts)
+    pads = [width - ids.shape[1] for ids in prompts]
+    ids = mx.concatenate([mx.pad(a, ((0, 0), (0, p))) for a, p in zip(prompts, pads, strict=True)])
+    mask = None
+    if any(pads):
+        mask = mx.arange(width) < mx.array([[a.shape[1]] for a in prompts])
+    return model.cache(model.encode(ids, mask), mask, capacity)
+
+
+def feed(model, cache, targets, offsets, length):
+    """Feed `length` tokens of each row from its offset on."""
+    tokens = [targets[i, o : o + length] for i, o in enumerate(offsets)]
+    return model.decode(mx.stack(tokens), cache, offsets)
+
+
+def assert_rows(logits, expected):
+    np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-4)
+
+
+def expect(logits, rows, offsets, length):
+    return mx.stack([logits[r, o : o + length] for r, o in zip(rows, offsets, strict=True)])
+
+
+@pytest.mark.parametrize("kept", [[0, 1, 2, 3, 4], [3], [4, 0], [2, 2, 1], [4, 3, 2, 1, 0]])
+def test_keep(model, rows, kept):
+    prompts, targets, logits = rows
+    cache = cache_of(model, prompts)
+    feed(model, cache, targets, [0] * 5, 6)
+    cache.keep(kept)
+    assert cache.batch == len(kept)
+    offsets = [6 - i for i in range(len(kept))]
+    out = feed(model, cache, targets[mx.array(kept)], offsets, 3)
+    assert_rows(out, expect(logits, kept, offsets, 3))
+
+
+@pytest.mark.parametrize("progress", [6, BLOCK - 3])
+def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
+    prompts, _, _ = rows
+    order = sorted(range(5), key=lambda i: len(prompts[i][0]))
+    short, long = prompts[order[0]], mx.tile(prompts[order[-1]], (1, 9))
+    length = progress + 4
+    targets = mx.array(np.random.default_rng(3).integers(3, 96, (2, length)))
+    cache = cache_of(model, [short, long], 5 * BLOCK)
+    feed(model, cache, targets, [0, 0], progress)
+    cache.keep([0])
+    wide = cache.source
+    cache.trim(wide // 2 + 1, 3 * BLOCK)
+    assert (cache.source, cache.capacity) == (wide, 5 * BLOCK), "not for less than half"
+    cache.trim(short.shape[1], progress)
+    assert (cache.source, cache.capacity) == (short.shape[1], BLOCK)
+    cache.reserve(length)
+    out = feed(model, cache, targets[:1], [progress], 4)
+    assert_rows(out, model(short, targets[:1])[:, progress:])
+
+
+@pytest.mark.parametrize("split", [([0], [1]), ([1], [0]), ([0, 1], [2, 3]), ([1, 4], [1]),
+                                   ([1], [4]), ([2], [4, 1])])  # fmt: skip
+@pytest.mark.parametrize("capacities", [(T, T), (T, 3 * BLOCK), (3 * BLOCK, T)])
+def test_append(model, rows, split, capacities):
+    """Rows with and without padding join, in caches of different capacities and progress."""
+    prompts, targets, logits = rows
+    first, second = (
+        cache_of(model, [prompts[i] for i in part], capacity)
+        for part, capacity in zip(split, capacities, strict=True)
+    )
+    order = [*split[0], *split[1]]
+    feed(model, first, targets[mx.array(split[0])], [0] * len(split[0]), 7)
+    feed(model, second, targets[mx.array(split[1])], [0] * len(split[1]), 2)
+    first.append(second)
+    assert (first.batch, first.capacity) == (len(order), max(map(round_to_block, capacities)))
+    offsets = [7] * len(split[0]) + [2] * len(split[1])
+    out = feed(model, first, targets[mx.array(order)], offsets, 4)
+    assert_rows(out, expect(logits, order, offsets, 4))
+
+
+def round_to_block(n):
+    return -(-n // BLOCK) * BLOCK
+
+
+def test_append_needs_no_mask_for_equal_lengths(model, rows):
+    prompts, _, _ = rows
+    cache = cache_of(model, [prompts[1]])
+    cache.append(cache_of(model, [prompts[4]]))
+    assert cache.mask is None
+
+
+def test_reserve_keeps_what_was_fed(model, rows):
+    prompts, targets, logits = rows
+    cache = cache_of(model, prompts)
+    feed(model, cache, targets, [0] * 5, 6)
+    cache.reserve(BLOCK + 1)
+    assert cache.capacity == 2 * BLOCK
+    cache.reserve(3)
+    assert cache.capacity == 2 * BLOCK
+    assert_rows(feed(model, cache, targets, [6] * 5, 3), logits[:, 6:9])
+
+
+def test_positions_across_blocks(model, rows):
+    """Attention looks at all slots up to its own, also when they are just past a block."""
+    prompts, _, _ = rows
+    length = 2 * BLOCK + 3
+    targets = mx.array(np.random.default_rng(5).integers(3, 96, (1, length)))
+    expected = model(prompts[0], targets)
+    cache = cache_of(model, prompts[:1], length)
+    out = [model.decode(targets[:, i : i + 1], cache, [i]) for i in range(length)]
+    assert_rows(mx.concatenate(out, axis=1), expected)
+
+
+def test_what_lies_behind_is_invisible(model, rows):
+    """Whatever slots behind a row's position hold changes nothing, not even a rounding."""
+    prompts, targets, _ = rows
+    outs = []
+    for garbage in (0.0, 1e4):
+        cache = cache_of(model, prompts[:1])
+        cache.keys = [a + garbage for a in cache.keys]
+        cache.values = [a - garbage for a in cache.values]
+        outs.append(feed(model, cache, targets[:1], [0], 5))
+    np.testing.assert_array_equal(*map(np.array, outs))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "length"), [([0, BLOCK - 1], 2), ([BLOCK, BLOCK], 1), ([0, 0], BLOCK + 1)]
+)
+def test_too_few_slots(model, rows, offsets, length):
+    cache = cache_of(model, rows[0][:2])
+    tokens = mx.zeros((2, length), mx.int32)
+    with pytest.raises(ValueError, match="reserve"):
+        model.decode(tokens, cache, offsets)
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 0, 0], [0, -1], []])
+def test_offsets_that_do_not_fit(model, rows, offsets):
+    cache = cache_of(model, rows[0][:2])
+    with pytest.raises(ValueError, match="2 rows"):
+        model.decode(mx.zeros((2, 1), mx.int32), cache, offsets)
+
+
+@pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
+def test_writes_are_in_place(offsets):
+    """A pass allocates nothing of the size of the cache, so its cost does not grow with it."""
+    heads, capacity, width = 4, 256 * BLOCK, 64
+    cross = [(mx.zeros((2, heads, 3, width)),) * 2] * 2
+    before = mx.get_active_memory()
+    cache = Cache(cross, None, capacity)
+    size = 4 * cache.keys[0].nbytes  # of two layers' keys and values
+    for step in range(4):
+        new = mx.full((2, heads, 3, width), step + 1.0)
+        slots = cache.slots([o + step for o in offsets], 3)
+        seen = [cache.update(layer, new, 2 * new, slots) for layer in range(2)]
+        mx.eval([keys.sum() for keys, _ in seen], cache.state)
+        del seen
+        if step == 0:  # the arrays had to be made
+            mx.reset_peak_memory()
+    assert size <= mx.get_peak_memory() - before < 1.2 * size
+    keys = np.array(cache.keys[1][:, 0, :, 0])
+    for row, offset in enumerate(offsets):
+        assert keys[row, offset - 1 : offset + 7].tolist() == [0, 1, 2, 3, 4, 4, 4, 0]
+    assert np.array(cache.values[0]).sum() == 2 * np.array(cache.keys[0]).sum()
+
+
+@pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
+def test_decoding_is_in_place(model, rows, offsets):
+    """Neither the model nor the graph holds on to arrays of a pass before."""
+    before = mx.get_active_memory()
+    cache = cache_of(model, [rows[0][1], rows[0][4]], capacity=256 * BLOCK)
+    size = sum(a.nbytes for a in cache.keys + cache.values)
+    for step in range(4):
+        tokens = mx.zeros((2, 1), mx.int32)
+        for i in range(3):  # several passes in one graph, as the draft decodes
+            logits = model.decode(tokens, cache, [o + 3 * step + i for o in offsets])
+            tokens = mx.argmax(logits, axis=-1)
+        mx.eval(tokens)
+        del logits, tokens
+        if step == 0:
+            mx.reset_peak_memory()
+    assert size <= mx.get_peak_memory() - before < 1.2 * size
+
+
+def test_state_holds_every_array(model, rows):
+    cache = cache_of(model, rows[0])
+    held = {id(a) for a in vars(cache).values() if isinstance(a, mx.array)}
+    held |= {id(a) for v in vars(cache).values() if isinstance(v, list) for a in v}
+    assert {id(a) for a in cache.state} == held

@@ -1,0 +1,141 @@
+"""config.json as publishers saved it, as transformers 5 does, and as a stranger may write it."""
+
+import pytest
+
+import families
+from families import FAMILIES, SHAPE
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+
+RAW = {"model_type": "t5", **SHAPE}
+
+
+def nested(depth: int) -> list:
+    """A list in a list in a list: its `repr` ends with a RecursionError."""
+    result = []
+    for _ in range(depth):
+        result = [result]
+    return result
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_families(family):
+    config = T5Config.from_dict(family.raw)
+    assert config.scales_logits is family.scaled
+    assert config.is_gated is family.raw.get("feed_forward_proj", "relu").startswith("gated")
+    assert config.bias_per_layer is (family.raw["model_type"] == "umt5")
+    assert config.num_decoder_layers == family.raw.get(
+        "num_decoder_layers", family.raw["num_layers"]
+    )
+
+
+def test_absent_entries_have_their_defaults():
+    config = T5Config.from_dict({k: v for k, v in RAW.items() if not k.startswith(("rel", "eos"))})
+    assert config.relative_attention_num_buckets == 32
+    assert config.relative_attention_max_distance == 128
+    assert (config.feed_forward_proj, config.dense_act_fn) == ("relu", "relu")
+    assert config.eos_token_id == 1
+    assert T5Config.from_dict({**RAW, "num_decoder_layers": None}).num_decoder_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("projection", "activation"),
+    [("relu", "relu"), ("gated-gelu", "gelu_new"), ("gelu", "gelu"), ("gated-silu", "silu")],
+)
+def test_activation(projection, activation):
+    assert T5Config.from_dict({**RAW, "feed_forward_proj": projection}).dense_act_fn == activation
+
+
+@pytest.mark.parametrize("entries", [
+    {}, {"is_gated_act": True}, {"is_gated_act": True, "dense_act_fn": "gelu_new"},
+    {"feed_forward_proj": "gated-silu", "is_gated_act": False},
+    {"model_type": "mt5"}, {"model_type": "umt5", "is_gated_act": True},
+], ids=str)  # fmt: skip
+def test_the_feed_forward_is_that_of_transformers(entries):
+    raw = {**RAW, **entries}
+    theirs = families.CLASSES[raw["model_type"]][0](**raw)
+    ours = T5Config.from_dict(raw)
+    assert (ours.is_gated, ours.dense_act_fn) == (theirs.is_gated_act, theirs.dense_act_fn)
+
+
+def test_activation_as_saved_wins():
+    raw = {**RAW, "feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}
+    assert T5Config.from_dict(raw).dense_act_fn == "gelu"
+
+
+@pytest.mark.parametrize(
+    ("entries", "scaled"),
+    [
+        ({}, True),
+        ({"tie_word_embeddings": None}, True),
+        ({"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": False}, False),
+        # transformers 5 writes true for every model, and the truth beside it
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        ({"tie_word_embeddings": True, "model_type": "mt5"}, False),
+        ({"model_type": "mt5"}, False),
+        ({"tie_word_embeddings": False, "model_type": "umt5"}, False),
+    ],
+)
+def test_scale(entries, scaled):
+    assert T5Config.from_dict({**RAW, **entries}).scales_logits is scaled
+
+
+def test_special_tokens():
+    assert T5Config.from_dict({**RAW, "eos_token_id": 7}).eos_token_ids == (7,)
+    assert T5Config.from_dict({**RAW, "eos_token_id": [7]}).eos_token_ids == (7,)
+    several = T5Config.from_dict({**RAW, "eos_token_id": [7, 3, 7], "more_eos_token_ids": [5]})
+    assert (several.eos_token_id, several.eos_token_ids) == (7, (7, 3))
+    raw = {**RAW, "pad_token_id": 5, "decoder_start_token_id": None}
+    assert T5Config.from_dict(raw).decoder_start_token_id == 5
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"model_type": "bert"}, "'bert'"),
+        ({"model_type": "longt5"}, "'longt5'"),
+        ({"model_type": None}, "model_type"),
+        ({"model_type": ["t5"]}, "model_type"),
+        ({"d_model": None}, "no d_model"),
+        ({"d_model": "512"}, "d_model"),
+        ({"d_model": 512.0}, "d_model"),
+        ({"d_kv": True}, "d_kv"),
+        ({"d_ff": -1}, "d_ff"),
+        ({"num_heads": 0}, "num_heads"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"num_layers": 257}, "layers"),
+        ({"num_heads": 2**13, "d_kv": 2**12}, "num_heads times d_kv"),
+        ({"model_type": nested(5000)}, "model_type"),
+        ({"d_ff": nested(5000)}, "d_ff"),
+        ({"num_decoder_layers": 100_000}, "layers"),
+        ({"relative_attention_num_buckets": 2}, "relative_attention_num_buckets"),
+        ({"relative_attention_max_distance": 16}, "relative_attention_max_distance"),
+        ({"relative_attention_max_distance": 2**21}, "relative_attention_max_distance"),
+        ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance"),
+        ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon"),
+        ({"feed_forward_proj": "gated-mish"}, "'mish'"),
+        ({"is_gated_act": "yes"}, "is_gated_act"),
+        ({"feed_forward_proj": 3}, "feed_forward_proj"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ({"eos_token_id": 96}, "eos_token_id"),
+        ({"eos_token_id": [1, 96]}, "eos_token_id"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+        ({"eos_token_id": [1, [2]]}, "eos_token_id"),
+        ({"eos_token_id": []}, "eos_token_id"),
+        ({"eos_token_id": [1] * 1000}, "eos_token_id"),
+        ({"pad_token_id": -1}, "pad_token_id"),
+        ({"decoder_start_token_id": 1.5}, "decoder_start_token_id"),
+    ],
+)
+def test_refused(entries, named):
+    with pytest.raises(UserError, match=named) as error:
+        T5Config.from_dict({**RAW, **entries})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("raw", [None, [], "t5", 3])
+def test_no_object(raw):
+    with pytest.raises(UserError):
+        T5Config.from_dict(raw)

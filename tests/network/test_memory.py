@@ -1,0 +1,127 @@
+"""Bytes by the formula against bytes that MLX holds, and published numbers of parameters."""
+
+import pytest
+
+from convert import convert
+from decoder import Engine
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.network import memory
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, stored_bytes, warning, weight_bytes
+from mlx_t5.requests import Row, Settings
+from model import T5, expected_parameters, load
+
+TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}
+
+
+def held(arrays):
+    return sum(array.nbytes for array in arrays)
+
+
+def model(dtype=mx.float32, **shape):
+    made = T5(T5Config(**{**TINY, **shape}))
+    made.set_dtype(dtype)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(("rows", "source", "target"), [(1, 5, 1), (3, 40, 100)])
+def test_caches_take_what_the_formula_says(dtype, rows, source, target):
+    one = model(dtype, num_decoder_layers=3)
+    cache = one.cache(one.encode(mx.zeros((rows, source), mx.int32)), capacity=target)
+    assert held(cache.state) == cache_bytes(one.config, dtype.size, rows, source, target)
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+def test_an_encoder_at_work_takes_about_what_is_said(feed_forward):
+    sizes = {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 1024}
+    one = model(**sizes, feed_forward_proj=feed_forward)
+    mx.eval(one.parameters())
+    for rows, source in ((1, 600), (4, 300), (8, 64)):
+        ids = mx.zeros((rows, source), mx.int32)
+        mx.eval(ids)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(one.encode(ids))
+        taken = mx.get_peak_memory() - before
+        said = encoder_bytes(one.config, 4, rows, source)
+        assert 0.8 * taken <= said <= 2 * taken
+
+
+def test_weights_as_they_are_and_quantised(tmp_path):
+    source = BUNDLED / "target"
+    loaded, _ = load(source, "float32")
+    shapes = expected_parameters(loaded.config, separate_head=False)
+    assert weight_bytes(shapes, 4) == held(a for _, a in tree_flatten(loaded.parameters()))
+    assert stored_bytes(source, "float32") == weight_bytes(shapes, 4)
+    assert stored_bytes(source, "bfloat16") == weight_bytes(shapes, 2)
+    for name, wanted in {
+        "4": (4, 32, "affine"),
+        "8": (8, None, "affine"),
+        "mxfp4": (None, None, "mxfp4"),
+        "mxfp8": (None, None, "mxfp8"),
+        "nvfp4": (None, None, "nvfp4"),
+        "mixed": (None, 64, "affine", "mixed_3_5"),
+    }.items():
+        path = tmp_path / name
+        options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
+        convert(source, path, quantize=True, **dict(zip(options, wanted, strict=False)))
+        quantised, _ = load(path, "bfloat16")
+        said = weight_bytes(shapes, 2, Recipe.choose(*wanted))
+        assert said == held(a for _, a in tree_flatten(quantised.parameters()))
+        assert stored_bytes(path, "bfloat16") == said
+
+
+def test_models_that_do_not_fit_are_warned_of(monkeypatch):
+    folders = [BUNDLED / "target", BUNDLED / "draft"]
+    assert warning(folders, "float32") is None
+    monkeypatch.setattr(memory, "limit", lambda: 20_000_000)
+    assert warning(folders[1:], "float32") is None
+    assert warning(folders, "float32") == (
+        "the weights take 27.7 MB, and there are 20.0 MB of memory; convert the model with "
+        "--quantize, or take a smaller one"
+    )
+
+
+def row(length, max_tokens=20, token=3):
+    return Row([token] * length, Settings(max_tokens), mx.zeros(2))
+
+
+def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
+    one = model()
+    engine = Engine(one, None)
+    fits = row(10)
+    engine.insert([fits])
+    needed = one.cache_memory(2, 10, 20) + one.encoder_memory(1, 10)
+    left = needed
+    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + left)
+    for large in (row(100), row(10, max_tokens=2000)):
+        with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
+            engine.insert([large])
+    left = needed - 1
+    with pytest.raises(RuntimeError, match="are left"):
+        engine.insert([row(10)])
+    assert engine.rows == [fits]
+    left = needed
+    engine.insert([row(10)])
+    assert len(engine.rows) == 2
+
+
+def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
+    one = model()
+    engine = Engine(one, None)
+    engine.insert([row(200)])
+    required = []
+    monkeypatch.setattr("mlx_t5.network.memory.require", required.append)
+    engine.insert([row(5), row(5), row(7, token=4)])
+    assert required == [one.cache_memory(4, 200, 20) + one.encoder_memory(2, 7)]
+
+
+def test_the_limit_is_what_the_device_says(monkeypatch):
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5})
+    assert memory.limit() == 5
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "a CPU"})
+    assert 1e8 < memory.limit() < 1e14

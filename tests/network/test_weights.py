@@ -1,0 +1,323 @@
+"""Folders into models: every family's tensors, quantised and sharded folders, broken folders."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import model as model_module
+from families import SHAPE, UNTIED, torch
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import HEAD, keep_float32
+from model import T5, expected_parameters, load, select_tensors
+
+IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])
+RAW = {"model_type": "t5", **SHAPE, **UNTIED, "d_ff": 64, "d_model": 64, "d_kv": 32}
+
+
+def edited(source, folder, edit):
+    """A copy of a checkpoint whose tensors (a dict) `edit` has changed."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = edit(tensors) or tensors
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def mlx_folder(folder, model, raw, shards=1, **entries):
+    """Write a model as convert.py and mlx-lm do."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**raw, **entries}))
+    tensors = tree_flatten(model.parameters())
+    weight_map = {}
+    for i in range(shards):
+        name = f"model-{i + 1:05}-of-{shards:05}.safetensors" if shards > 1 else "model.safetensors"
+        part = dict(tensors[i::shards])
+        mx.save_safetensors(str(folder / name), part, metadata={"format": "mlx"})
+        weight_map |= dict.fromkeys(part, name)
+    if shards > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture
+def plain():
+    """A small random model of ours, of a size that can be quantised."""
+    mx.random.seed(7)
+    model = T5(T5Config.from_dict(RAW), separate_head=True)
+    mx.eval(model.parameters())
+    return model
+
+
+def assert_same(model, other):
+    np.testing.assert_array_equal(*(np.array(m(IDS, TARGET)) for m in (model, other)))
+
+
+def test_select(reference):
+    """Each parameter once, and the head only if it has values of its own."""
+    config = T5Config.from_dict(reference.family.raw)
+    with open_checkpoint(reference.folder) as checkpoint:
+        selected = select_tensors(config, checkpoint)
+        assert selected.keys() <= set(checkpoint.names)
+    expected = expected_parameters(config, reference.family.separate_head)
+    assert sorted(selected.values()) == sorted(expected)
+    assert HEAD in expected_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("t5", "decoder.block.1.layer.1.EncDecAttention.o.weight"),
+        ("umt5", "encoder.block.2.layer.0.SelfAttention.relative_attention_bias.weight"),
+        ("flan", "encoder.final_layer_norm.weight"),
+        ("ul2", "shared.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(made, tmp_path, family, name):
+    folder = edited(made(family).folder, tmp_path / "m", lambda tensors: tensors.pop(name) is None)
+    with pytest.raises(UserError, match=f"missing {name}$"):
+        load(folder)
+
+
+def test_many_missing_tensors_are_counted(made, tmp_path):
+    def encoder_only(tensors):
+        return {name: a for name, a in tensors.items() if not name.startswith("decoder.")}
+
+    folder = edited(made("flan").folder, tmp_path / "m", encoder_only)
+    with pytest.raises(UserError, match=r"missing decoder\..* and \d+ more"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", [
+    "encoder.block.0.layer.1.DenseReluDense.wi.weight",  # the model is gated
+    "encoder.block.6.layer.0.SelfAttention.q.weight",  # it has layers 0 to 5
+    "decoder.block.2.layer.0.SelfAttention.q.weight",  # 0 to 1
+    "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",  # not umT5
+    "encoder.block.0.layer.0.SelfAttention.q.bias",
+    "classifier.weight",
+])  # fmt: skip
+def test_an_unexpected_tensor_is_named(made, tmp_path, name):
+    tensor = {name: np.zeros((48, 32), np.float32)}
+    folder = edited(made("byt5").folder, tmp_path / "m", lambda tensors: {**tensors, **tensor})
+    with pytest.raises(UserError, match=f"unexpected {name}$"):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named(made, tmp_path):
+    name = "decoder.block.0.layer.2.DenseReluDense.wo.weight"
+    folder = edited(made("t5").folder, tmp_path / "m", lambda t: {**t, name: t[name][:, 1:].copy()})
+    with pytest.raises(UserError, match=rf"{name} has shape \(32, 47\) instead of \(32, 48\)"):
+        load(folder)
+
+
+def test_a_config_of_another_size(made, tmp_path):
+    folder = shutil.copytree(made("t5").folder, tmp_path / "m")
+    raw = {**made("t5").family.raw, "num_layers": 2}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=r"unexpected .*block\.2\."):
+        load(folder)
+
+
+@pytest.mark.parametrize("embedding", ["shared", "encoder.embed_tokens", "decoder.embed_tokens"])
+def test_the_embedding_under_any_name(made, tmp_path, embedding):
+    def only(tensors):
+        others = {n: a for n, a in tensors.items() if "shared" not in n and "embed_tokens" not in n}
+        return {**others, f"{embedding}.weight": tensors["shared.weight"]}
+
+    source = made("t5").folder
+    assert_same(load(edited(source, tmp_path / "m", only))[0], load(source)[0])
+
+
+def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeypatch):
+    blocks = Checkpoint.blocks  # a few rows each, as in a large checkpoint
+    monkeypatch.setattr(Checkpoint, "blocks", lambda self, name, _: blocks(self, name, 1000))
+
+    def nudge(tensors):
+        tensors[HEAD][-1] += 1
+
+    source = made("t5").folder
+    model, tied = load(edited(source, tmp_path / "m", nudge))[0], load(source)[0]
+    assert "lm_head" in model and "lm_head" not in tied
+    logits, expected = (np.array(m(IDS, TARGET)) for m in (model, tied))
+    np.testing.assert_array_equal(logits[..., :-1], expected[..., :-1])
+    assert np.abs(logits[..., -1] - expected[..., -1]).min() > 1e-3
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["t5", "flan", "umt5"])
+def test_torch_file(made, tmp_path, name, legacy):
+    """pytorch_model.bin as torch saves the model itself, tied names sharing their storage."""
+    reference = made(name)
+    (tmp_path / "config.json").write_text(json.dumps(reference.family.raw))
+    state, path = reference.model.state_dict(), tmp_path / "pytorch_model.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    assert_same(load(tmp_path)[0], load(reference.folder)[0])
+
+
+def test_mlx_folder(tmp_path, plain):
+    assert_same(load(mlx_folder(tmp_path / "m", plain, RAW))[0], plain)
+    assert_same(load(mlx_folder(tmp_path / "shards", plain, RAW, shards=3))[0], plain)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_mlx_folder_is_strict(tmp_path, separate):
+    model = T5(T5Config.from_dict(RAW), separate)
+    model.decoder.layers[0].cross_attention.extra = mx.zeros((2,))
+    del model.encoder["norm"]
+    with pytest.raises(UserError, match=r"encoder\.norm.*cross_attention\.extra"):
+        load(mlx_folder(tmp_path / "m", model, RAW))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"group_size": 64, "bits": 4},
+        {"group_size": 32, "bits": 8, "mode": "affine"},
+        {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+        {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+        {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+    ],
+    ids=lambda settings: settings.get("mode", "") + str(settings["bits"]),
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_quantised_folder(tmp_path, plain, settings, dtype):
+    """As good as the weights that were quantised, in whatever type it computes."""
+    nn.quantize(plain, **settings, class_predicate=quantize_predicate)
+    folder = mlx_folder(tmp_path / "m", plain, RAW, quantization=settings)
+    model = load(folder, dtype)[0]
+    assert isinstance(model.decoder.layers[1].feed_forward.wo, nn.QuantizedLinear)
+    logits = np.array(model(IDS, TARGET))
+    expected = np.array(dequantised(plain)(IDS, TARGET))
+    tolerance = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.02}[dtype]
+    assert np.abs(logits - expected).max() <= tolerance * expected.std()
+
+
+def dequantised(model):
+    """The same model with ordinary layers."""
+    layers = [
+        (path.removesuffix(".scales"), layer)
+        for path, _ in tree_flatten(model.parameters())
+        if path.endswith(".scales")
+        for layer in [dict(model.named_modules())[path.removesuffix(".scales")]]
+    ]
+    weights = dict(tree_flatten(model.parameters()))
+    for path, layer in layers:
+        for part in ("scales", "biases"):
+            weights.pop(f"{path}.{part}", None)
+        weights[f"{path}.weight"] = mx.dequantize(
+            layer.weight, layer.scales, layer.get("biases"),
+            layer.group_size, layer.bits, layer.mode, dtype=mx.float32,
+        )  # fmt: skip
+    other = T5(model.config, separate_head=True)
+    other.load_weights(list(weights.items()))
+    return other
+
+
+def test_single_layers_quantised_otherwise(tmp_path, plain):
+    """As mlx-lm writes it: settings of a layer by its path."""
+    special = "encoder.layers.0.feed_forward.wo"
+    entry = {"group_size": 64, "bits": 4, special: {"group_size": 32, "bits": 8}}
+
+    def settings(path, module):
+        return quantize_predicate(path, module) and entry.get(path, True)
+
+    nn.quantize(plain, 64, 4, class_predicate=settings)
+    model = load(mlx_folder(tmp_path / "m", plain, RAW, quantization=entry))[0]
+    assert model.encoder.layers[0].feed_forward.wo.bits == 8
+    assert_same(model, plain)
+
+
+@pytest.mark.parametrize("entry", [
+    {"group_size": 64, "bits": 17}, {"group_size": "x", "bits": 4}, {"bits": 4, "mode": "none"},
+    "4bit", [4], {"group_size": 64, "bits": 8}, {"group_size": 32, "bits": 4},
+])  # fmt: skip
+def test_quantization_that_makes_no_sense(tmp_path, plain, entry):
+    nn.quantize(plain, 64, 4, class_predicate=quantize_predicate)
+    folder = mlx_folder(tmp_path / "m", plain, RAW, quantization=entry)
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_what_may_be_quantised(plain):
+    quantisable = {p for p, m in plain.named_modules() if quantize_predicate(p, m)}
+    weights = {name for name, a in tree_flatten(plain.parameters()) if a.ndim == 2}
+    bias = {f"{stack}.relative_attention_bias.0.weight" for stack in ("encoder", "decoder")}
+    assert {f"{p}.weight" for p in quantisable} == weights - bias - {HEAD, "shared.weight"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", mx.bfloat16, None])
+@pytest.mark.parametrize("stored", [mx.float32, mx.bfloat16])
+def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
+    """Without a wish: float32 on a machine without a GPU, else the folder's."""
+    plain.set_dtype(stored)
+    folder = mlx_folder(tmp_path / "m", plain, RAW)
+    for cpu in (True, False):
+        monkeypatch.setattr(model_module, "cpu_only", lambda cpu=cpu: cpu)
+        weights = dict(tree_flatten(load(folder, dtype)[0].parameters()))
+        expected = (mx.float32 if cpu else stored) if dtype is None else dtype
+        expected = getattr(mx, expected) if isinstance(expected, str) else expected
+        for name, array in weights.items():
+            assert array.dtype == (mx.float32 if keep_float32(name, expected) else expected), name
+    assert keep_float32("encoder.layers.0.feed_forward.wo.weight", mx.float16)
+    assert not keep_float32("encoder.layers.0.feed_forward.wo.weight", mx.bfloat16)
+    assert not keep_float32("encoder.layers.0.self_attention.o.weight", mx.float16)
+
+
+def test_dtype_that_does_not_exist(made):
+    with pytest.raises(UserError, match="int8"):
+        load(made("t5").folder, "int8")
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+BROKEN = {
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "bad JSON": lambda folder: (folder / "config.json").write_text('{"d_model": '),
+    "not an object": lambda folder: (folder / "config.json").write_text("[]"),
+    "not text": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"),
+    "deep": lambda folder: (folder / "config.json").write_text("[" * 100_000),
+    "no T5": lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "truncated": truncate,
+    "not safetensors": lambda folder: (folder / "model.safetensors").write_text("hello" * 99),
+    "folder in place of a file": lambda folder: (
+        (folder / "config.json").unlink(), (folder / "config.json").mkdir()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["mlx", "hf"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_folder(made, tmp_path, plain, name, kind):
+    folder = tmp_path / "m"
+    if kind == "mlx":
+        mlx_folder(folder, plain, RAW)
+    else:
+        shutil.copytree(made("t5").folder, folder)
+    BROKEN[name](folder)
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_shard(tmp_path, plain):
+    folder = mlx_folder(tmp_path / "m", plain, RAW, shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match="model-00002-of-00003"):
+        load(folder)
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        load(tmp_path / "nowhere")

@@ -1,0 +1,299 @@
+"""Which proposals are kept: literal cases first, then the distribution that comes out."""
+
+import numpy as np
+import pytest
+
+from draws import keys, many_keys, settings, total_variation_bound
+from mlx_t5.backend import mx
+from mlx_t5.sampling import acceptance
+from mlx_t5.sampling.draws import DRAFT, Sampling, fold, one_hot, sample
+
+
+def test_keep_greedy_wants_the_argmax_itself():
+    logits = mx.array([[[1.0, 3.0, 3.0], [0.0, 5.0, 4.9]]])
+    keep = acceptance.keep_greedy(logits, mx.array([[1, 2]]), mx.array([0.0]))
+    assert keep.tolist() == [[True, False]]
+    # Token 2 ties with the argmax, yet regular decoding would have written token 1.
+    keep = acceptance.keep_greedy(logits, mx.array([[2, 1]]), mx.array([0.0]))
+    assert keep.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(
+    ("delta", "kept"), [(0.0, [1, 0, 0, 0]), (0.5, [1, 1, 0, 0]), (0.9, [1, 1, 1, 0]), (1, [1] * 4)]
+)
+def test_keep_greedy_compares_with_a_share_of_the_largest_probability(delta, kept):
+    logits = mx.log(mx.array([0.5, 0.26, 0.2, 0.04]))
+    every_token = mx.array([[0, 1, 2, 3]])
+    keep = acceptance.keep_greedy(
+        mx.broadcast_to(logits, (1, 4, 4)), every_token, mx.array([delta])
+    )
+    assert keep.tolist() == [[bool(k) for k in kept]]
+
+
+@pytest.mark.parametrize(
+    ("px", "qx", "delta", "threshold"),
+    [(0.2, 0.4, 0.0, 0.5), (0.2, 0.4, 0.5, 0.75), (0.2, 1.0, 0.0, 0.2), (0.0, 1.0, 0.3, 0.3)],
+)
+def test_keep_sampled_with_probability_of_the_rule(px, qx, delta, threshold):
+    u = mx.array([[threshold - 1e-3, threshold + 1e-3]])
+    both = mx.ones((1, 2))
+    keep = acceptance.keep_sampled(px * both, qx * both, mx.array([delta]), u)
+    assert keep.tolist() == [[True, False]]
+
+
+def test_keep_sampled_at_the_ends_of_the_unit_interval():
+    ends = mx.array([[0.0, 1 - 2**-24]])
+    one = mx.ones((1, 2))
+    zero_delta = mx.array([0.0])
+    # The target would write it for sure; never; and delta = 1 keeps what is impossible.
+    assert acceptance.keep_sampled(one, one, zero_delta, ends).tolist() == [[True, True]]
+    assert acceptance.keep_sampled(0 * one, one, zero_delta, ends).tolist() == [[False, False]]
+    assert acceptance.keep_sampled(0 * one, one, mx.array([1.0]), ends).tolist() == [[True, True]]
+
+
+def test_accepted_length_stops_at_the_first_rejection_and_at_the_padding():
+    keep = mx.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]).astype(mx.bool_)
+    lengths = mx.array([4, 4, 4, 2])
+    assert acceptance.accepted_length(keep, lengths).tolist() == [2, 0, 4, 2]
+
+
+def test_residual():
+    p = mx.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+    q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
+    expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, nothing is left
+    np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
+
+
+def test_verify_greedy_literals():
+    logits = mx.log(mx.array([[[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.1, 0.2, 0.7]]]))
+    logits = mx.broadcast_to(logits, (4, 3, 3))
+    drafts = mx.array([[1, 0], [1, 2], [2, 0], [1, 0]])
+    lengths = mx.array([2, 2, 2, 1])
+    greedy = settings(4, temp=0.0)
+    accepted, tokens = acceptance.verify(logits, drafts, None, lengths, greedy, None)
+    assert accepted.tolist() == [2, 1, 0, 1]
+    kept = [row[: n + 1] for row, n in zip(tokens.tolist(), accepted.tolist(), strict=True)]
+    assert kept == [[1, 0, 2], [1, 0], [1], [1, 0]]
+
+
+def test_verify_without_proposals_is_one_token_of_the_target():
+    logits = mx.array([[[0.0, 2.0, 1.0]], [[9.0, 2.0, 1.0]]])
+    for mode in (settings(2, temp=0.0), settings(2, temp=1e-3)):
+        accepted, tokens = acceptance.verify(logits, None, None, mx.array([0, 0]), mode, keys(2))
+        assert accepted.tolist() == [0, 0]
+        assert tokens.tolist() == [[1], [0]]
+
+
+def test_greedy_rows_beside_sampling_rows_stay_greedy():
+    rng = np.random.default_rng(0)
+    logits = mx.array(rng.normal(size=(6, 4, 9)).astype(np.float32))
+    drafts = mx.argmax(logits, axis=-1)[:, :3].astype(mx.int32)
+    drafts = mx.where(mx.arange(3) == mx.arange(6)[:, None] % 4, (drafts + 1) % 9, drafts)
+    lengths = mx.array([3, 3, 3, 3, 2, 1])
+    for delta in (0.0, 0.4):
+        alone = acceptance.verify(
+            logits, drafts, None, lengths, settings(6, temp=0.0, delta=delta), None
+        )
+        mixed = Sampling.of([0.0, 1.0] * 3, [0] * 6, [1.0] * 6, [delta] * 6)
+        beside = acceptance.verify(logits, drafts, None, lengths, mixed, keys(6))
+        for row in (0, 2, 4):
+            n = alone[0][row].item()
+            assert beside[0][row].item() == n
+            assert beside[1][row, : n + 1].tolist() == alone[1][row, : n + 1].tolist()
+
+
+# p and q of one position over four tokens: what a draft may be.
+P = np.array([0.5, 0.3, 0.2, 0.0])
+LOGITS = mx.maximum(mx.log(mx.array(P)), -1e4)  # -inf would say that rules forbid the token
+DRAFTS = {
+    "the target itself": P,
+    "good": np.array([0.4, 0.35, 0.2, 0.05]),
+    "disagrees everywhere": np.array([0.0, 0.0, 0.0, 1.0]),
+    "has no mass where the target has most": np.array([0.0, 0.1, 0.5, 0.4]),
+}
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_drafted_position_follows_the_mixture(draft, delta):
+    draws, q = 40_000, DRAFTS[draft]
+    proposed = sample(mx.broadcast_to(mx.array(q), (draws, 4)), many_keys(draws, 1))
+    logits = mx.broadcast_to(LOGITS, (draws, 2, 4))
+    _, tokens = acceptance.verify(
+        logits,
+        proposed[:, None],
+        mx.broadcast_to(mx.array(q)[None, None], (draws, 1, 4)),
+        mx.ones(draws, mx.int32),
+        settings(draws, delta=delta),
+        many_keys(draws, 2),
+    )
+    seen = np.bincount(np.array(tokens[:, 0]), minlength=4) / draws
+    distance = np.abs(seen - ((1 - delta) * P + delta * q)).sum() / 2
+    assert distance < total_variation_bound(4, draws)
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+def test_what_rules_forbid_is_never_kept(temp, delta):
+    logits = mx.array([[[0.5, -mx.inf, 0.1], [0.0, 0.0, 0.0]]])
+    sampling = Sampling.of([temp], [0], [1.0], [delta])
+    keys = None if temp == 0 else many_keys(1, 0)
+    accepted, tokens = acceptance.verify(
+        logits, mx.array([[1]]), None, mx.array([1]), sampling, keys
+    )
+    assert accepted.item() == 0
+    assert tokens[0, 0].item() in (0, 2)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("token", [0, 3])
+def test_a_deterministic_position_follows_the_mixture(token, delta):
+    draws = 40_000
+    logits = mx.broadcast_to(LOGITS, (draws, 2, 4))
+    accepted, tokens = acceptance.verify(
+        logits,
+        mx.full((draws, 1), token, mx.int32),
+        None,
+        mx.ones(draws, mx.int32),
+        settings(draws, delta=delta),
+        many_keys(draws, 3),
+    )
+    bound = total_variation_bound(4, draws)
+    seen = np.bincount(np.array(tokens[:, 0]), minlength=4) / draws
+    q = np.eye(4)[token]
+    assert np.abs(seen - ((1 - delta) * P + delta * q)).sum() / 2 < bound
+    # After an accepted proposal one more token comes from p itself.
+    own = np.array(tokens)[np.array(accepted) == 1, 1]
+    if len(own):
+        seen = np.bincount(own, minlength=4) / len(own)
+        assert np.abs(seen - P).sum() / 2 < total_variation_bound(4, len(own))
+
+
+def test_joint_ratio_is_capped_at_each_step():
+    w = acceptance.joint_ratio(mx.array([[0.2, 0.6, 0.1]]), mx.array([[0.4, 0.2, 0.2]]))
+    np.testing.assert_allclose(w, [[1, 0.5, 1, 0.5]], rtol=1e-6)  # 0.5 * 3 is capped, not 1.5 * 0.5
+
+
+def test_joint_ratio_follows_its_recurrence():
+    px, qx = np.random.default_rng(3).uniform(0.01, 1, (2, 50, 15)).astype(np.float32)
+    px[::3, 7] = 0.0  # what the target rules out
+    expected = [np.ones(50)]
+    for i in range(15):
+        expected.append(np.minimum(1, expected[-1] * px[:, i] / qx[:, i]))
+    w = np.array(acceptance.joint_ratio(mx.array(px), mx.array(qx)))
+    np.testing.assert_allclose(w, np.stack(expected, 1), rtol=1e-4)
+    assert (w[::3, 8:] == 0).all() and w.max() == 1
+
+
+def test_accepted_block_literals():
+    # One proposal: h_1 = w_1. Two: h_1 = R / (R + 1 - w_1) with R = 0.3 * 1 + 0 = 0.3.
+    p = mx.array([[[0.4, 0.6], [1.0, 0.0], [0.5, 0.5]]])
+    q = mx.array([[[0.8, 0.2], [0.2, 0.8], [0.0, 0.0]]])
+    w = mx.array([[1.0, 0.5, 0.25]])
+
+    def accepted(length, *u):
+        rest = acceptance.excess(p, q, w)
+        return acceptance.accepted_block(rest, w, mx.array([length]), mx.array([u])).item()
+
+    h1 = 0.3 / (0.3 + 0.5)
+    assert accepted(1, 0.9, 0.49, 0.0) == 1
+    assert accepted(1, 0.9, 0.51, 0.0) == 0
+    assert accepted(2, 0.9, 0.99, 0.24) == 2  # the whole block, though its prefix failed
+    assert accepted(2, 0.9, h1 - 1e-3, 0.26) == 1
+    assert accepted(2, 0.9, h1 + 1e-3, 0.26) == 0
+    assert accepted(0, 0.0, 0.0, 0.0) == 0
+
+
+def test_block_verification_accepts_more_on_the_same_draws():
+    draws, gamma, vocab = 20_000, 4, 6
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(gamma + 1, vocab)).astype(np.float32)
+    q = mx.softmax(mx.array(logits[:-1] + rng.normal(size=(gamma, vocab)).astype(np.float32)), -1)
+    each = many_keys(draws, 8)
+    drafts = mx.stack(
+        [sample(mx.broadcast_to(q[i], (draws, vocab)), fold(each, i, DRAFT)) for i in range(gamma)],
+        axis=1,
+    )
+    lengths = mx.array(rng.integers(1, gamma + 1, draws))
+    mean = {}
+    for block in (False, True):
+        sampling = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+        accepted, _ = acceptance.verify(
+            mx.broadcast_to(mx.array(logits), (draws, gamma + 1, vocab)),
+            drafts,
+            mx.broadcast_to(q, (draws, gamma, vocab)),
+            lengths,
+            sampling,
+            each,
+        )
+        assert (accepted <= lengths).all().item()
+        mean[block] = accepted.mean().item()
+    # In expectation never less (theorem 2 of the paper); here clearly more.
+    assert mean[True] > 1.02 * mean[False]
+
+
+@pytest.mark.parametrize("block", [True, False, [True, False] * 500])
+def test_what_is_certain_needs_no_draft_probabilities(block):
+    """q = None is q = 1 at each proposal, worked out without a vocabulary of it."""
+    draws, gamma, vocab = 1000, 3, 5
+    logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
+    drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
+    sampling = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+    lengths = mx.arange(draws) % (gamma + 1)
+    told = [
+        acceptance.verify(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
+        for q in (None, one_hot(drafts, vocab))
+    ]
+    for short, full in zip(*told, strict=True):
+        assert short.tolist() == full.tolist()
+    assert len(set(told[0][0].tolist())) == gamma + 1
+
+
+def test_rows_are_judged_as_they_would_be_among_their_like():
+    draws, gamma, vocab = 1000, 3, 5
+    logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(6))
+    drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(7))
+    q = mx.softmax(mx.random.normal((draws, gamma, vocab), key=mx.random.key(8)), axis=-1)
+    lengths = mx.full(draws, gamma, mx.int32)
+
+    def judged(block):
+        one = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+        accepted, tokens = acceptance.verify(logits, drafts, q, lengths, one, many_keys(draws, 9))
+        own = mx.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
+        return list(zip(accepted.tolist(), own.tolist(), strict=True))
+
+    together, singly, mixed = judged(True), judged(False), judged([True, False] * (draws // 2))
+    assert together != singly
+    assert mixed[::2] == together[::2]
+    assert mixed[1::2] == singly[1::2]
+
+
+def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
+    """Tables for which a residual without the weight of its prefix would be clearly off."""
+    draws = 100_000
+    p = np.array([[0.5, 0.5, 0.0], [0.45, 0.45, 0.1], [1.0, 0.0, 0.0]])
+    q = np.array([[0.9, 0.1, 0.0], [0.4, 0.05, 0.55]])
+    each = many_keys(draws, 11)
+
+    def draw(law, word):
+        laws = mx.broadcast_to(mx.array(law), (draws, 3))
+        return sample(laws, fold(each, word, DRAFT))
+
+    accepted, tokens = acceptance.verify(
+        mx.broadcast_to(mx.log(mx.array(p)), (draws, 3, 3)),
+        mx.stack([draw(q[0], 0), draw(q[1], 1)], axis=1),
+        mx.broadcast_to(mx.array(q), (draws, 2, 3)),
+        mx.full(draws, 2, mx.int32),
+        settings(draws),
+        each,
+    )
+    # A row that kept nothing has written one token; the second is drawn as the next step would.
+    second = mx.where(accepted == 0, draw(p[1], 2), tokens[:, 1])
+    seen = np.bincount(np.array(tokens[:, 0] * 3 + second), minlength=9) / draws
+    exact = np.outer(p[0], p[1]).ravel()
+    assert np.abs(seen - exact).sum() / 2 < total_variation_bound(9, draws)
+
+
+def test_a_relaxed_row_is_judged_token_by_token():
+    both = Sampling.of([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
+    assert both.block.tolist() == [True, False, False]

@@ -1,0 +1,92 @@
+"""What a row samples from, and that its draws are its own."""
+
+import numpy as np
+import pytest
+
+from draws import keys, settings
+from mlx_t5.backend import mx
+from mlx_t5.sampling import draws as sampling
+from mlx_t5.sampling.draws import Sampling
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (4, 0.5), (99, 0.01)])
+@pytest.mark.parametrize("temp", [0.5, 1.0, 3.0])
+def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process as theirs
+
+    logits = np.random.default_rng(1).normal(size=(5, 12)).astype(np.float32) * 2
+    scores = theirs.TemperatureLogitsWarper(temp)(None, torch.tensor(logits))
+    if top_k:
+        scores = theirs.TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = theirs.TopPLogitsWarper(top_p)(None, scores)
+    p = sampling.probabilities(mx.array(logits)[None], settings(1, temp, top_k, top_p))
+    np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
+
+
+def test_probabilities_take_each_rows_own_settings():
+    logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
+    rows = [(0.0, 0, 1.0), (1.0, 2, 1.0), (0.7, 0, 0.5), (2.0, 0, 1.0)]
+    together = sampling.probabilities(logits, Sampling.of(*zip(*rows, strict=True), [0.0] * 4))
+    for i, row in enumerate(rows):
+        alone = sampling.probabilities(logits[i : i + 1], settings(1, *row))
+        np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
+
+
+def test_draws_belong_to_the_row_alone():
+    few, many = keys(2), keys(5)
+    weights = mx.ones((5, 50))
+    assert sampling.sample(weights[:2], few).tolist() == sampling.sample(weights, many).tolist()[:2]
+    # A longer block draws the same numbers for the positions it shares.
+    short, long = sampling.uniform(few, 3), sampling.uniform(many, 7)
+    assert short.tolist() == long[:2, :3].tolist()
+
+
+def test_however_many_samples_there_are_each_prompt_has_its_own_streams():
+    indices = [0, 1, 2**32, 2**32 + 1, 2**33, 10**12, 2**70]
+    drawn = {tuple(sampling.row_key(0, index).tolist()) for index in indices[:-1]}
+    assert len(drawn) == len(indices) - 1
+    assert sampling.row_key(0, indices[-1]).shape == (2,)
+
+
+@pytest.mark.parametrize("p", [1e-3, 2e-8, 1e-10, 1e-14])
+def test_a_token_wins_the_race_as_often_as_its_weight_says(p):
+    """Integrated over u from 0 to where it always loses to all others, whose rate is 1 - p."""
+    points, end = 2**20, 40 * p * 2**32  # in steps of 2**-32
+    steps, digits = np.divmod((np.arange(points) + 0.5) / points * end, 1)
+    u = np.stack([steps * 2.0**-32, digits], axis=1).astype(np.float32)
+    times = np.array(sampling.waiting_times(mx.array(u)), np.float64)
+    assert np.exp(-times * (1 - p) / p).mean() * 40 == pytest.approx(1, rel=1e-3)
+
+
+def test_no_time_is_zero_and_no_weight_of_zero_wins():
+    assert sampling.waiting_times(mx.zeros((1, 3))).min().item() > 0
+    times = sampling.waiting_times(mx.array([[0.0, 0.5, 0.0]]))
+    assert mx.argmax(mx.array([[0.0, 1.0]]) / times).item() == 1
+
+
+def test_among_250112_weights_tiny_times_are_as_fine_as_others():
+    """Where times came in steps of 2**-24, a token of 2e-8 was drawn a quarter as often."""
+    size, rows = 250_112, 60
+    found = []
+    for key in np.array(keys(rows)):
+        u = mx.random.uniform(shape=(1, size + 1), key=mx.array(key))
+        times = np.array(sampling.waiting_times(u), np.float64)
+        found += times[times < 100 * 2.0**-24].tolist()
+    expected = size * rows * 100 * 2.0**-24
+    assert abs(len(found) - expected) < 5 * expected**0.5
+    quarter = np.bincount((np.array(found) * 2.0**26).astype(int) % 4, minlength=4)
+    chi_squared = ((quarter - len(found) / 4) ** 2 / (len(found) / 4)).sum()
+    assert chi_squared < 30.7  # 3 degrees of freedom, false alarm 1e-6
+
+
+def test_neighbouring_seeds_and_indices_share_no_stream():
+    drawn = {
+        tuple(sampling.fold(sampling.row_key(seed, index), position, purpose).tolist())
+        for seed in range(4)
+        for index in range(4)
+        for position in range(4)
+        for purpose in range(3)
+    }
+    assert len(drawn) == 4 * 4 * 4 * 3

@@ -1,0 +1,346 @@
+"""The rules against transformers' own, and the engine with them against decoding token by token."""
+
+import numpy as np
+import pytest
+
+from decoder import Engine, SpeculativeDecoder
+from fake_model import (
+    EOS,
+    START,
+    FakeModel,
+    always,
+    contrary,
+    drafter,
+    good,
+    greedy,
+    random_table,
+    without,
+)
+from mlx_t5.backend import mx
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.errors import UserError
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.sampling.processors import History, Processing, penalise_repetition, repeats, too_early
+
+torch = pytest.importorskip("torch")
+from transformers import (  # noqa: E402
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+INF = float("inf")
+
+# ---- each rule by itself -------------------------------------------------------------------------
+
+
+def one_position(rule, tokens, logits, *options):
+    """The rule for one row and one position, as a list."""
+    logits = mx.array(logits, mx.float32)[None, None]
+    return rule(History.of([tokens]), logits, *options)[0, 0].tolist()
+
+
+def test_a_token_already_written_is_divided_or_multiplied_once():
+    logits = [2.0, -2.0, 2.0, -2.0, 0.0]
+    penalised = one_position(penalise_repetition, [0, 1, 1, 4, 0], logits, mx.array([2.0]))
+    assert penalised == [1.0, -4.0, 2.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "forbidden"),
+    [
+        ([0, 2, 3, 2], 2, {3}),
+        ([0, 2, 3, 2, 4, 2], 2, {3, 4}),
+        ([0, 2, 3], 2, set()),
+        ([0, 2, 2], 2, {2}),
+        ([0, 2, 3, 4, 2, 3], 3, {4}),
+        ([0, 2, 3, 4, 5, 3], 3, set()),
+        ([0, 2, 4], 1, {0, 2, 4}),
+        ([0], 1, {0}),
+        ([0], 2, set()),
+        ([0, 3], 4, set()),
+        ([0, 0], 2, {0}),
+    ],
+)
+def test_an_n_gram_is_not_completed_twice(tokens, n, forbidden):
+    marked = one_position(repeats, tokens, [0.0] * 6, n)
+    assert {token for token, mark in enumerate(marked) if mark} == forbidden
+
+
+def test_padding_in_front_of_a_shorter_row_is_no_n_gram():
+    history = History.of([[0, 2, 3, 2, 3, 2], [0]])
+    for n in (1, 2, 3):
+        marks = repeats(history, mx.zeros((2, 1, 5)), n)[1, 0].tolist()
+        assert marks == [n == 1, False, False, False, False]
+
+
+@pytest.mark.parametrize("n", [6, 20_000, 2**31 - 1])
+def test_an_n_gram_longer_than_the_text_costs_nothing(n):
+    logits, history = mx.zeros((2, 2, 5)), History.of([[0, 2, 3, 2, 3], [0]])
+    processing = Processing.of([1, 1], [n, n], [0, 0], [(), ()], (EOS,))
+    assert processing(history, logits, [2, 2]) is logits
+
+
+def test_an_n_gram_as_long_as_the_text_may_be_all_of_it():
+    history, logits = History.of([[2, 2, 2]]), mx.zeros((1, 1, 4))
+    processed = Processing.of([1], [3], [0], [()], (EOS,))(history, logits, [1])
+    assert processed.tolist() == [[[0, 0, -INF, 0]]]
+
+
+def test_the_end_token_waits_for_the_minimum():
+    history = History.of([[0, 5, 5, 5, 5], [0, 5]])  # 4 and 1 tokens before the last position
+    early = too_early(history, 2, [4, 2]).tolist()
+    assert early == [[True, False], [True, True]]
+
+
+VOCAB = 11
+
+
+def theirs(tokens, logits, penalty, n, least):
+    """transformers' processors, in its order, for one row."""
+    ids, scores = torch.tensor([tokens]), torch.tensor(logits)[None]
+    rules = [RepetitionPenaltyLogitsProcessor(float(penalty))]
+    rules += [NoRepeatNGramLogitsProcessor(n)] if n else []
+    rules += [MinNewTokensLengthLogitsProcessor(1, least, EOS)] if least else []
+    for rule in rules:
+        scores = rule(ids, scores)
+    return scores[0].numpy()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
+    draw = np.random.default_rng(seed)
+    positions, lengths = int(draw.integers(1, 6)), draw.integers(1, 20, 5)
+    committed = [[START, *draw.integers(0, 5, n - 1).tolist()] for n in lengths]
+    drafts = draw.integers(0, 5, (5, positions - 1))
+    logits = draw.normal(0, 3, (5, positions, VOCAB)).astype(np.float32)
+    logits[draw.random(logits.shape) < 0.1] = -INF
+    penalty, ngram, least = [1.0, 1.3, 0.7, 2.0, 1.0], [3, 0, 2, 1, 4], [0, 30, 5, 0, 8]
+    processing = Processing.of(penalty, ngram, least, [()] * 5, [EOS])
+    history = History.of(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
+    ours = np.array(processing(history, mx.array(logits), [positions] * 5))
+    for b in range(5):
+        for t in range(positions):
+            tokens = committed[b] + drafts[b, :t].tolist()
+            wanted = theirs(tokens, logits[b, t], penalty[b], ngram[b], least[b])
+            np.testing.assert_allclose(ours[b, t], wanted, rtol=1e-6)
+
+
+def test_no_end_token_comes_too_early():
+    processing = Processing.of([1.0], [0], [2], [()], [1, 3])
+    history = History.of([[0]]).then(mx.array([[4, 4]]))
+    allowed = processing(history, mx.zeros((1, 3, 5)), [3]) == 0
+    assert allowed.tolist() == [[[1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1] * 5]]
+
+
+def test_nothing_to_do_is_known_beforehand():
+    assert Processing.of([1.0, 1], [0, 0], [0, 0], [(), []], [EOS]) is None
+    for on in ([1.1, 0, 0, ()], [1.0, 2, 0, ()], [1.0, 0, 1, ()], [1.0, 0, 0, (min,)]):
+        assert Processing.of(*([value] for value in on), [EOS]) is not None
+
+
+def test_ids_beyond_the_logits_are_passed_over():
+    history = History.of([[0, 9, 9]])
+    logits = mx.array([[[1.0, 2.0, 3.0]]])
+    assert penalise_repetition(history, logits, mx.array([2.0])).tolist() == [[[0.5, 2.0, 3.0]]]
+    assert not repeats(history, logits, 2).any().item()
+
+
+# ---- callables -----------------------------------------------------------------------------------
+
+
+def test_a_callable_sees_one_row_and_one_position():
+    calls = []
+
+    def watch(tokens, logits):
+        calls.append((tokens.tolist(), logits.tolist()))
+        return logits + 1
+
+    logits = mx.arange(12).reshape(2, 2, 3).astype(mx.float32)
+    history = History.of([[0, 4], [0, 5, 6]]).then(mx.array([[7], [8]]))
+    processing = Processing.of([1, 1], [0, 0], [0, 0], [(watch,), ()], [EOS])
+    processed = processing(history, logits, [2, 2])
+    assert calls == [([0, 4], [[0, 1, 2]]), ([0, 4, 7], [[3, 4, 5]])]
+    assert processed.tolist() == [[[1, 2, 3], [4, 5, 6]], [[6, 7, 8], [9, 10, 11]]]
+
+
+def test_callables_follow_the_rules_and_each_other_and_skip_what_does_not_matter():
+    processing = Processing.of([2.0], [0], [0], [(lambda t, x: x + 1, lambda t, x: x * 10)], [EOS])
+    history = History.of([[0]]).then(mx.array([[0]]))
+    assert processing(history, mx.full((1, 2, 2), 4.0), [1]).tolist() == [[[30, 50], [2, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (lambda tokens, logits: logits[0], r"returned shape \(7,\); .* shape \(1, 7\)"),
+        (lambda tokens, logits: None, "returned .*NoneType"),
+    ],
+)
+def test_a_callable_that_returns_something_else_is_named(bad, complaint):
+    with pytest.raises(UserError, match=complaint):
+        SpeculativeDecoder(target()).generate([2], logits_processors=[bad])
+
+
+# ---- in the engine -------------------------------------------------------------------------------
+
+V = 7
+SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
+DRAFTS = {
+    "good": good,
+    "the target itself": lambda table: table,
+    "disagrees everywhere": contrary,
+    "always EOS": lambda table: always(EOS, V),
+}
+
+
+def target(eos_bias=-0.5):
+    return FakeModel(random_table(V, 0, eos_bias), V)
+
+
+def favour_rising(tokens, logits):
+    """A callable that depends on the last token and on how many there are."""
+    bonus = (mx.arange(logits.shape[-1]) > tokens[-1]).astype(mx.float32)
+    return logits + bonus * (tokens.shape[0] % 3)
+
+
+RULES = {
+    "penalty": {"repetition_penalty": 1.8},
+    "bigrams": {"no_repeat_ngram_size": 2},
+    "minimum": {"min_tokens": 6},
+    "callable": {"logits_processors": (favour_rising,)},
+    "all": {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 3,
+        "min_tokens": 4,
+        "logits_processors": [favour_rising],
+    },
+}
+
+
+def processed(table, repetition_penalty=1.0, no_repeat_ngram_size=0, min_tokens=0, **others):
+    """The table that a model would have if its logits came out processed."""
+
+    def new(source, seen):
+        logits = theirs(
+            seen, table(source, seen), repetition_penalty, no_repeat_ngram_size, min_tokens
+        )
+        for function in others.get("logits_processors", ()):
+            logits = np.array(function(mx.array(seen), mx.array(logits)[None]))[0]
+        return logits
+
+    return new
+
+
+@pytest.mark.parametrize("num_draft", [1, 2, 5])
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("rules", RULES)
+def test_greedy_output_is_that_of_the_processed_target(rules, kind, num_draft):
+    model = target()
+    draft = drafter(DRAFTS[kind](model.table), model)
+    decoder = SpeculativeDecoder(model, draft, None, num_draft)
+    alone = FakeModel(processed(model.table, **RULES[rules]), V)
+    results = decoder.generate(SOURCES, max_tokens=14, batch_size=3, **RULES[rules])
+    for source, result in zip(SOURCES, results, strict=True):
+        assert (result.tokens, result.finish_reason) == greedy(alone, source, 14)
+    assert [r.tokens for r in results] != [greedy(model, s, 14)[0] for s in SOURCES]
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+@pytest.mark.parametrize("delta", [0.3, 1.0])
+def test_what_the_rules_forbid_is_not_copied_whatever_the_delta(delta, temp):
+    model = FakeModel(without(random_table(V), EOS), V)
+    source = [2, 3, 2, 3, 2, 3, 2, 3, 2, 3]
+    decoder = SpeculativeDecoder(model, SourceCopy(), None, 4, delta)
+
+    def bigrams(**rules):
+        tokens = decoder.generate(source, max_tokens=20, temp=temp, **rules).tokens
+        return list(zip(tokens, tokens[1:], strict=False))
+
+    free, ruled = bigrams(), bigrams(no_repeat_ngram_size=2)
+    assert len(set(free)) < len(free)
+    assert len(set(ruled)) == len(ruled)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_with_copying_and_without_any_draft(rules):
+    model = target()
+    alone = FakeModel(processed(model.table, **RULES[rules]), V)
+    both = CopyOrDraft(SourceCopy(), drafter(good(model.table), model))
+    for draft in (None, SourceCopy(), both):
+        decoder = SpeculativeDecoder(model, draft, None, 3)
+        results = decoder.generate(SOURCES, max_tokens=14, **RULES[rules])
+        expected = [greedy(alone, source, 14) for source in SOURCES]
+        assert [(r.tokens, r.finish_reason) for r in results] == expected
+
+
+def test_the_draft_is_processed_too():
+    """A draft that is the target stays right throughout, whatever the rules change."""
+    model = target()
+    decoder = SpeculativeDecoder(model, drafter(model.table, model), None, 3)
+    for temp in (0.0, 1.0):
+        for result in decoder.generate(SOURCES, max_tokens=14, temp=temp, **RULES["all"]):
+            assert result.stats.acceptance_rate == 1.0
+
+
+def test_a_draft_with_fewer_ids_than_the_target():
+    model = target()
+    narrow = drafter(lambda source, seen: model.table(source, seen)[:5], model, vocab_size=5)
+    decoder = SpeculativeDecoder(model, narrow, None, 3)
+    alone = FakeModel(processed(model.table, **RULES["all"]), V)
+    results = decoder.generate(SOURCES, max_tokens=14, **RULES["all"])
+    assert [(r.tokens, r.finish_reason) for r in results] == [
+        greedy(alone, source, 14) for source in SOURCES
+    ]
+    assert sum(r.stats.accepted for r in results) > 0
+    for result in decoder.generate(SOURCES, max_tokens=14, temp=1.0, **RULES["all"]):
+        assert result.tokens
+
+
+@pytest.mark.parametrize("temp", [0.0, 0.9])
+def test_a_row_does_not_depend_on_the_rules_of_the_rows_beside_it(temp):
+    model = target()
+    every = [
+        Row(source, Settings(16, temp, num_draft=2 + i, **rules), row_key(i, 0))
+        for i, (source, rules) in enumerate(zip(SOURCES * 2, [*RULES.values(), {}], strict=False))
+    ]
+    engine = Engine(model, drafter(good(model.table), model))
+    for row in every:
+        engine.insert([row])
+        engine.step()
+    while engine.rows:
+        engine.step()
+    for row in every:
+        alone = Row(row.ids, row.settings, row.key)
+        engine.insert([alone])
+        while engine.rows:
+            engine.step()
+        assert alone.committed == row.committed
+
+
+def test_greedy_relaxation_compares_processed_logits():
+    """The second best token is within the floor, unless the logits are spread out."""
+
+    def table(source, seen):
+        return np.array([-9, -9, 3.0, 2.9, -9, -9, -9], np.float32)
+
+    model = FakeModel(table, V)
+    decoder = SpeculativeDecoder(model, drafter(always(3, V), model), None, 1, delta=0.1)
+    assert decoder.generate([2], max_tokens=4).tokens == [3, 2, 3, 2]
+    spread = {"logits_processors": [lambda tokens, logits: 2 * logits]}
+    assert decoder.generate([2], max_tokens=4, **spread).tokens == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be a number from 1e-30"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
+        ({"min_tokens": -1}, "min_tokens is -1"),
+    ],
+)
+def test_bad_settings(setting, complaint):
+    with pytest.raises(UserError, match=complaint):
+        SpeculativeDecoder(target()).generate([2], **setting)

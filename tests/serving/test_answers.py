@@ -1,0 +1,117 @@
+"""Answers made of what a worker tells: tokens with log-probabilities, joined, are the text."""
+
+import itertools
+import queue
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, drafter, good, random_table
+from fake_serving import FLAT, PATIENCE
+from mlx_t5.serving.answers import ChatForm, CompletionForm
+from mlx_t5.serving.jobs import Job, Progress
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.spelling import Speller
+from mlx_t5.serving.worker import Worker
+
+NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # of pieces_and_bytes
+LETTERS = "abé é "  # of bytes_alone
+
+
+def favouring(tokens, vocab_size):
+    """A table by which only these tokens are written; the end token last."""
+    table = random_table(vocab_size, spread=2.0)
+
+    def logits(source, seen):
+        values = np.full(vocab_size, -1e4, np.float32)
+        values[tokens] = table(source, seen)[tokens]
+        return values
+
+    return logits
+
+
+def models():
+    """A tokenizer of each kind, and a table of tokens that are likely."""
+    tokenizer = pieces_and_bytes()
+    yield tokenizer, tokenizer.convert_tokens_to_ids(NAMES)
+    tokenizer = bytes_alone()
+    yield tokenizer, sorted({*tokenizer.encode(LETTERS), tokenizer.convert_tokens_to_ids("<unk>")})
+
+
+@pytest.fixture(scope="module", params=["pieces and bytes", "bytes"])
+def served(request):
+    """A tokenizer, and `ask(stream, seed, **settings)`: the progress of one job."""
+    tokenizer, tokens = list(models())["bytes" == request.param]
+    model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
+    draft = drafter(good(model.table), model)
+    decoder = SpeculativeDecoder(model, draft, tokenizer, num_draft=3, costs=FLAT)
+    worker = Worker(lambda: decoder, 1, 1, Metrics())
+    worker.start()
+
+    def ask(stream, seed, **settings):
+        events = queue.Queue()
+        wishes = replace(decoder.defaults, temp=1.0, **settings)
+        worker.submit(Job([[5 + seed]], wishes, seed, events.put, stream=stream, logprobs=3))
+        while True:
+            event = events.get(timeout=PATIENCE)
+            assert isinstance(event, Progress), event
+            yield event
+            if event.chunk.result:
+                return
+
+    yield tokenizer, ask
+    assert worker.stop(PATIENCE)
+
+
+SETTINGS = [
+    {"max_tokens": 30},
+    {"max_tokens": 30, "stop": (" cat.", "é", "bé")},
+    {"max_tokens": 30, "stop": ("She has two s", "é é a b", "s.s.s")},
+    {"max_tokens": 3},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tokens_joined_are_the_text(served, stream, settings):
+    tokenizer, ask = served
+    for seed in range(16):
+        form = CompletionForm("a model", Speller(tokenizer), logprobs=True, detailed=False)
+        texts, offsets, tokens = [], [], []
+        for event in ask(stream, seed, **settings):
+            choice = form.choice(event, chunk=stream)
+            found = choice.logprobs
+            assert "".join(found.tokens) == choice.text, "in each chunk already"
+            lengths = map(len, (found.tokens, found.token_logprobs, found.top_logprobs))
+            assert set(lengths) == {len(found.text_offset)}
+            for token, value, top in zip(
+                found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+            ):
+                assert top.get(token, value) == value and len(top) <= 3
+            texts.append(choice.text)
+            offsets += found.text_offset
+            tokens += found.tokens
+        assert "".join(texts) == event.chunk.result.text
+        assert offsets == list(itertools.accumulate(map(len, tokens), initial=0))[: len(tokens)]
+
+
+def test_the_bytes_of_a_chat_joined_are_the_text(served):
+    tokenizer, ask = served
+    seen = set()
+    for seed in range(8):
+        form = ChatForm("a model", Speller(tokenizer), logprobs=True, detailed=False)
+        (event,) = ask(False, seed, max_tokens=30)
+        choice = form.choice(event, chunk=False)
+        entries = choice.logprobs.content
+        joined = b"".join(bytes(entry.bytes or []) for entry in entries)
+        seen |= set(joined)
+        text = choice.message.content
+        if "\ufffd" not in text:
+            assert joined.decode(errors="ignore").strip() == text.strip()
+        for entry in entries:
+            if entry.bytes and entry.bytes[0] < 128:
+                assert bytes(entry.bytes).decode() == entry.token
+    assert max(seen) >= 128, "or nothing was tried"

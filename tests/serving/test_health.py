@@ -1,0 +1,148 @@
+"""A thread that dies and a step that hangs: what clients are told, and what /health says."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_model import drafter, good
+from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.serving.app import create_app
+from mlx_t5.serving.jobs import Progress, Stopped
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import Limits, Service
+from mlx_t5.serving.worker import Worker
+from mlx_t5.text.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def start():
+    """`start(model, **options)`: a started worker and the decoder that it has loaded."""
+    begun = []
+
+    def start(model, tokenizer=None, **options):
+        draft = drafter(good(model.table), model)
+        decoder = SpeculativeDecoder(model, draft, tokenizer, costs=FLAT)
+        worker = Worker(lambda: decoder, 1, 8, Metrics(), **options)
+        begun.append((worker, model))
+        return worker, decoder
+
+    yield start
+    for worker, model in begun:
+        model.gate.set()
+        assert worker.stop(PATIENCE)
+
+
+class Died(BaseException):
+    """What no part of the thread expects."""
+
+
+def fail(*_):
+    raise Died("of a secret prompt")
+
+
+def while_telling(worker):
+    """The thread dies as it tells a client of a step."""
+    worker._tell = fail
+
+
+def while_joining(worker):
+    """The thread dies with jobs in hand that wait nowhere any longer and are in no batch yet."""
+    worker._take = fail
+
+
+def while_recovering(worker):
+    """A step fails, and so does what comes after such a one."""
+    worker._tell, worker._new_engine = None, fail
+
+
+@pytest.mark.parametrize("broken", [while_telling, while_joining, while_recovering])
+def test_if_the_thread_dies_every_client_is_told(start, caplog, broken):
+    model = Gated(ENDLESS, V)
+    worker, decoder = start(model)
+    worker.start()
+    hold(model)
+
+    def client():
+        return Client(worker, decoder)
+
+    clients = [client().submit([[2]], max_tokens=50, stream=True)]
+    assert model.arrived.acquire(timeout=PATIENCE)
+    clients += [client().submit([[3 + i]], max_tokens=50) for i in range(2)]
+    assert worker.health() == ("ok", None)
+    broken(worker)
+    model.gate.set()
+    for waiting in clients:
+        while isinstance(event := waiting.next(), Progress):
+            pass
+        assert event.kind == "internal"
+    worker._thread.join(PATIENCE)
+    status, reason = worker.health()
+    assert status == "failed" and "has to be restarted" in reason
+    with pytest.raises(Stopped, match="has to be restarted"):
+        client().submit([[2]])
+    assert "Died at" in caplog.text and "secret" not in caplog.text
+
+
+def test_a_step_that_hangs_is_told_until_it_ends(start):
+    now, model = [0.0], Gated(ENDLESS, V)
+    worker, decoder = start(model, clock=lambda: now[0], stall_seconds=60)
+    worker.start()
+    now[0] = 1000
+    assert worker.health() == ("ok", None), "there was nothing to do"
+    hold(model)
+    short = Client(worker, decoder).submit([[2]], max_tokens=9)
+    endless = Client(worker, decoder).submit([[3]], max_tokens=10**9)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    now[0] += 60
+    assert worker.health() == ("ok", None)
+    now[0] += 13
+    status, reason = worker.health()
+    assert status == "stalled" and "no step has ended for 73 s" in reason
+    model.gate.set()
+    assert len(short.results()[0].tokens) == 9
+    until(lambda: worker.health() == ("ok", None))  # while the other one is decoded
+    worker.cancel(endless.job)
+    assert worker.stop(PATIENCE)
+    assert worker.health()[0] == "stopping"
+
+
+def test_over_http_a_dead_thread_and_a_step_that_hangs(start):
+    now, model = [0.0], Gated(ENDLESS, V)
+    model.shared = SimpleNamespace(weight=SimpleNamespace(dtype="float32"))
+    worker, _ = start(model, load_tokenizer(BUNDLED / "target"), clock=lambda: now[0])
+    service = Service(worker, Limits(10, 1000, 10), "a model", 5, 0.0)
+    app = create_app(service, Metrics(), None, 10_000)
+    asyncio.run(die_while_clients_wait(app, worker, model, now))
+
+
+async def die_while_clients_wait(app, worker, model, now):
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+        def ask(**wishes):
+            body = {"prompt": [2], "max_tokens": 900, **wishes}
+            return asyncio.create_task(client.post("/v1/completions", json=body))
+
+        stream = ask(stream=True)
+        await asyncio.to_thread(until, lambda: worker.rows == (1, 0))
+        await asyncio.to_thread(hold, model)
+        waiting = ask()
+        await asyncio.to_thread(until, lambda: sum(worker.rows) == 2)
+        assert (await client.get("/health")).status_code == 200
+        now[0] += 61
+        answer = await client.get("/health")
+        assert (answer.status_code, answer.json()["status"]) == (503, "stalled")
+        assert "no step has ended for 61 s" in answer.json()["reason"]
+        worker._tell = fail
+        model.gate.set()
+        last = (await stream).text.strip().split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert (await waiting).status_code == 500
+        answer = await client.get("/health")
+        assert (answer.status_code, answer.json()["status"]) == (503, "failed")
+        assert (await ask()).status_code == 503

@@ -1,0 +1,68 @@
+"""Log-probabilities against softmax by hand, and against the target asked token by token."""
+
+import math
+
+import numpy as np
+import pytest
+
+from decoder import Engine
+from fake_model import FakeModel, drafter, good, random_table
+from mlx_t5.backend import mx
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.serving.logprobs import LogprobRecorder, logprobs
+
+V = 9
+TABLE = random_table(V, eos_bias=-0.5)
+
+
+def test_literals():
+    p = np.array([0.1, 0.6, 0.3], np.float32)
+    own, top, ids = logprobs(mx.array(np.log(p)[None, None] + 5), mx.array([[2]]), 2)
+    assert ids.tolist() == [[[1, 2]]]
+    assert own.item() == pytest.approx(math.log(0.3), abs=1e-6)
+    assert top.tolist()[0][0] == pytest.approx([math.log(0.6), math.log(0.3)], abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temp": 0.8, "top_p": 0.7}, {"delta": 0.5}])
+def test_they_are_the_targets_own_wherever_a_token_came_from(settings):
+    model = FakeModel(TABLE, V)
+    engine, recorder = Engine(model, drafter(good(TABLE), model)), LogprobRecorder()
+    engine.on_verified = recorder
+    lengths = [9, 14, 12]
+    rows = [
+        Row([2 + i] * (1 + i), Settings(max_tokens=n, num_draft=i + 1, **settings), row_key(i, 0))
+        for i, n in enumerate(lengths)
+    ]
+    engine.insert(rows)
+    recorder.watch(rows[0], 0)
+    recorder.watch(rows[2], 3)
+    found = {0: [], 2: []}
+    while engine.rows:
+        engine.step()
+        for row, each in recorder.collect():
+            found[next(i for i in found if rows[i] is row)] += each
+    for i, each in found.items():
+        row = rows[i]
+        assert [entry.token for entry in each] == row.committed[1:]
+        for t, entry in enumerate(each):
+            logits = model.table(tuple(row.ids), tuple(row.committed[: t + 1])).astype(np.float64)
+            expected = logits - np.log(np.exp(logits).sum())
+            assert entry.logprob == pytest.approx(expected[entry.token], abs=1e-5)
+            best = np.argsort(-expected)[: 3 if i == 2 else 0]
+            assert [token for token, _ in entry.top] == best.tolist()
+            assert [value for _, value in entry.top] == pytest.approx(expected[best], abs=1e-5)
+
+
+def test_a_row_that_is_forgotten_is_not_recorded():
+    model = FakeModel(TABLE, V)
+    engine, recorder = Engine(model, None), LogprobRecorder()
+    engine.on_verified = recorder
+    row = Row([2, 3], Settings(max_tokens=5), row_key(0, 0))
+    engine.insert([row])
+    recorder.watch(row, 1)
+    engine.step()
+    assert len(recorder.collect()) == 1
+    recorder.forget(row)
+    engine.step()
+    assert recorder.collect() == []

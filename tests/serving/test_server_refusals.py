@@ -1,0 +1,378 @@
+"""What the server refuses, and how it says so; its command line too."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import openai
+import pytest
+from openai import OpenAI
+
+import server as command
+from serving_process import PATIENCE, ROOT, Server, kill, raw_request
+
+KEY = "a secret key"
+SECRET = "the confidential words"
+LIMITS = ["--max-prompt-tokens", "60", "--max-tokens", "50", "--max-body", "20000"]
+LIMITS += ["--max-batch", "2", "--max-queue", "4"]
+
+
+@pytest.fixture(scope="module")
+def guarded(models):
+    """A server with a key and low limits."""
+    running = Server(*models, *LIMITS, T5_API_KEY=KEY, key=KEY)
+    yield running
+    running.close()
+
+
+def refused(answer, status, param=None):
+    """Checks the shape of an error and returns its message."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    (error,) = answer.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert "Traceback" not in error["message"] and SECRET not in error["message"]
+    return error["message"]
+
+
+PROMPT = {"prompt": SECRET}
+RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
+
+
+@pytest.mark.parametrize(
+    "body, param, told",
+    [
+        ({}, "prompt", "needed"),
+        ({"prompt": 5}, "prompt", "string"),
+        ({"prompt": ""}, "prompt", "at least 1"),
+        ({"prompt": "  "}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": ["a", 5]}, "prompt", "string"),
+        ({"prompt": [999_999]}, "prompt", "outside the model's vocabulary"),
+        ({"prompt": SECRET * 5}, "prompt", r"has 11\d tokens; at most 60"),
+        ({"prompt": "x " * 5000}, "prompt", "has more tokens; at most 60"),
+        ({"prompt": ["x"] * 7}, "n", "at most|more than"),
+        ({**PROMPT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({**PROMPT, "max_tokens": 51}, "max_tokens", "at most 50"),
+        ({**PROMPT, "max_tokens": "5"}, "max_tokens", "integer"),
+        ({**PROMPT, "temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({**PROMPT, "temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({**PROMPT, "temperature": 1e-40}, "temperature", "it must be 0 .greedy., or a number"),
+        ({**PROMPT, "top_p": 0}, "top_p", "greater than 0"),
+        ({**PROMPT, "seed": -1}, "seed", "greater than or equal to 0"),
+        ({**PROMPT, "n": 17}, "n", "less than or equal to 16"),
+        ({**PROMPT, "n": 2}, None, "set temperature above 0"),
+        ({**PROMPT, "stop": ""}, "stop", "at least 1"),
+        ({**PROMPT, "stop": ["x"] * 9}, "stop", "at most 8"),
+        ({**PROMPT, "stop": "x" * 201}, "stop", "at most 200"),
+        ({**PROMPT, "logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({**PROMPT, "num_draft": 17}, "num_draft", "less than or equal to 16"),
+        ({**PROMPT, "num_draft": "many"}, "num_draft", "auto"),
+        ({**PROMPT, "delta": 1.5}, "delta", "less than or equal to 1"),
+        ({**PROMPT, "draft": 1}, "draft", "boolean"),
+        ({**PROMPT, "stream": "yes"}, "stream", "boolean"),
+        ({**PROMPT, "stream_options": {}}, None, "stream"),
+        ({**PROMPT, "echo": True}, None, "echo"),
+        ({**PROMPT, "best_of": 2}, "best_of", "less than or equal to 1"),
+        ({**PROMPT, "suffix": "x"}, "suffix", "not supported"),
+        ({**PROMPT, "presence_penalty": 0.5}, "presence_penalty", "less than or equal to 0"),
+        ({**PROMPT, "logit_bias": {"5": 1}}, "logit_bias", "at most 0"),
+        ({**PROMPT, "temperature": 10**400}, "temperature", "number"),
+        ({**PROMPT, "seed": 2**64}, "seed", "less than"),
+        ({"prompt": [10**30]}, "prompt", "less than"),
+        ({**PROMPT, SECRET[:3]: 1}, SECRET[:3], "no such field"),
+        ([SECRET], None, "dictionary"),
+    ],
+)
+def test_completions_that_cannot_be(guarded, body, param, told):
+    assert re.search(told, refused(guarded.http.post("/v1/completions", json=body), 400, param))
+
+
+@pytest.mark.parametrize(
+    "messages, told",
+    [
+        ([], "at least 1"),
+        ([{"role": "assistant", "content": "x"}], "system"),
+        ([{"role": "user", "content": "x"}] * 2, "single turns"),
+        ([{"role": "system", "content": "x"}], "single turns"),
+        ([{"role": "user", "content": " "}], "empty"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "text"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}], "at most 64"),
+    ],
+)
+def test_chats_that_cannot_be(guarded, messages, told):
+    answer = guarded.http.post("/v1/chat/completions", json={"messages": messages})
+    assert told in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "x"',
+        b'{"prompt": NaN}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "stop": "\\ud800"}',
+        b'{"prompt": "x", "\\ud800": 1}',
+        b'{"prompt": "\xff"}',
+        b"[" * 15_000,
+        b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
+    ],
+)
+def test_bodies_that_are_no_request(guarded, content):
+    headers = {"Content-Type": "application/json"}
+    answer = guarded.http.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("lone", ["\\ud800", "\\uDFFF", "a\\udc00\\ud800"])
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/predict", '{"prompt": "?"}'),
+        ("/predict", '{"prompt": "x", "stop": ["y", "?"]}'),
+        ("/v1/completions", '{"prompt": ["x", "?"]}'),
+        ("/v1/completions", '{"prompt": "x", "user": "?"}'),
+        ("/v1/completions", '{"prompt": "x", "model": "?"}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "?"}]}'),
+        (
+            "/v1/chat/completions",
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]}',
+        ),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x", "name": "?"}]}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x", "?": 1}]}'),
+    ],
+)
+def test_half_a_character_is_no_text_wherever_it_stands(guarded, path, body, lone):
+    for content in (body.replace("?", lone).encode(), body.replace("?", "\ud800").encode(**RAW)):
+        headers = {"Content-Type": "application/json"}
+        answer = guarded.http.post(path, content=content, headers=headers)
+        assert "the body is not JSON" in refused(answer, 400)
+
+
+def test_names_of_fields_are_shown_as_far_as_they_can_be_read(guarded):
+    for name, shown in [
+        ("x" * 15_000, "x" * 64 + "…"),
+        ("\x1b[2Jforged\n", r"\x1b[2Jforged\n"),
+        ("größe", "größe"),
+    ]:
+        answer = guarded.http.post("/v1/completions", json={**PROMPT, name: 1})
+        assert refused(answer, 400, shown).startswith(shown + ": there is no such field")
+
+
+def test_a_body_has_to_be_json_and_small(guarded):
+    # A page from elsewhere can send such bodies without being asked whether it may.
+    for headers in ({"Content-Type": "text/plain"}, {}):
+        refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=headers), 415)
+    large = json.dumps({"prompt": "x" * 20_000}).encode()
+    assert "20000 bytes" in refused(guarded.http.post("/predict", content=large), 413)
+    pieces = (large[i : i + 1000] for i in range(0, len(large), 1000))  # its length is not told
+    assert "20000 bytes" in refused(guarded.http.post("/predict", content=pieces), 413)
+
+
+def test_addresses_methods_and_models_that_are_not_there(guarded):
+    refused(guarded.http.get("/v1/nothing"), 404)
+    refused(guarded.http.get("/page/../server.py"), 404)
+    refused(guarded.http.get("/page/..%2fserver.py"), 404)
+    answer = guarded.http.put("/predict", json=PROMPT)
+    refused(answer, 405)
+    assert answer.headers["allow"] == "POST"
+    body = {"model": "gpt-4o", "prompt": "x"}
+    assert "target" in refused(guarded.http.post("/v1/completions", json=body), 404, "model")
+    refused(guarded.http.get("/v1/models/gpt-4o"), 404, "model")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer x", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xe9"],
+)
+def test_a_wrong_key(guarded, header):
+    headers = {"Authorization": (header or "").encode("latin-1")}
+    for method, path in [("POST", "/v1/completions"), ("POST", "/predict"), ("GET", "/metrics")]:
+        request = guarded.http.build_request(method, path, json=PROMPT, headers=headers)
+        if header is None:
+            del request.headers["Authorization"]
+        answer = guarded.http.send(request)
+        refused(answer, 401)
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_head_is_get_without_the_body(guarded):
+    for path in ("/", "/health", "/v1/models"):
+        head, get = guarded.http.head(path), guarded.http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == get.headers["content-length"]
+    assert guarded.http.head("/predict").status_code == 405
+
+
+def test_without_a_key_only_local_names_are_let_in(server, guarded):
+    def ask(running, host):
+        return running.http.post("/predict", json={"prompt": "x"}, headers={"Host": host})
+
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080"):
+        assert ask(server, host).status_code == 200
+    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "[::1", "", "@"):
+        assert "localhost" in refused(ask(server, host), 403)
+    assert ask(guarded, "behind.a.proxy").status_code == 200, "no page has the key"
+
+
+def test_without_a_key_the_page_and_health_are_there(guarded):
+    for path in ("/", "/page/page.js", "/health", "/docs", "/openapi.json"):
+        request = guarded.http.build_request("GET", path)
+        del request.headers["Authorization"]
+        assert guarded.http.send(request).status_code == 200
+
+
+def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded, server):
+    def ask(path, **headers):
+        return guarded.http.get(path, headers={"Authorization": "Bearer x", **headers})
+
+    assert ask("/health").json() == {"status": "ok"}
+    known = guarded.http.get("/health").json()
+    assert set(known) == {"status", "model", "running", "waiting"} and known["model"] == "target"
+    named = '"const":"target"'
+    assert named in guarded.http.get("/openapi.json").text
+    assert "/v1/completions" in ask("/openapi.json").json()["paths"]
+    assert named not in ask("/openapi.json").text
+    for path in ("/metrics", "/v1/models"):
+        assert ask(path).status_code == 401
+    assert server.http.get("/health").json()["model"] == "demo", "where no key is needed"
+    assert '"const":"demo"' in server.http.get("/openapi.json").text
+
+
+def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
+    server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
+    try:
+        for wish in ({"draft": True}, {"num_draft": 3}):
+            answer = server.http.post("/predict", json={"prompt": "x", **wish})
+            assert "no draft" in refused(answer, 400, "draft")
+        for wish in ({"draft": False}, {"num_draft": 0}, {}):
+            body = {"prompt": "x", "max_tokens": 3, **wish}
+            answer = server.http.post("/predict", json=body)
+            assert answer.status_code == 200
+        text = answer.json()["text"]
+        server.until(lambda: "prompts: ['x']" in server.log and f"texts: ['{text}']" in server.log)
+    finally:
+        server.close()
+
+
+def test_the_official_client_sees_its_own_exceptions(guarded):
+    client = OpenAI(base_url=guarded.url + "/v1", api_key=KEY, max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="at most 50"):
+        client.completions.create(model="target", prompt="x", max_tokens=51)
+    with pytest.raises(openai.NotFoundError, match="no such model"):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.AuthenticationError, match="API key"):
+        OpenAI(base_url=guarded.url + "/v1", api_key="x").models.list()
+
+
+def test_nothing_was_logged_that_holds_a_prompt(guarded):
+    guarded.http.post("/predict", json=PROMPT)
+    guarded.http.get("/predict", params=PROMPT)
+    guarded.http.post("/predict", json={"prompt": [SECRET]})
+    assert guarded.http.get("/health").status_code == 200, "it keeps serving"
+    assert "confidential" not in guarded.log and KEY not in guarded.log
+    assert "Traceback" not in guarded.log and "ERROR" not in guarded.log
+
+
+def test_half_a_request_disturbs_nobody(guarded):
+    for body in (PROMPT, {"prompt": "x" * 1000}):
+        kill(raw_request(guarded.url, "/predict", body, KEY))
+    host, port = guarded.url.removeprefix("http://").split(":")
+    for start in (b"\x16\x03\x01", b"POST /predict HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"):
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(start)
+        kill(connection)
+    guarded.until(guarded.idle)
+    assert guarded.http.post("/predict", json={"prompt": "x"}).status_code == 200
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argv, told",
+    [
+        (["--host", "0.0.0.0"], "set --api-key, or say --no-auth"),
+        (["--host", "::"], "set --api-key, or say --no-auth"),
+        (["--host", "192.0.2.1"], "set --api-key, or say --no-auth"),
+        (["--host", "example.org"], "set --api-key, or say --no-auth"),
+        (["--api-key", "é"], "ASCII"),
+        (["--api-key", "a key\n"], "ASCII"),
+        (["--api-key", " "], "no space"),
+        (["--api-key", ""], "--api-key is empty"),
+        (["--port", "65536"], "a port from 0 to 65535"),
+        (["--max-batch", "0"], "at least 1"),
+        (["--max-queue", "-1"], "at least 0"),
+        (["--num-draft", "0"], "--draft-model none"),
+        (["--delta", "2"], "a number from 0 to 1"),
+        (["--prompt", "x"], "unrecognized"),
+        (["--port", "0", "--model", "no/such/folder"], "there is no model folder"),
+        (["--port", "0", "--host", "no.such.host.invalid", "--no-auth"], "give an address"),
+    ],
+)
+def test_mistakes_on_the_command_line(argv, told, capsys, monkeypatch):
+    monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
+    with pytest.raises(SystemExit) as end:
+        command.main(argv)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and told in err
+
+
+def test_a_port_in_use(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(SystemExit):
+            command.main(["--port", str(taken.getsockname()[1])])
+    assert "choose another --port" in capsys.readouterr().err
+
+
+def test_answers_are_sent_at_once():
+    with command._listener("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
+
+
+def test_ctrl_c_while_the_models_are_loaded():
+    code = """
+import runpy, sys
+from mlx_t5.backend import mx
+from mlx_t5.cli import models
+
+def load(*_):
+    print("loading", file=sys.stderr, flush=True)
+    while True:
+        mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+
+models.load_pair = load
+sys.argv[1:] = ["--port", "0"]
+runpy.run_path("server.py", run_name="__main__")
+"""
+    argv = [sys.executable, "-c", code]
+    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(PATIENCE), process.stderr.read()) == (130, "")
+
+
+def test_without_the_extra_requirements_it_says_what_to_install():
+    code = "import sys; sys.modules['fastapi'] = None; import server; server.main([])"
+    argv = [sys.executable, "-c", code]
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr == (
+        "error: fastapi is not installed; pip install -r requirements-server.txt\n"
+    )
+
+
+def test_which_hosts_only_this_machine_reaches():
+    assert all(map(command.is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
+    assert not any(map(command.is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.org", ""]))

@@ -1,0 +1,257 @@
+"""The thread that owns MLX, on models whose cache is the list of tokens fed to them."""
+
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, drafter, good, random_table
+from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
+from mlx_t5.errors import UserError
+from mlx_t5.requests import Settings
+from mlx_t5.serving.jobs import Failure, Job, QueueFull, Stopped
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.worker import Worker
+
+
+@pytest.fixture
+def serve():
+    """`serve(model, max_batch, max_queue)`: a started worker, and a maker of clients."""
+    workers = []
+
+    def start(model, max_batch=4, max_queue=8):
+        decoder = SpeculativeDecoder(model, drafter(good(model.table), model), costs=FLAT)
+        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
+        workers[-1].start()
+        model.calls.clear()
+        return workers[-1], lambda: Client(workers[-1], decoder)
+
+    yield start
+    for worker in workers:
+        assert worker.stop(PATIENCE)
+
+
+def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
+    def table(source, seen):
+        return ENDLESS(source, seen) * (float("nan") if source[0] == 5 and len(seen) > 3 else 1)
+
+    _, client = serve(FakeModel(table, V))
+    bad = client().submit([[5]], max_tokens=9, num_draft=0)
+    fine = client().submit([[4]], max_tokens=9, num_draft=0)
+    failure = bad.next()
+    assert isinstance(failure, Failure) and failure.kind == "internal"
+    assert "after 3 tokens are NaN" in failure.message
+    assert len(fine.results()[0].tokens) == 9
+
+
+def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
+    model = Gated(random_table(V, eos_bias=-1.0), V)
+    worker, client = serve(model)
+    wishes = [
+        {"max_tokens": 9},
+        {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
+        {"max_tokens": 14, "num_draft": 0},
+        {"max_tokens": 12, "temp": 0.7, "top_p": 0.8, "seed": 4, "samples": 2},
+    ]
+    prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3]]
+    hold(model)
+    clients = [client().submit([p], **w) for p, w in zip(prompts, wishes, strict=True)]
+    model.gate.set()
+    results = [c.results() for c in clients]
+    assert max(len(tokens) for _, tokens in model.calls) == 4
+    for prompt, wish, together in zip(prompts, wishes, results, strict=True):
+        wish = dict(wish)
+        settings = {n: wish.pop(n) for n in ("delta", "num_draft") if n in wish}
+        alone = SpeculativeDecoder(model, drafter(good(model.table), model)).generate(
+            [prompt], num_samples=wish.pop("samples", 1), **wish, **settings
+        )
+        assert [r.tokens for r in alone] == [r.tokens for r in together]
+
+
+def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model)
+    hold(model)
+    gone = client().submit([[2]], max_tokens=10**9, stream=True)
+    stays = client().submit([[3]], max_tokens=40)
+    model.gate.set()
+    gone.next()
+    worker.cancel(gone.job)
+    assert len(stays.results()[0].tokens) == 40
+    until(lambda: worker.rows == (0, 0))
+    assert worker._engine.rows == [] and worker._engine.cache is None
+    assert worker._flights == {}
+
+
+def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model, max_batch=1)
+    hold(model)
+    first = client().submit([[2]], max_tokens=5)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    waits = client().submit([[3, 4]], max_tokens=5)
+    worker.cancel(waits.job)
+    model.gate.set()
+    first.results()
+    until(lambda: worker.rows == (0, 0))
+    assert waits.events.empty()
+    assert worker._queue.waiting == []
+
+
+def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model, max_batch=1, max_queue=2)
+    hold(model)
+    first = client().submit([[2]], max_tokens=4)
+    second = client().submit([[3]], max_tokens=4, temp=1.0, samples=2)
+    with pytest.raises(QueueFull) as refused:
+        client().submit([[4]])
+    assert refused.value.retry_after >= 1
+    model.gate.set()
+    first.results()
+    second.results()
+    until(lambda: worker.rows == (0, 0))
+    assert len(client().submit([[4]], max_tokens=3).results()) == 1
+
+
+def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model, max_batch=1)
+    hold(model)
+    clients = [client().submit([[2 + i]], max_tokens=7) for i in range(3)]
+    assert not worker.stop(timeout=0.01)
+    with pytest.raises(Stopped):
+        client().submit([[2]])
+    model.gate.set()
+    assert [len(c.results()[0].tokens) for c in clients] == [7, 7, 7]
+    assert worker.stop(PATIENCE)
+    assert not worker.alive
+
+
+class Failing(Gated):
+    """Raises these errors in its next passes, the last one first; None is none."""
+
+    def __init__(self, table, vocab_size):
+        super().__init__(table, vocab_size)
+        self.errors = []
+
+    def decode(self, tokens, cache, offsets):
+        logits = super().decode(tokens, cache, offsets)
+        error = self.errors.pop() if self.errors else None
+        if error:
+            raise error
+        return logits
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [(TypeError("of a secret prompt"), "internal"), (RuntimeError("Unable to allocate"), "memory")],
+)
+def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, kind):
+    model = Failing(ENDLESS, V)
+    worker, client = serve(model, max_batch=1)
+    hold(model)
+    broken = client().submit([[2]], max_tokens=50)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    waits = client().submit([[3]], max_tokens=5)
+    model.errors += [error, None]  # when the other one is known to wait
+    model.gate.set()
+    failure = broken.next()
+    assert (type(failure), failure.kind) == (Failure, kind)
+    assert len(waits.results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
+    assert type(error).__name__ in caplog.text and "secret" not in caplog.text
+
+
+def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model)
+    make = worker._decoder.codec.rows
+
+    def rows(prompt, *others):
+        if prompt == [2]:
+            raise RuntimeError("of a secret prompt")
+        return make(prompt, *others)
+
+    monkeypatch.setattr(worker._decoder.codec, "rows", rows)
+    hold(model)
+    running = client().submit([[3]], max_tokens=6)
+    assert model.arrived.acquire(timeout=PATIENCE)
+    broken, waits = client().submit([[2]]), client().submit([[4]], max_tokens=5)
+    model.gate.set()
+    assert broken.next().kind == "internal"
+    assert [len(c.results()[0].tokens) for c in (running, waits)] == [6, 5]
+    until(lambda: worker.rows == (0, 0))
+
+
+def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
+    class Broken(Gated):
+        def encode(self, ids, mask=None):
+            if ids.shape[1] > 9:
+                raise TypeError("of a secret prompt")
+            return super().encode(ids, mask)
+
+    worker, client = serve(Broken(ENDLESS, V))
+    assert client().submit([[2] * 10]).next().kind == "internal"
+    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
+
+
+def test_a_prompt_without_memory_fails_alone(serve):
+    class Small(Gated):
+        def encode(self, ids, mask=None):
+            if ids.shape[1] > 9:
+                raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+            return super().encode(ids, mask)
+
+    model = Small(ENDLESS, V)
+    worker, client = serve(model)
+    hold(model)
+    large, small = client().submit([[2] * 10]), client().submit([[3]], max_tokens=5)
+    model.gate.set()
+    failure = large.next()
+    assert failure.kind == "input", "the same request would fail again"
+    assert "no memory for a prompt of 10 tokens" in failure.message
+    assert len(small.results()[0].tokens) == 5
+
+
+def test_a_prompt_waits_where_others_have_the_memory(serve):
+    class Small(Gated):
+        def cache_memory(self, rows, source, target):
+            return (source > 9 or rows > 1) * 10**18
+
+    model = Small(ENDLESS, V)
+    worker, client = serve(model)
+    hold(model)
+    clients = [client().submit([[2 + i]], max_tokens=5 + i) for i in range(3)]
+    large = client().submit([[2] * 10])
+    model.gate.set()
+    assert [len(c.results()[0].tokens) for c in clients] == [5, 6, 7]
+    assert large.next().kind == "input"
+    assert max(len(tokens) for _, tokens in model.calls) == 1
+    until(lambda: worker.rows == (0, 0))
+
+
+def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
+    model = Gated(ENDLESS, V)
+    worker, client = serve(model)
+
+    def put(event):
+        raise RuntimeError("Event loop is closed")
+
+    worker.submit(Job([[2]], Settings(max_tokens=10**9), 0, put, stream=True))
+    until(lambda: worker.rows == (0, 0))
+    assert len(client().submit([[4]], max_tokens=5).results()[0].tokens) == 5
+
+
+def test_a_prompt_that_the_model_cannot_read_is_the_clients_fault(serve):
+    worker, client = serve(Gated(ENDLESS, V))
+    failure = client().submit([[2], [V]]).next()
+    assert (failure.kind, "vocabulary" in failure.message) == ("input", True)
+    until(lambda: worker.rows == (0, 0))
+
+
+def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
+    def load():
+        raise UserError("no such folder")
+
+    with pytest.raises(UserError, match="no such folder"):
+        Worker(load, 1, 1, Metrics()).start()

@@ -1,0 +1,161 @@
+"""A target and drafts whose cache is the plain list of tokens fed to them.
+
+A fake model's logits are a fixed random function of the source and of the
+tokens that stand in its cache, so an engine that leaves a wrong token there,
+or reads past it, changes the output. Everything is small enough to enumerate.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import DraftModel
+
+START, EOS = 0, 1
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    vocab_size: int
+    pad_token_id: int = 0
+    eos_token_id: int = EOS
+    decoder_start_token_id: int = START
+    more_eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def eos_token_ids(self):
+        return (self.eos_token_id, *self.more_eos_token_ids)
+
+
+class FakeCache:
+    """Rows of slots; None where nothing was ever written."""
+
+    def __init__(self, sources, capacity):
+        self.sources = list(sources)
+        self.slots = [[None] * capacity for _ in self.sources]
+        self.state = []
+
+    def reserve(self, capacity):
+        for row in self.slots:
+            row += [None] * (capacity - len(row))
+
+    def keep(self, rows):
+        self.sources = [self.sources[i] for i in rows]
+        self.slots = [list(self.slots[i]) for i in rows]  # a row may be asked for twice
+
+    def trim(self, source, capacity):
+        assert source == max(map(len, self.sources))
+        self.slots = [row[:capacity] for row in self.slots]
+
+    def append(self, other):
+        self.sources += other.sources
+        self.slots += other.slots
+        self.reserve(max(map(len, self.slots)))
+
+
+class FakeModel:
+    """Logits (V,) = table(source, tokens so far)."""
+
+    def __init__(self, table, vocab_size, **config):
+        self.table = lru_cache(maxsize=None)(table)
+        self.config = FakeConfig(vocab_size, **config)
+        self.calls = []  # (offsets, tokens) of every decoder pass
+
+    def encode(self, ids, mask=None):
+        rows = ids.tolist()
+        real = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
+        return [
+            tuple(t for t, m in zip(row, keep, strict=True) if m)
+            for row, keep in zip(rows, real, strict=True)
+        ]
+
+    def cache_memory(self, rows, source, target):
+        return 0
+
+    def encoder_memory(self, rows, source):
+        return 0
+
+    def cache(self, encoded, mask=None, capacity=4):
+        return FakeCache(encoded, capacity)
+
+    def decode(self, tokens, cache, offsets):
+        tokens, offsets = tokens.tolist(), list(offsets)
+        assert len(tokens) == len(cache.slots) == len(offsets)
+        self.calls.append((offsets, tokens))
+        logits = np.empty((len(tokens), len(tokens[0]), self.config.vocab_size), np.float32)
+        for b, (row, offset) in enumerate(zip(tokens, offsets, strict=True)):
+            slots = cache.slots[b]
+            assert offset + len(row) <= len(slots), "more positions than slots"
+            slots[offset : offset + len(row)] = row
+            for t in range(len(row)):
+                seen = tuple(slots[: offset + t + 1])
+                assert None not in seen, "a slot was skipped"
+                logits[b, t] = self.table(cache.sources[b], seen)
+        return mx.array(logits)
+
+
+def random_table(vocab_size, seed=0, eos_bias=0.0, spread=1.5):
+    """A table whose logits are normal with this standard deviation."""
+
+    def table(source, seen):
+        words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
+        logits = np.random.default_rng(words).normal(0, spread, vocab_size)
+        logits[EOS] += eos_bias
+        return logits.astype(np.float32)
+
+    return table
+
+
+def good(table, seed=77, noise=0.7):
+    """A draft that is the target with noise on its logits."""
+
+    def draft(source, seen):
+        words = (seed, *(t + 1 for t in source), 999, *(t + 1 for t in seen))
+        logits = table(source, seen)
+        return logits + np.random.default_rng(words).normal(0, noise, len(logits)).astype(
+            np.float32
+        )
+
+    return draft
+
+
+def contrary(table):
+    """A draft that likes best what the target likes least."""
+    return lambda source, seen: -3 * table(source, seen)
+
+
+def always(token, vocab_size):
+    """A draft with q(token) = 1, whatever came before."""
+    logits = np.full(vocab_size, -np.inf, np.float32)
+    logits[token] = 0
+    return lambda source, seen: logits
+
+
+def without(table, token):
+    """A target that never writes this token: p = 0."""
+
+    def forbidding(source, seen):
+        logits = table(source, seen).copy()
+        logits[token] = -1e4  # -inf would say that rules for the text forbid it
+        return logits
+
+    return forbidding
+
+
+def drafter(table, target, vocab_size=None):
+    """The draft model drafter around a fake draft."""
+    config = {"eos_token_id": target.config.eos_token_id}
+    return DraftModel(FakeModel(table, vocab_size or target.config.vocab_size, **config), target)
+
+
+def greedy(model, source, max_tokens):
+    """Token-by-token decoding straight from the table: (tokens without EOS, reason)."""
+    seen = [model.config.decoder_start_token_id]
+    while len(seen) <= max_tokens:
+        token = int(np.argmax(model.table(tuple(source), tuple(seen))))
+        if token in model.config.eos_token_ids:
+            return seen[1:], "stop"
+        seen.append(token)
+    return seen[1:], "length"

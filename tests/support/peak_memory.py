@@ -1,0 +1,108 @@
+"""Measures how much memory a conversion takes over the interpreter with its imports.
+
+    python tests/support/peak_memory.py --format legacy --megabytes 3000 --work /tmp/peak
+
+makes a float32 checkpoint of random numbers with one large embedding, converts it in a process of
+its own, prints the figures and removes what it made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_RUN = f"""
+import importlib, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "support")!r}]
+import peak_memory
+program = importlib.import_module(sys.argv[1])
+status = program.main(sys.argv[2:]) if sys.argv[2:] else 0
+print(peak_memory.own_peak())
+sys.exit(status)
+"""
+
+
+def make(folder: Path, format: str, megabytes: int) -> int:
+    """Writes an mT5-shaped checkpoint of about this size, a third of it one tensor.
+
+    Returns:
+        Bytes of the largest tensor.
+    """
+    import checkpoints  # needs torch, which the measured process shall not have
+
+    config = {
+        "model_type": "mt5",
+        "vocab_size": megabytes * 80,
+        "d_model": 1024,
+        "d_kv": 64,
+        "d_ff": 4096,
+        "num_layers": max(1, megabytes // 75),
+        "num_decoder_layers": 1,
+        "num_heads": 16,
+        "tie_word_embeddings": True,
+    }
+    state = checkpoints.random_state(config)
+    checkpoints.save(state, folder, format, config=config)
+    return max(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def peak(*arguments: str, program: str = "convert") -> int:
+    """Most bytes that were resident in a process that imported a program and ran its main().
+
+    Args:
+        arguments: the command line; none measures the imports alone.
+        program: the module.
+    """
+    command = [sys.executable, "-c", _RUN, program, *arguments]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(output.split()[-1])
+
+
+def own_peak() -> int:
+    """Most bytes that have been resident in this process."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # ru_maxrss on Linux starts from what the parent had when it forked; this does not.
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--format", choices=("safetensors", "zip", "legacy"), required=True)
+    parser.add_argument("--megabytes", type=int, default=3000)
+    parser.add_argument("--work", type=Path, required=True)
+    args, flags = parser.parse_known_args()
+    source, output = args.work / args.format, args.work / f"{args.format}-mlx"
+    try:
+        largest = make(source, args.format, args.megabytes)
+        size = sum(file.stat().st_size for file in source.iterdir())
+        baseline = peak()
+        start = time.perf_counter()
+        most = peak("--model", str(source), "--mlx-path", str(output), *flags)
+        seconds = time.perf_counter() - start
+    finally:
+        shutil.rmtree(source, ignore_errors=True)
+        shutil.rmtree(output, ignore_errors=True)
+    figures = {
+        "checkpoint": size,
+        "largest tensor": largest,
+        "imports": baseline,
+        "peak": most,
+        "peak - imports": most - baseline,
+    }
+    sizes = ", ".join(f"{name} {figure / 1e6:.0f} MB" for name, figure in figures.items())
+    print(f"{args.format} {' '.join(flags)}: {sizes}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,107 @@
+"""Text that streams in whole characters, and vocabularies that agree."""
+
+import random
+
+import pytest
+
+from mlx_t5.errors import UserError
+from mlx_t5.text.detokenizer import StreamingDetokenizer, decode, same_vocabulary
+from mlx_t5.text.tokenizer import load_tokenizer
+from tokenizer_folders import JSON, RESAVED, SPIECE, TEXTS, make
+
+KINDS = (*SPIECE, *JSON, *RESAVED, "byt5")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    make(root)
+    return root
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request, folders):
+    return load_tokenizer(folders / request.param)
+
+
+def test_spaces_are_left_alone(folders):
+    """Also where the folder asks for the "clean up" that transformers once did by default."""
+    tokenizer = load_tokenizer(folders / "mt5")
+    tokenizer.clean_up_tokenization_spaces = True
+    assert decode(tokenizer, tokenizer.encode(TEXTS[1])) == TEXTS[1]
+
+
+def samples(tokenizer, seed):
+    """Token lists: text, anything at all, and mostly bytes that are no UTF-8."""
+    rng = random.Random(seed)
+    text = " ".join(rng.choices(" ".join(TEXTS).split(), k=12))
+    yield tokenizer.encode(text)
+    yield tokenizer.encode("".join(map(chr, rng.choices(range(32, 0xD7FF), k=9))))
+    yield rng.choices(range(len(tokenizer)), k=rng.randrange(15))
+    yield rng.choices(range(261), k=rng.randrange(15))
+    yield rng.choices([0, 1, 2, len(tokenizer) - 1, *tokenizer.encode("a 你 b")], k=12)
+
+
+def streamed(tokenizer, tokens, rng):
+    """Pieces of a stream that takes one to four tokens at a time."""
+    detokenizer, pieces, start = StreamingDetokenizer(tokenizer), [], 0
+    while start < len(tokens):
+        end = start + rng.randint(1, 4)
+        pieces.append(detokenizer.add(tokens[start:end]))
+        start = end
+    return [*pieces, detokenizer.finish()]
+
+
+def test_pieces_make_the_text(tokenizer):
+    for seed in range(60):
+        for tokens in samples(tokenizer, seed):
+            pieces = streamed(tokenizer, tokens, random.Random(seed))
+            expected = tokenizer.decode(tokens, skip_special_tokens=True)
+            assert "".join(pieces) == expected == decode(tokenizer, tokens), tokens
+
+
+def test_pieces_are_whole_and_early(tokenizer):
+    """No piece has half a character, and each goes out when it is certain."""
+    for text in TEXTS:
+        tokens = tokenizer.encode(text)[:-1]
+        detokenizer, so_far = StreamingDetokenizer(tokenizer), ""
+        for i, token in enumerate(tokens):
+            so_far += detokenizer.add([token])
+            known = decode(tokenizer, tokens[: i + 1])
+            spelled = tokenizer.convert_ids_to_tokens(token).startswith("<0x")
+            assert known.startswith(so_far) if spelled else so_far == known
+            assert "\ufffd" not in so_far
+        assert so_far + detokenizer.finish() == decode(tokenizer, tokens)
+
+
+def test_cost_does_not_grow_with_the_text(tokenizer):
+    class Counting:
+        longest = 0
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def decode(self, tokens, **kwargs):
+            self.longest = max(self.longest, len(tokens))
+            return tokenizer.decode(tokens, **kwargs)
+
+    counting = Counting()
+    tokens = tokenizer.encode(" ".join(TEXTS[:6]) * 20)
+    detokenizer = StreamingDetokenizer(counting)
+    if type(tokenizer).__name__ == "ByT5Tokenizer":
+        detokenizer = StreamingDetokenizer(tokenizer)
+        detokenizer._tokenizer = counting
+    text = "".join(detokenizer.add([token]) for token in tokens) + detokenizer.finish()
+    assert text == decode(tokenizer, tokens)
+    assert counting.longest < 64 < len(tokens)
+
+
+def test_same_vocabulary(folders):
+    load = {kind: load_tokenizer(folders / kind) for kind in KINDS}
+    same_vocabulary(load["t5"], load["t5"])
+    same_vocabulary(load["mt5"], load["mt5-json"])
+    same_vocabulary(load["t5"], load["t5-json"])  # 100 sentinels more are in no one's way
+    same_vocabulary(load["t5-json"], load["t5"])
+    for other in ("mt5", "odd", "byt5"):
+        with pytest.raises(UserError, match="vocabularies differ: token [0-9]+ is"):
+            same_vocabulary(load["t5"], load[other])

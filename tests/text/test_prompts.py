@@ -1,0 +1,261 @@
+"""Prompts and settings as callers give them, good and bad."""
+
+import re
+
+import numpy as np
+import pytest
+from transformers import ByT5Tokenizer
+
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, greedy, random_table
+from mlx_t5.backend import mx
+from mlx_t5.cli import models as pair
+from mlx_t5.errors import UserError
+from mlx_t5.text import prompts
+from mlx_t5.text.prompts import task_prefix
+from mlx_t5.text.tokenizer import load_tokenizer
+
+V = 7
+TABLE = random_table(V)
+SOURCE = [2, 3, 4, 5, 6, 2]
+
+
+def target():
+    return FakeModel(TABLE, V)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"temp": -0.1}, "temp is -0.1"),
+        ({"temp": float("nan")}, "temp is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"num_samples": 2}, "all 2 samples would be equal; raise temp"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
+        ({"prompts": []}, None),
+        ({"prompts": "  "}, "a prompt is empty"),
+        ({"prompts": "text"}, "tokenizer"),
+        ({"prompts": [V]}, f"token id {V} is outside"),
+        ({"prompts": [-1]}, "token id -1 is outside"),
+        ({"prompts": [10**5000]}, "token id too large an int to be shown is outside"),
+        ({"prompts": [2.5, 3]}, "token id 2.5 is no whole number"),
+        ({"prompts": [2, None]}, "token id None is no whole number"),
+        ({"prompts": [3, True]}, "token id True is no whole number"),
+        ({"prompts": None}, "prompts is None; it must be a text or a list of token ids, or a list"),
+        ({"prompts": 5}, "prompts is 5; it must be"),
+        ({"prompts": b"text"}, "prompts is b'text'; it must be"),
+        ({"prompts": {"prompt": "text"}}, "prompts is {'prompt': 'text'}; it must be"),
+        ({"seed": [1, 2.5]}, "seed is 2.5"),
+        ({"seed": [None]}, "seed is None"),
+    ],
+)
+def test_bad_arguments(arguments, complaint):
+    arguments = {"prompts": SOURCE, **arguments}
+    decoder = SpeculativeDecoder(target())
+    if complaint is None:
+        assert decoder.generate(**arguments) == []
+        return
+    with pytest.raises(UserError, match=complaint):
+        decoder.generate(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"num_draft": 0}, "num_draft is 0"),
+        ({"delta": -0.1}, "delta is -0.1"),
+        ({"delta": 1.5}, "delta is 1.5"),
+        ({"delta": float("nan")}, "delta is nan"),
+    ],
+)
+def test_bad_construction(arguments, complaint):
+    with pytest.raises(UserError, match=complaint):
+        SpeculativeDecoder(target(), **arguments)
+
+
+def test_a_bad_prompt_among_several_is_reported_and_the_others_finish():
+    model = target()
+    prompts = [SOURCE, [], SOURCE[:1], [V], ValueError("could not be read")]
+    results = SpeculativeDecoder(model).generate(prompts, max_tokens=5)
+    assert (results[0].tokens, results[0].finish_reason) == greedy(model, SOURCE, 5)
+    assert (results[2].tokens, results[2].finish_reason) == greedy(model, SOURCE[:1], 5)
+    errors = [results[i].error for i in (1, 3, 4)]
+    assert errors[0].startswith("a prompt is empty")
+    assert errors[1].startswith(f"token id {V} is outside")
+    assert errors[2] == "could not be read"
+    assert {results[i].finish_reason for i in (1, 3, 4)} == {"error"}
+
+
+BAD_PROMPTS = [
+    ("half \ud800 a pair", "a prompt is not valid Unicode (character 6 is half of a pair)"),
+    (None, "a prompt is None; it must be a text or a list of token ids"),
+    (5, "a prompt is 5; it must be"),
+    (b"text", "a prompt is b'text'; it must be"),
+    ({"prompt": "text"}, "a prompt is {'prompt': 'text'}; it must be"),
+    ([2.0, 3], "token id 2.0 is no whole number"),
+    (["2", 3], "token id '2' is no whole number"),
+    ([2, [3]], "token id [3] is no whole number"),
+    (np.array([2.0]), "token id 2.0 is no whole number"),
+    ([2, 10**5000], "token id too large an int"),
+    ([-(10**20)], "token id -100000000000000000000 is outside"),
+]
+
+
+def test_whatever_stands_among_the_prompts_costs_that_prompt_alone():
+    model = target()
+    given = [prompt for bad, _ in BAD_PROMPTS for prompt in (bad, SOURCE)]
+    results = SpeculativeDecoder(model).generate(given[:1] + given, max_tokens=5)
+    for (_, complaint), bad, fine in zip(BAD_PROMPTS, results[1::2], results[2::2], strict=True):
+        assert (bad.finish_reason, bad.tokens, bad.text) == ("error", [], None)
+        assert bad.error.startswith(complaint) and bad.error.isprintable()
+        assert (fine.tokens, fine.finish_reason) == greedy(model, SOURCE, 5)
+
+
+@pytest.mark.parametrize("alone", ["\ud800", None])
+def test_a_stream_of_what_is_no_prompt_is_an_error(alone):
+    with pytest.raises(UserError, match="a prompt is"):
+        SpeculativeDecoder(target()).stream(alone)
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "1", -1, [1]])
+def test_a_stream_has_one_seed(seed):
+    with pytest.raises(UserError, match="^seed is .*; it must be a whole number"):
+        SpeculativeDecoder(target()).stream(SOURCE, seed=seed)
+
+
+@pytest.mark.parametrize("several", ["text", None, 5, {"prompt": "text"}])
+def test_results_takes_several_prompts(several):
+    with pytest.raises(UserError, match="^prompts is .*; it must be a list"):
+        SpeculativeDecoder(target()).results(several)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (prompt for prompt in [SOURCE, SOURCE[:2]]),
+        lambda: iter([tuple(SOURCE), np.array(SOURCE[:2], np.uint8)]),
+        lambda: [mx.array(SOURCE), (token for token in SOURCE[:2])],
+    ],
+)
+def test_prompts_may_be_any_iterable_of_any_iterables(given):
+    model = target()
+    results = SpeculativeDecoder(model).generate(given(), max_tokens=5)
+    assert [r.tokens for r in results] == [greedy(model, s, 5)[0] for s in (SOURCE, SOURCE[:2])]
+
+
+def test_a_seed_may_be_given_for_each_prompt_in_any_form():
+    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 9, "temp": 1.0}
+    wanted = [r.tokens for r in decoder.generate([SOURCE] * 3, seed=[4, 5, 6], **options)]
+    for seeds in (np.array([4, 5, 6]), iter([np.int32(4), 5, 6]), mx.array([4, 5, 6]), range(4, 7)):
+        results = decoder.generate([SOURCE] * 3, seed=seeds, **options)
+        assert [r.tokens for r in results] == wanted
+
+
+def test_any_number_of_samples_begins_at_once(monkeypatch):
+    made, row_key = [], prompts.row_key
+    monkeypatch.setattr(prompts, "row_key", lambda *words: made.append(words) or row_key(*words))
+    decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0, "batch_size": 2}
+    for samples in (5_000, 10**9, 10**30):
+        made.clear()
+        results = decoder.results([SOURCE, SOURCE], num_samples=samples, **options)
+        assert next(results).finish_reason and next(results).finish_reason
+        assert len(made) < 40
+
+
+def test_prompts_are_drawn_as_they_are_needed():
+    drawn = []
+
+    def endless():
+        while True:
+            drawn.append(len(drawn))
+            yield SOURCE
+
+    results = SpeculativeDecoder(target()).results(endless(), max_tokens=2, batch_size=2)
+    for _ in range(50):
+        next(results)
+    assert 50 <= len(drawn) < 80
+
+
+class Pieces:
+    """A tokenizer that splits a text as sentencepiece does: words with the space before them."""
+
+    def __init__(self):
+        self.pieces = ["</s>"]
+
+    def encode(self, text):
+        split = re.findall(r"▁?[^▁:]+|▁?:|▁", "▁" + text.replace(" ", "▁"))
+        self.pieces += [piece for piece in split if piece not in self.pieces]
+        return [self.pieces.index(piece) for piece in split] + [0]
+
+    def convert_ids_to_tokens(self, token):
+        return self.pieces[token]
+
+
+TOKENIZERS = [Pieces(), ByT5Tokenizer()]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["pieces", "bytes"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "translate English to German:",
+        "translate English to Simplified Chinese:",
+        "summarize:",
+        "cola sentence:",
+        "stsb sentence1:",
+        "mnli hypothesis:",
+        "question:",
+        "grammar:",
+        "Fix grammatical errors in this sentence:",
+        "Remove all grammatical errors from this text:",
+        "Paraphrase this:",
+    ],
+)
+def test_task_prefixes(prefix, tokenizer):
+    ids = tokenizer.encode(prefix + " She said: the house is small.")
+    length = len(tokenizer.encode(prefix)) - 1
+    assert task_prefix(ids, tokenizer) == tuple(ids[:length])
+    assert task_prefix(ids, None) == ()
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["pieces", "bytes"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "She said: the house is small.",
+        "Call me at 10: I am at home.",
+        "call me at 10: i am at home.",
+        "come at 10:30 to the station.",
+        "see https://example.org for it.",
+        "it rained. we went: all of us.",
+        "Dear Sir: thank you for the letter.",
+        "the house that stands at the end of the long street is old and empty: nobody lives.",
+        "no colon at all",
+        "summarize:",
+        ": she",
+        "",
+    ],
+)
+def test_no_task_prefixes(text, tokenizer):
+    assert task_prefix(tokenizer.encode(text), tokenizer) == ()
+
+
+def test_the_bundled_models_prefixes():
+    """An id that the tokenizer does not have is passed over."""
+    tokenizer = load_tokenizer(pair.BUNDLED / "target")
+    ids = tokenizer.encode("fix grammar: He go.")
+    prefix = tuple(tokenizer.encode("fix grammar:")[:-1])
+    assert task_prefix(ids, tokenizer) == prefix
+    assert task_prefix([10**6, *ids], tokenizer) == (10**6, *prefix)
+
+
+def test_prompts_may_be_numpy_integers():
+    model = target()
+    result = SpeculativeDecoder(model).generate(list(np.array(SOURCE)), max_tokens=5)
+    assert (result.tokens, result.finish_reason) == greedy(model, SOURCE, 5)

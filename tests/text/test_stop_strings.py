@@ -1,0 +1,177 @@
+"""Stop strings at every place: inside a token, across tokens, inside accepted blocks."""
+
+import numpy as np
+import pytest
+import transformers
+
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel, drafter
+from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.errors import UserError
+from mlx_t5.text.stop_strings import TextWatch
+
+WORDS = ["", "", "a", "b", "ab", "bc", "c", "abc", " ", "d."]
+V = len(WORDS)
+
+
+class Words:
+    """A tokenizer whose tokens are the entries of WORDS; text is their concatenation."""
+
+    def encode(self, text):
+        return [WORDS.index(character) for character in text]
+
+    def decode(self, tokens, **_):
+        return "".join(WORDS[token] for token in tokens)
+
+    def convert_ids_to_tokens(self, token):
+        return WORDS[token]
+
+    def get_vocab(self):
+        return {f"{i}{word}": i for i, word in enumerate(WORDS)}
+
+
+def spoken(tokens, stop):
+    """Straight from the definition: (text, how many tokens it took, whether it was stopped)."""
+    for count in range(1, len(tokens) + 1):
+        text = Words().decode(tokens[:count])
+        places = [text.find(s) for s in stop if s in text]
+        if places:
+            return text[: min(places)], count, True
+    return Words().decode(tokens), len(tokens), False
+
+
+def writing(tokens):
+    """A table that writes these tokens, whatever the source, and then EOS."""
+
+    def table(source, seen):
+        logits = np.full(V, -9, np.float32)
+        logits[tokens[len(seen) - 1] if len(seen) <= len(tokens) else EOS] = 0
+        return logits
+
+    return table
+
+
+STOPS = [["abc"], ["c"], ["."], ["bcab", "d"], ["aa"], ["ca", "abca"], ["zz"], ["b", "abd"]]
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=repr)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_text_ends_before_the_first_stop_string(stop, seed):
+    tokens = np.random.default_rng(seed).integers(2, V, 12).tolist()
+    text, count, stopped = spoken(tokens, stop)
+    watch, shown = TextWatch(Words(), stop), ""
+    for i, token in enumerate(tokens[:count]):
+        assert watch.take([token]) == 1
+        shown += watch.pieces[-1]
+        assert text.startswith(shown), "a part of a stop string was shown"
+        assert watch.stopped == (stopped and i == count - 1)
+    watch.finish()
+    assert (watch.text, shown + watch.rest) == (text, text)
+    at_once = TextWatch(Words(), stop)
+    assert at_once.take(tokens) == count
+    assert at_once.stopped == stopped
+
+
+def test_only_a_possible_beginning_is_held_back():
+    watch = TextWatch(Words(), ["abd"])
+    watch.take([2, 3, 6, 2, 2])  # a b c a a
+    assert watch.pieces == ["", "", "abc", "", "a"]
+    watch.finish()
+    assert watch.rest == "a"
+
+
+def test_nothing_is_held_back_without_stop_strings():
+    watch = TextWatch(Words())
+    assert watch.take([2, 4, 9]) == 3
+    assert watch.pieces == ["a", "ab", "d."]
+    assert not watch.stopped
+
+
+def test_a_byte_token_may_complete_a_stop_string():
+    """A character spelled in bytes is certain only when the next token comes: not too late."""
+
+    class Bytes(Words):
+        def convert_ids_to_tokens(self, token):
+            return "<0x0A>" if token == 8 else WORDS[token]
+
+        def decode(self, tokens, **_):
+            return super().decode(tokens).replace(" ", "\n")
+
+    watch = TextWatch(Bytes(), ["\n\n"])
+    assert watch.take([2, 8, 3, 8, 8, 8, 2]) == 5
+    assert (watch.text, watch.stopped) == ("a\nb", True)
+
+
+def test_a_character_of_several_tokens():
+    tokenizer = transformers.ByT5Tokenizer()
+    watch = TextWatch(tokenizer, ["é"])
+    tokens = tokenizer.encode("aâbéc")[:-1]
+    assert watch.take(tokens) == len(tokens) - 1
+    assert watch.text == "aâb"
+
+
+# ---- in the engine -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_draft", [1, 2, 3, 7])
+@pytest.mark.parametrize("stop", STOPS, ids=repr)
+def test_decoding_ends_at_a_stop_string_inside_accepted_tokens(stop, num_draft):
+    tokens = np.random.default_rng(num_draft).integers(2, V, 15).tolist()
+    model = FakeModel(writing(tokens), V)
+    text, count, stopped = spoken(tokens, stop)
+    for draft in (None, drafter(model.table, model), SourceCopy()):
+        decoder = SpeculativeDecoder(model, draft, Words(), num_draft)
+        result = decoder.generate(tokens, max_tokens=40, stop=stop)
+        assert (result.text, result.tokens) == (text, tokens[:count])
+        assert result.finish_reason == "stop"
+        assert result.stats.generated_tokens == len(result.writers) == count
+        # The end token, which is not in the result, may have been proposed.
+        assert result.stats.accepted - sum(result.accepted) in (0, not stopped)
+        *_, last = chunks = list(decoder.stream(tokens, max_tokens=40, stop=stop))
+        assert "".join(chunk.text for chunk in chunks) == last.result.text == text
+        assert sum((chunk.tokens for chunk in chunks), []) == tokens[:count]
+        assert all(len(chunk.pieces) == len(chunk.tokens) for chunk in chunks)
+
+
+def test_what_follows_a_stop_string_is_in_no_statistics():
+    tokens = [2, 3, 6, 2, 3, 6, 2, 3]
+    model = FakeModel(writing(tokens), V)
+    decoder = SpeculativeDecoder(model, drafter(model.table, model), Words(), 7)
+    stats = decoder.generate([2], stop="ca").stats
+    assert (stats.target_calls, stats.drafted, stats.accepted) == (1, 4, 4)
+    assert (stats.generated_tokens, stats.tokens_per_call) == (4, 4.0)
+
+
+def test_a_beginning_that_came_to_nothing_is_shown_at_the_end():
+    tokens = [2, 3, 6, 2, 3]
+    decoder = SpeculativeDecoder(FakeModel(writing(tokens), V), None, Words())
+    for max_tokens, reason in ((5, "length"), (9, "stop")):
+        result = decoder.generate([2], max_tokens=max_tokens, stop=["abx"])
+        assert (result.text, result.tokens) == ("abcab", tokens)
+        assert result.finish_reason == reason
+
+
+def test_rows_of_a_batch_stop_by_themselves():
+    def table(source, seen):
+        return writing(list(source))(source, seen)
+
+    sources = [[2, 3, 6], [3, 4, 9, 2, 2], [6, 6, 6, 7, 2], [7]]
+    decoder = SpeculativeDecoder(FakeModel(table, V), SourceCopy(), Words(), 2)
+    results = decoder.generate(sources, stop=["ca", "bab"], batch_size=2)
+    for source, result in zip(sources, results, strict=True):
+        text, count, _ = spoken(source, ["ca", "bab"])
+        assert (result.text, result.tokens) == (text, source[:count])
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""]])
+def test_an_empty_stop_string_is_refused(stop):
+    decoder = SpeculativeDecoder(FakeModel(writing([2]), V), None, Words())
+    if stop == "":
+        assert decoder.generate([2], stop=[]).text == "a"
+    with pytest.raises(UserError, match="stop is .*at least one character"):
+        decoder.generate([2], stop=stop)
+
+
+def test_stop_strings_need_a_tokenizer():
+    with pytest.raises(UserError, match="stop strings need a tokenizer"):
+        SpeculativeDecoder(FakeModel(writing([2]), V)).generate([2], stop="a")

@@ -1,0 +1,243 @@
+"""Tokenizers of all kinds of folders encode as sentencepiece, or transformers, would."""
+
+import copy
+import json
+import re
+import shutil
+
+import pytest
+import sentencepiece
+import tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from mlx_t5.text.detokenizer import decode
+from mlx_t5.text.tokenizer import load_tokenizer
+from tokenizer_folders import (
+    JSON,
+    LAYOUTS,
+    RESAVED,
+    SPECIAL,
+    SPIECE,
+    TEXTS,
+    make,
+    metaspace,
+    old_json,
+    random_texts,
+    settings,
+    train,
+    write,
+)
+
+
+def processor(folder):
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+
+
+def expected(pieces, text, sentinels=0):
+    """What sentencepiece makes of a text between the names that stand for themselves."""
+    last = pieces.get_piece_size() + sentinels - 1
+    names = {f"<extra_id_{i}>": last - i for i in range(sentinels)}
+    names |= {name: pieces.piece_to_id(name) for name in SPECIAL.values()}
+    parts = re.split(f"({'|'.join(names)})", text)
+    ids = [[names[part]] if part in names else pieces.encode(part) for part in parts]
+    return [*sum(ids, []), pieces.eos_id()]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    make(root)
+    return root
+
+
+@pytest.mark.parametrize("kind", SPIECE)
+def test_a_sentencepiece_model_has_the_last_word(folders, kind):
+    """Whatever tokenizer.json beside it says, on texts full of spaces, marks and sentinels."""
+    tokenizer, pieces = load_tokenizer(folders / kind), processor(folders / kind)
+    texts = TEXTS + random_texts(800)
+    sentinels = 100 if kind.startswith("t5") else 0
+    encoded = tokenizer(texts).input_ids
+    assert encoded == [expected(pieces, text, sentinels) for text in texts]
+    assert [tokenizer.encode(text) for text in texts[:20]] == encoded[:20]
+
+
+@pytest.mark.parametrize("options", [
+    {"model_type": "bpe", "vocab_size": 120},
+    {"normalization_rule_name": "identity"},
+    {"normalization_rule_name": "nfkc_cf"},
+    {"remove_extra_whitespaces": False},
+    {"add_dummy_prefix": False},
+    {"treat_whitespace_as_suffix": True},
+    {"byte_fallback": True, "user_defined_symbols": ["<extra_id_0>", "\n"]},
+    {"control_symbols": ["<s>", "<sep>"]},
+], ids=str)  # fmt: skip
+def test_any_sentencepiece_model_will_do(tmp_path, options):
+    folder = tmp_path / "m"
+    train(folder, "odd", **options)
+    tokenizer, pieces = load_tokenizer(folder), processor(folder)
+    texts = TEXTS + random_texts(200)
+    assert tokenizer(texts).input_ids == [expected(pieces, text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", JSON + RESAVED)
+def test_without_the_model_plain_text_is_the_same(folders, kind):
+    layout = kind.split("-")[0]
+    tokenizer, pieces = load_tokenizer(folders / kind), processor(folders / layout)
+    for text in [*TEXTS, " two  spaces\tand\nlines ", "the store  "]:
+        assert tokenizer.encode(text) == [*pieces.encode(text), pieces.eos_id()]
+        if LAYOUTS[layout][3]:
+            assert decode(tokenizer, tokenizer.encode(text)) == pieces.decode(pieces.encode(text))
+
+
+def unigram(folders, **changes):
+    """A tokenizer.json of transformers 4 with other entries; None leaves one out."""
+    state = old_json(folders / "t5", 100) | changes
+    return {name: entry for name, entry in state.items() if entry is not None}
+
+
+def in_turn(kind, *parts):
+    return {"type": "Sequence", kind: list(parts)}
+
+
+SPLIT = {"type": "WhitespaceSplit"}
+TWO_SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+FORMATS = {
+    "prepend always": {},
+    "prepend first": {"pre_tokenizer": metaspace(prepend_scheme="first", split=False)},
+    "prefix space": {"pre_tokenizer": metaspace(add_prefix_space=True),
+                     "decoder": metaspace(add_prefix_space=True)},
+    "str_rep": {"pre_tokenizer": metaspace(str_rep="▁", add_prefix_space=True),
+                "decoder": metaspace(str_rep="▁", add_prefix_space=True)},
+    "split": {"pre_tokenizer": in_turn("pretokenizers", SPLIT, metaspace(add_prefix_space=True))},
+    "no pre-tokenizer": {"pre_tokenizer": None},
+    "no normalizer": {"normalizer": None},
+    "spaces replaced": {"normalizer": in_turn("normalizers", TWO_SPACES)},
+    "lower case": {"normalizer": {"type": "Lowercase"}},
+}  # fmt: skip
+OWN = {
+    "T5Tokenizer": settings("t5"),
+    "T5TokenizerFast": {"tokenizer_class": "T5TokenizerFast", **SPECIAL},
+    "legacy": settings("t5", legacy=True, sp_model_kwargs={}, model_max_length=512),
+    "not legacy": settings("t5", legacy=False, add_prefix_space=True),
+    "sentinels listed": settings(
+        "t5", additional_special_tokens=[f"<extra_id_{i}>" for i in range(100)]
+    ),
+    "no extra_ids": settings("t5", extra_ids=0),
+    "another class": {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL},
+    "MT5Tokenizer": {"tokenizer_class": "MT5Tokenizer", **SPECIAL},
+    "no class": SPECIAL,
+    "added_tokens_decoder": settings("t5", added_tokens_decoder={
+        "1": {"content": "</s>", "special": True},
+        "168": {"content": "<extra_id_0>", "lstrip": True, "rstrip": True, "special": True},
+        "169": {"content": "<new>", "single_word": True},
+    }),
+    None: None,
+}  # fmt: skip
+
+
+def as_transformers(folder, texts):
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours(texts).input_ids == theirs(texts).input_ids
+    assert ours.get_vocab() == theirs.get_vocab()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_tokenizer_json_alone_reads_as_in_transformers(folders, tmp_path, name, model_type):
+    changes = dict(FORMATS[name])
+    if "Replace" in json.dumps(changes):
+        precompiled = old_json(folders / "t5", 0)["normalizer"]
+        changes["normalizer"]["normalizers"] = [precompiled, TWO_SPACES]
+    folder = write(tmp_path / "m", unigram(folders, **changes), settings("t5"), model_type)
+    as_transformers(folder, TEXTS + random_texts(100))
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_the_configuration_counts_as_in_transformers(folders, tmp_path, own):
+    folder = write(tmp_path / "m", unigram(folders), OWN[own])
+    as_transformers(folder, [*TEXTS, *random_texts(100), "a <new> b<new> <new>c"])
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_tokens_added_in_files_of_their_own(folders, tmp_path, with_model):
+    folder, size = tmp_path / "m", len(unigram(folders)["model"]["vocab"])
+    if with_model:
+        shutil.copytree(folders / "t5", folder)
+    write(folder, None if with_model else unigram(folders), settings("t5"))
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": size, "<mark>": size + 1}))
+    special = {**SPECIAL, "additional_special_tokens": ["<mark>"]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    as_transformers(folder, [*TEXTS[:3], "a <new> b<mark> c", "a<extra_id_0> b"])
+    assert load_tokenizer(folder).encode("<new><mark>") == [size, size + 1, 1]
+
+
+def test_a_vocabulary_that_is_no_unigram(tmp_path):
+    """transformers' own T5 class cannot read a published model with a BPE."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    trainer = tokenizers.trainers.BpeTrainer(
+        special_tokens=["<pad>", "</s>", "<unk>"], vocab_size=90, show_progress=False
+    )
+    made.train_from_iterator(TEXTS[:3], trainer)
+    state = {**json.loads(made.to_str()), "added_tokens": [],
+             "pre_tokenizer": metaspace(add_prefix_space=True)}  # fmt: skip
+    sentinels = [f"<extra_id_{i}>" for i in range(48)]
+    own = {**SPECIAL, "tokenizer_class": "T5Tokenizer", "extra_ids": 48,
+           "additional_special_tokens": sentinels}  # fmt: skip
+    folder = write(tmp_path / "m", state, own)
+    with pytest.raises(TypeError):
+        AutoTokenizer.from_pretrained(folder)
+    plain = PreTrainedTokenizerFast.from_pretrained(folder)
+    texts = TEXTS + random_texts(100)
+    assert load_tokenizer(folder)(texts).input_ids == plain(texts).input_ids
+
+
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_an_unknown_character_needs_no_configuration(folders, tmp_path, model_type):
+    folder = write(tmp_path / "m", unigram(folders), None, model_type)
+    assert 2 in load_tokenizer(folder).encode("the 你 store")
+
+
+def test_unknown_characters_do_not_end_the_text(folders):
+    """transformers 5 by itself takes 2 for the unknown token, which here is the end of text."""
+    for kind in ("odd", "odd-both", "odd-json", "odd-resaved"):
+        tokenizer = load_tokenizer(folders / kind)
+        tokens = tokenizer.encode("the 你 store")
+        assert tokens.count(tokenizer.eos_token_id) == 1 and tokens.count(0) == 1
+
+
+def test_copies_and_saved_tokenizers_read_the_same(folders, tmp_path):
+    tokenizer, texts = load_tokenizer(folders / "madlad-both"), random_texts(100)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path)
+    for again in (load_tokenizer(tmp_path), copy.deepcopy(tokenizer)):
+        assert again.get_vocab() == tokenizer.get_vocab() and "<new>" in again.get_vocab()
+        encoded = again([*texts, "a <new> b"]).input_ids
+        assert encoded == tokenizer([*texts, "a <new> b"]).input_ids
+        assert [decode(again, ids) for ids in encoded] == [decode(tokenizer, i) for i in encoded]
+
+
+def test_byt5_encodes_bytes(folders, tmp_path):
+    config = {"model_type": "t5", "tokenizer_class": "ByT5Tokenizer"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for tokenizer in (load_tokenizer(folders / "byt5"), load_tokenizer(tmp_path)):
+        for text in TEXTS:
+            assert tokenizer.encode(text) == [*(byte + 3 for byte in text.encode()), 1]
+            assert decode(tokenizer, tokenizer.encode(text)) == text
+
+
+def test_sentinels_and_special_tokens_are_not_text(folders):
+    tokenizer = load_tokenizer(folders / "t5")
+    tokens = tokenizer.encode("the <extra_id_0> store")
+    assert tokens.count(len(tokenizer) - 1) == 1
+    assert decode(tokenizer, [0, *tokens]) == "the store"
+
+
+@pytest.mark.parametrize("model_type", ["mt5", "umt5"])
+@pytest.mark.parametrize("name", ["T5TokenizerFast", "MT5Tokenizer"])
+def test_a_vocabulary_is_read_whatever_its_class_was_called(folders, tmp_path, model_type, name):
+    folder = shutil.copytree(folders / "mt5", tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **SPECIAL}))
+    expected = [*processor(folder).encode(TEXTS[2]), processor(folder).eos_id()]
+    assert load_tokenizer(folder).encode(TEXTS[2]) == expected
