@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks import options, report, workload
 from benchmarks.costs import Costs, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
-from benchmarks.options import AUTO
-from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
+from benchmarks.options import AUTO, REGULAR, WAYS
+from benchmarks.subject import Run, Subject, begin
 from benchmarks.timing import Timed
 from benchmarks.workload import Workload
 

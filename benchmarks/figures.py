@@ -10,13 +10,12 @@ from typing import Any
 from benchmarks import theory
 from benchmarks.costs import CostMeter, Costs
 from benchmarks.subject import Run, Subject, counts, decided
-from benchmarks.timing import Timed, median_total, speed_up, take_turns
+from benchmarks.timing import Timed, Tokens, differing, median_total, speed_up, take_turns
 from benchmarks.workload import Workload
 from mlx_t5.requests import Result
 
 COSTS = "costs"  # the name under which measuring them takes its turn
 Decode = Callable[[int], Run]
-Tokens = list[list[int]]  # of the prompts of a turn
 
 
 def measure(
@@ -113,13 +112,6 @@ def decoding_alone(timed: Timed) -> Timed:
     outcomes = timed.outcomes
     rows = [[sum(r.stats.decode_seconds for r in run.results) for run in row] for row in outcomes]
     return Timed(rows, timed.tokens, outcomes)
-
-
-def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
-    """How many prompts got other tokens at least once; both [R][N] of the tokens of each prompt."""
-    flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
-    ours, theirs = (zip(*rows, strict=True) for rows in flat)
-    return sum(a != b for a, b in zip(ours, theirs, strict=True))
 
 
 def of_best(row: dict, fixed: Sequence[dict]) -> float:

@@ -12,6 +12,8 @@ from benchmarks.workload import TASKS
 from mlx_t5.cli.models import BUNDLED
 
 AUTO = "auto"  # in place of a number of proposals
+REGULAR = "regular"  # decoding by the target alone; below, what proposes
+DRAFT, LOOKUP, BOTH = WAYS = ("draft", "lookup", "draft+lookup")
 
 
 def at_least(lowest: int) -> Callable[[str], int]:

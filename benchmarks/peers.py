@@ -1,44 +1,62 @@
 """`peers`: transformers and CTranslate2 on the same weights and prompts, in the same run.
 
-Libraries' threads go on spinning for a while after their work is done, each library's for about
-0.1 s, and would slow down whoever comes next on the same cores. So turns have several prompts each,
-and a pause goes before each of them.
+Each program has a process of its own, as the threads of several in one process slow each other
+down, and all have the same number of threads. They take turns prompt by prompt; who has no turn
+waits for a message. Threads may go on spinning for a while after a program's work is done and would
+take cores from whoever comes next. PAUSES_SAY_WHAT_MEASURED
+
+With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import options, report, workload
-from benchmarks.extras import needed
-from benchmarks.figures import Tokens, differing
-from benchmarks.options import AUTO
-from benchmarks.peer_systems import CTranslate2, Decode, Transformers, hugging_face_folder
-from benchmarks.subject import DRAFT, REGULAR, Subject, begin, decoding
-from benchmarks.timing import Timed, speed_up, take_turns
-from convert import convert
-from mlx_t5.backend import mx
-from mlx_t5.cli.models import locate
+from benchmarks.options import AUTO, DRAFT, REGULAR
+from benchmarks.peer_process import Process
+from benchmarks.peer_systems import Answer
+from benchmarks.timing import Timed, differing, speed_up, take_turns
 from mlx_t5.errors import UserError
 
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
 CT2 = "CTranslate2 greedy"
-PACKAGES = ("torch", "transformers", "ctranslate2")
+OTHERS = (GREEDY, CT2)  # what every way is compared with, beside regular decoding
+OURS = "ours"
+PROGRAMS = {  # the classes that run in processes
+    OURS: "benchmarks.peer_ours:Ours",
+    "transformers": "benchmarks.peer_systems:Transformers",
+    "CTranslate2": "benchmarks.peer_systems:CTranslate2",
+}
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+NOT_SPINNING = {"CTranslate2": {"KMP_BLOCKTIME": "0"}}
+Decode = Callable[..., Answer]  # takes the keywords of `Program.timed` but num_draft
 
 COLUMNS: report.Columns = {
     **report.WAY,
     **report.SPEED,
-    f"over {GREEDY}": lambda row: str(row["over_transformers"]),
+    **{f"over {name}": lambda row, name=name: str(row["over"].get(name, "")) for name in OTHERS},
     **report.TEXTS,
-    "device": lambda row: row["device"],
 }
+DECODING: report.Columns = {
+    **report.WAY,
+    "first token, ms": lambda row: f"{1e3 * row['first_token_seconds']:.1f}",
+    "then ms/token": lambda row: f"{1e3 * row['decode_seconds_a_token']:.2f}",
+    "speed-up of decoding (range)": lambda row: str(row["decode_speed_up"]),
+}
+NOTES = (
+    "regular and draft are this project's. Speed-ups are of tokens a second, encoding included, "
+    "over regular or what the title names. Texts: whether the tokens of all prompts are those of "
+    "regular. First token: the time for one token a prompt, encoding and a pass; what the whole "
+    "takes beyond it is decoding."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +66,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_num_draft(parser, [5, AUTO], "ours and, if a number, assisted generation's")
     add = parser.add_argument
     add(
-        "--turn",
+        "--batch-size",
         type=options.at_least(1),
-        default=4,
-        metavar="N",
-        help="prompts that each system does before the next one's turn (default: %(default)s)",
+        nargs="+",
+        default=[1],
+        metavar="B",
+        help="prompts decoded together, one table each (default: 1)",
     )
     add(
         "--pause",
@@ -66,154 +85,232 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if our own texts differ in float32."""
-    needed("torch")
-    prompts = workload.chosen(args.task, args.prompts, args.count)
-    subject, facts = begin(args, command, PACKAGES)
-    dtype = facts["dtype"]
-    ids = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
-    with tempfile.TemporaryDirectory() as scratch:
-        systems, missing = every_system(subject, dtype, args, Path(scratch))
-        timed = measure(systems, ids, args)
-    rows = summarise(timed, {name: device for name, (_, device) in systems.items()})
-    print(f"\n{report.markdown(COLUMNS, rows)}\n\n{remarks(rows, dtype, missing)}")
-    record = {"command": command, "environment": facts, "rows": rows, "left_out": missing}
+    report.check_writable(args.json)
+    prompts = workload.chosen(args.task, args.prompts, args.count).prompts
+    tables: list[dict] = []
+    with contextlib.ExitStack() as stack:
+        pair = {"model": args.model, "draft_model": args.draft_model, "dtype": args.dtype}
+        ours = stack.enter_context(start(OURS, **pair))
+        facts = ours.call("describe")
+        print(report.header(facts, command, **options.shown(args)), flush=True)
+        others = start_others(ours, facts, stack)
+        programs, missing = describe(others)
+        for program in programs.values():
+            print(report.listed(program), flush=True)
+        ids = ours.call("encode", texts=prompts)
+        processes = {OURS: ours} | {name: others[name] for name in programs}
+        ways = every_way(processes, args.num_draft)
+        for size in args.batch_size:
+            table = compare(ways, ids, size, args)
+            table["left_out"] = missing | table["left_out"]
+            print(f"\n{written(table, facts['dtype'])}", flush=True)
+            tables.append(table)
+    print(f"\n{NOTES}")
+    record = {"command": command, "environment": facts, "programs": programs, "tables": tables}
     report.write_json(args.json, record)
-    ours = [row for row in rows if row["ours"]]
-    return int(any(row["different"] for row in ours) and dtype == "float32")
+    differs = any(row["different"] for table in tables for row in table["rows"] if row["ours"])
+    return int(differs and facts["dtype"] == "float32")
 
 
-def every_system(
-    subject: Subject, dtype: str, args: argparse.Namespace, scratch: Path
-) -> tuple[dict[str, tuple[Decode, str]], dict[str, str]]:
-    """What decodes one prompt and where, by name; and why others could not be had."""
-    here = report.environment(dtype)["device"]
-    systems = {
-        name: (own(decoder, args.max_tokens), here) for name, decoder in ours(subject, args).items()
+def start(name: str, **keywords: Any) -> Process:
+    """The process of one of `PROGRAMS`, with as many threads as every other."""
+    environment = dict.fromkeys(THREADS, str(report.threads())) | NOT_SPINNING.get(name, {})
+    return Process(PROGRAMS[name], environment, quiet=name != OURS, **keywords)
+
+
+def start_others(
+    ours: Process, facts: Mapping[str, Any], stack: contextlib.ExitStack
+) -> dict[str, Process]:
+    """The processes of the other programs, by name.
+
+    Args:
+        ours: our own, which has the models' folders.
+        facts: what it says about itself.
+        stack: ends the processes and removes the files that were made for them.
+    """
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    target, draft = ours.call("folders", scratch=str(scratch))
+    common = {"target": target, "threads": report.threads()}
+    common |= {name: facts[name] for name in ("dtype", "device")}
+    own = {"transformers": {"draft": draft}, "CTranslate2": {"scratch": str(scratch / "ct2")}}
+    return {name: stack.enter_context(start(name, **common, **more)) for name, more in own.items()}
+
+
+def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
+    """What each program says about itself, and why others could not be had."""
+    programs, missing = {}, {}
+    for name, process in others.items():
+        try:
+            programs[name] = process.call("describe")
+        except UserError as error:
+            missing[name] = str(error)
+    return programs, missing
+
+
+def every_way(
+    processes: Mapping[str, Process], num_draft: Sequence[int | str]
+) -> dict[str, Decode]:
+    """What decodes, by the name that tables have for it; our own comes first."""
+    fixed = [n for n in num_draft if n != AUTO]
+    numbers = {
+        OURS: {REGULAR: 0} | {f"{DRAFT} {n}": n for n in num_draft},
+        "transformers": {GREEDY: 0, ASSISTED: AUTO} | {f"{ASSISTED} {n}": n for n in fixed},
+        "CTranslate2": {CT2: 0},
     }
-    missing: dict[str, str] = {}
-    torch = torch_device()
-    folder = hugging_face_folder(locate(args.model, convert), scratch / "target")
-    small = hugging_face_folder(locate(args.draft_model, convert), scratch / "draft")
-    threads = report.threads()
-    target, draft = (Transformers(each, dtype, torch, threads) for each in (folder, small))
-    draft.widen(subject.target.config.vocab_size)
-    systems[GREEDY] = (target.greedy(args.max_tokens), torch)
-    systems[ASSISTED] = (target.assisted(draft, args.max_tokens, None), torch)
-    for n in args.num_draft:
-        if n != AUTO:
-            systems[f"{ASSISTED} {n}"] = (target.assisted(draft, args.max_tokens, n), torch)
-    device = "cuda" if torch == "cuda" else "cpu"
-    try:
-        other = CTranslate2(folder, dtype, device, threads, scratch / "ctranslate2")
-        systems[CT2] = (other.greedy(args.max_tokens), device)
-    except Exception as error:  # whatever another library raises must not end our run
-        missing[CT2] = _reason(error)
-    return without_failures(systems, subject, missing), missing
+
+    def way(process: Process, n: int | str) -> Decode:
+        return lambda **keywords: Answer(**process.call("timed", num_draft=n, **keywords))
+
+    return {
+        name: way(process, n)
+        for program, process in processes.items()
+        for name, n in numbers[program].items()
+    }
 
 
-def without_failures(
-    systems: dict[str, tuple[Decode, str]], subject: Subject, missing: dict[str, str]
-) -> dict[str, tuple[Decode, str]]:
-    """The systems that can decode a short prompt; why the others cannot is added to `missing`.
+def is_ours(way: str) -> bool:
+    """Whether a way is this project's, by its name in tables."""
+    return way == REGULAR or way.startswith(f"{DRAFT} ")
+
+
+def compare(
+    ways: Mapping[str, Decode],
+    ids: Sequence[list[int]],
+    batch_size: int,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """A table: every way decodes the prompts, in turns if it is one by one.
+
+    Args:
+        ways: from `every_way`.
+        ids: source tokens of each prompt.
+        batch_size: prompts decoded together.
+        args: the subcommand's options.
+    """
+    single = batch_size == 1
+    turns = workload.cut(ids, 1 if single else len(ids))
+    keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": single}
+    left_out: dict[str, str] = {}
+    safe = {name: or_left_out(name, decode, left_out) for name, decode in ways.items()}
+    for decode in safe.values():  # a first try, so that no turn waits for what cannot be done
+        decode(prompts=turns[0][:2], **keywords)
+    timed = take_turns(
+        {name: _taking(safe[name], turns, keywords) for name in ways if name not in left_out},
+        len(turns),
+        args.repeats,
+        lambda answer: decided(answer, args.max_tokens) if answer else 0,
+        before=lambda: time.sleep(args.pause),
+    )
+    timed = {name: each for name, each in timed.items() if name not in left_out}
+    rows = summarise(timed)
+    if single:
+        add_decoding(rows, timed)
+    return {"batch_size": batch_size, "count": len(ids), "rows": rows, "left_out": left_out}
+
+
+def or_left_out(name: str, decode: Decode, left_out: dict[str, str]) -> Callable[..., Any]:
+    """The same, but once it has failed, why is in `left_out` and all it returns is None.
 
     Some releases of transformers fail at certain models, such as those with more layers in the
     decoder than in the encoder. Our own failures are not caught.
     """
-    probe, working = subject.tokenizer.encode("a"), {}
-    for name, (decode, device) in systems.items():
-        if name != REGULAR and not name.startswith(f"{DRAFT} "):
-            try:
-                decode(probe)
-            except Exception as error:
-                missing[name] = _reason(error)
-                continue
-        working[name] = (decode, device)
-    return working
+
+    def safe(**keywords: Any) -> Answer | None:
+        if name in left_out:
+            return None
+        try:
+            return decode(**keywords)
+        except UserError as error:
+            if is_ours(name):
+                raise
+            left_out[name] = str(error)
+            return None
+
+    return safe
 
 
-def ours(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """Our own decoders, by name."""
-    decoders = {REGULAR: subject.regular()}
-    for n in args.num_draft:
-        decoders[f"{DRAFT} {n}"] = subject.speculative(DRAFT, n)
-    for decoder in decoders.values():
-        decoder.tokenizer = None  # ids to ids, as the others do
-    return decoders
+def _taking(decode: Decode, turns: Sequence[Any], keywords: dict[str, Any]) -> Callable[[int], Any]:
+    return lambda turn: decode(prompts=turns[turn], **keywords)
 
 
-def own(decoder: Any, max_tokens: int) -> Decode:
-    """One of our decoders in the form of the others."""
-
-    def decode(ids: Sequence[int]) -> list[int]:
-        return decoding(decoder, [[list(ids)]], 1, max_tokens=max_tokens)(0)[0].tokens
-
-    return decode
+def decided(answer: Answer, max_tokens: int) -> int:
+    """How many tokens were decided, end tokens included."""
+    return sum(min(len(tokens) + 1, max_tokens) for tokens in answer.tokens)
 
 
-def torch_device() -> str:
-    """The device that MLX computes on, by torch's name, as far as torch can."""
-    torch = needed("torch")
-    if mx.default_device().type == mx.cpu:
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if sys.platform == "darwin" and torch.backends.mps.is_available() else "cpu"
+def whole(timed: Timed) -> Timed:
+    """Times of encoding and decoding, by each program's own clock; outcomes are the tokens."""
+    answers = timed.outcomes
+    seconds = [[answer.seconds for answer in row] for row in answers]
+    return Timed(seconds, timed.tokens, [[answer.tokens for answer in row] for row in answers])
 
 
-def measure(
-    systems: dict[str, tuple[Decode, str]], ids: Sequence[list[int]], args: argparse.Namespace
-) -> dict[str, Timed]:
-    """Lets all systems take turns; outcomes are the tokens of each prompt of a turn."""
-    turns = workload.cut(ids, args.turn)
-
-    def taking(decode: Decode) -> Callable[[int], Tokens]:
-        return lambda turn: [decode(prompt) for prompt in turns[turn]]
-
-    ways = {name: taking(decode) for name, (decode, _) in systems.items()}
-    return take_turns(
-        ways,
-        len(turns),
-        args.repeats,
-        lambda outcome: sum(len(tokens) + 1 for tokens in outcome),  # and the end token
-        before=lambda: time.sleep(args.pause),
-    )
+def first_tokens(timed: Timed) -> Timed:
+    """Times of encoding and the first tokens, where these were taken."""
+    answers = timed.outcomes
+    seconds = [[answer.first_seconds for answer in row] for row in answers]
+    return Timed(seconds, [[len(answer.tokens) for answer in row] for row in answers], answers)
 
 
-def summarise(timed: dict[str, Timed], devices: dict[str, str]) -> list[dict]:
-    """The figures of every system; the fastest first."""
-    regular, transformers = timed[REGULAR], timed.get(GREEDY)
+def after_first(timed: Timed) -> Timed:
+    """Times of decoding alone, where those of the first tokens were taken."""
+    all_of_it, first = whole(timed), first_tokens(timed)
+    less = [
+        [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(*both, strict=True)]
+        for both in ((all_of_it.seconds, first.seconds), (all_of_it.tokens, first.tokens))
+    ]
+    return Timed(*less, all_of_it.outcomes)
+
+
+def summarise(timed: Mapping[str, Timed]) -> list[dict]:
+    """The figures of every way; the fastest first.
+
+    Args:
+        timed: by name; outcomes are `Answer`s.
+    """
+    times = {name: whole(each) for name, each in timed.items()}
+    regular = times[REGULAR]
     rows = [
         {
             "way": way,
             "speed_up": speed_up(regular, each),
-            "over_transformers": speed_up(transformers, each) if transformers else "",
+            "over": {name: speed_up(times[name], each) for name in OTHERS if name in times},
             "tokens_per_second": 1 / each.seconds_a_token(),
             "different": differing(each.outcomes, regular.outcomes),
-            "device": devices[way],
-            "ours": way == REGULAR or way.startswith(f"{DRAFT} "),
+            "ours": is_ours(way),
             "seconds": each.seconds,
             "tokens": each.outcomes[-1],
         }
-        for way, each in timed.items()
+        for way, each in times.items()
     ]
     return sorted(rows, key=lambda row: -row["tokens_per_second"])
 
 
-def remarks(rows: Sequence[dict], dtype: str, missing: dict[str, str]) -> str:
-    """What has to be known to read the table."""
-    lines = [
-        "regular and draft are this project's. Speed-ups are of tokens a second, encoding "
-        "included, over regular. Texts: whether the tokens of all prompts are those of regular.",
-    ]
+def add_decoding(rows: Sequence[dict], timed: Mapping[str, Timed]) -> None:
+    """Adds the figures of decoding alone, if any text has a second token."""
+    alone = {name: after_first(each) for name, each in timed.items()}
+    if not all(sum(row) for each in alone.values() for row in each.tokens):
+        return
+    for row in rows:
+        first, decoding = first_tokens(timed[row["way"]]), alone[row["way"]]
+        row["first_token_seconds"] = first.seconds_a_token()
+        row["decode_seconds_a_token"] = decoding.seconds_a_token()
+        row["decode_speed_up"] = speed_up(alone[REGULAR], decoding)
+        row["first_seconds"] = first.seconds
+
+
+def written(table: dict, dtype: str) -> str:
+    """A table as it is printed, and what has to be known to read it."""
+    rows = table["rows"]
+    lines = [f"{table['count']} prompts, batch {table['batch_size']}"]
+    lines += ["", report.markdown(COLUMNS, rows)]
+    if "decode_speed_up" in rows[0]:
+        lines += ["", report.markdown(DECODING, rows)]
     different = [row["way"] for row in rows if row["different"]]
     if different and dtype == "float32":
-        lines.append(f"Equal texts are to be expected in float32; not so: {', '.join(different)}.")
+        lines += ["", f"Equal texts are to be expected in float32; not so: {', '.join(different)}."]
     elif different:
-        lines.append(f"In {dtype} the two best tokens may be equal to within rounding.")
-    lines += [f"left out: {name} ({reason})" for name, reason in missing.items()]
+        lines += ["", f"In {dtype} the two best tokens may be equal to within rounding."]
+    if table["left_out"]:
+        lines += ["", *(f"left out: {way} ({why})" for way, why in table["left_out"].items())]
     return "\n".join(lines)
-
-
-def _reason(error: Exception) -> str:
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return kind + (str(error).strip().split("\n")[0] or "no message")

@@ -1,4 +1,7 @@
-"""What a run prints and writes: where it was made, tables in Markdown, all figures as JSON."""
+"""What a run prints and writes: where it was made, tables in Markdown, all figures as JSON.
+
+MLX is imported only where it is asked about: some runs leave it to other processes.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import device_name, mx
 from mlx_t5.cli import output
 from mlx_t5.errors import UserError
-from mlx_t5.network.linear import openblas
 
 Columns = Mapping[str, Callable[[dict], str]]
 
@@ -63,6 +64,9 @@ def threads(environment: Mapping[str, str] = os.environ) -> int:
 
 def blas() -> str:
     """What multiplies matrices on the CPU, as far as it is known."""
+    from mlx_t5.backend import device_name
+    from mlx_t5.network.linear import openblas
+
     if sys.platform == "darwin":
         return "Accelerate"
     if "reference BLAS" in device_name():
@@ -79,6 +83,8 @@ def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
         dtype: what the target computes in.
         packages: whose versions count too; those that are not installed are left out.
     """
+    from mlx_t5.backend import device_name, mx
+
     on_cpu = mx.default_device().type == mx.cpu
     facts = {
         "machine": f"{platform.system()} {platform.machine()}, {device_name().split(', ')[0]}",
@@ -116,8 +122,12 @@ def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
         line: from `command`.
         more: settings of this run that decide what the figures mean.
     """
-    shown = {name: value for name, value in {**facts, **more}.items() if value is not None}
-    return f"{line}\n{', '.join(f'{name} {value}' for name, value in shown.items())}"
+    return f"{line}\n{listed({**facts, **more})}"
+
+
+def listed(facts: Mapping[str, Any]) -> str:
+    """Facts in one line, without those that are None."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
 def markdown(columns: Columns, rows: Sequence[dict]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import options, report
+from benchmarks.options import DRAFT, LOOKUP, REGULAR
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
@@ -19,9 +20,6 @@ from mlx_t5.errors import UserError
 from mlx_t5.requests import Result
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
-
-REGULAR = "regular"
-DRAFT, LOOKUP, BOTH = WAYS = ("draft", "lookup", "draft+lookup")
 
 
 class Passes:

@@ -17,9 +17,10 @@ from benchmarks import options, plot, report, theory, workload
 from benchmarks.costs import Costs
 from benchmarks.extras import needed
 from benchmarks.figures import beside_theory, cost_meter, figures, measure
+from benchmarks.options import DRAFT, LOOKUP, REGULAR
 from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
-from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, begin, decoding
+from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import Workload
 from mlx_t5.errors import UserError
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WARM_UP = -1  # the repeat that is not counted
+Tokens = list[list[int]]  # of the prompts of a turn
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,13 @@ def speed_up(base: Timed, other: Timed) -> Ratio:
 def spread(seconds: Sequence[float]) -> Ratio:
     """Median, least and most of single times."""
     return Ratio(statistics.median(seconds), min(seconds), max(seconds))
+
+
+def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
+    """How many prompts got other tokens at least once; both [R][N] of the tokens of each prompt."""
+    flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
+    ours, theirs = (zip(*rows, strict=True) for rows in flat)
+    return sum(a != b for a, b in zip(ours, theirs, strict=True))
 
 
 def order(names: Sequence[str], repeat: int, turn: int) -> list[str]:

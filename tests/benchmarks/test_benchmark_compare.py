@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import command_line, compare, figures
 from benchmarks.costs import Costs
-from benchmarks.subject import REGULAR
+from benchmarks.options import REGULAR
 from benchmarks.timing import Ratio, Timed
 
 SMALL = ["--dtype", "float32", "--repeats", "1"]

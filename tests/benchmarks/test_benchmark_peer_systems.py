@@ -1,4 +1,4 @@
-"""Other programs on the bundled weights: the same tokens as ours."""
+"""The programs that are compared, on the bundled weights: the same tokens from all."""
 
 import json
 from pathlib import Path
@@ -6,77 +6,110 @@ from pathlib import Path
 import pytest
 
 import convert
-from benchmarks import peer_systems, peers
-from benchmarks.peer_systems import CTranslate2, Transformers, hugging_face_folder
-from benchmarks.subject import Subject
+from benchmarks import peer_systems
+from benchmarks.peer_ours import Ours, hugging_face_folder
+from benchmarks.peer_systems import CTranslate2, Transformers
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
 
 TEXTS = ["translate English to French: I have two cats.", "fix grammar: She have an dog."]
+PAIR = [str(BUNDLED / name) for name in ("target", "draft")]
 
 
 @pytest.fixture(scope="module")
-def subject():
-    return Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+def ours():
+    return Ours(*PAIR, "float32")
 
 
 @pytest.fixture(scope="module")
-def ids(subject):
-    return [subject.tokenizer.encode(text) for text in TEXTS]
+def ids(ours):
+    return ours.encode(TEXTS)
 
 
 @pytest.fixture(scope="module")
-def torch_pair():
-    return [Transformers(BUNDLED / name, "float32", "cpu", 1) for name in ("target", "draft")]
+def transformers():
+    return Transformers(*PAIR, "float32", "cpu", 1)
+
+
+@pytest.fixture(scope="module")
+def ctranslate2(tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("ctranslate2") / "x"
+    return CTranslate2(PAIR[0], "float32", "cpu", 1, str(scratch))
 
 
 @pytest.mark.parametrize("longest", [20, 4])
-def test_transformers_writes_the_same(subject, ids, torch_pair, longest):
-    target, draft = torch_pair
-    expected = [peers.own(subject.regular(), longest)(each) for each in ids]
-    assert [len(each) for each in expected] != [0, 0]
-    assert list(map(target.greedy(longest), ids)) == expected
-    usual, fixed = target.assisted(draft, longest, None), target.assisted(draft, longest, 3)
-    # In turns, as they share the draft's settings.
-    assert [run(each) for each in ids for run in (usual, fixed)] == [
-        tokens for tokens in expected for _ in range(2)
-    ]
+def test_all_write_the_same(ours, transformers, ctranslate2, ids, longest):
+    expected = [ours.decode([each], 0, longest, 1)[0] for each in ids]
+    assert all(expected) and ours.decode(ids, 0, longest, 2) == expected
+    for num_draft in (3, "auto"):
+        assert ours.decode(ids, num_draft, longest, 2) == expected
+        assert [transformers.decode([i], num_draft, longest, 1)[0] for i in ids] == expected
+    for batch_size in (1, 2):
+        for program in (transformers, ctranslate2):
+            assert program.decode(ids[::-1], 0, longest, batch_size) == expected[::-1]
+            assert program.decode(ids, 0, longest, batch_size) == expected
 
 
-def test_assisted_generation_takes_the_number_of_proposals(ids, torch_pair):
-    target, draft = torch_pair
-    settings = draft.model.generation_config
-    target.assisted(draft, 9, 3)(ids[0])
+def test_what_a_program_cannot_do(transformers, ctranslate2, ids):
+    with pytest.raises(UserError, match="one prompt at a time"):
+        transformers.decode(ids, 3, 9, 2)
+    with pytest.raises(UserError, match="no speculative decoding"):
+        ctranslate2.decode(ids[:1], 3, 9, 1)
+
+
+def test_a_program_times_itself(ours, ids):
+    answer = ours.timed(ids[:1], 0, 9, 1, True)
+    assert answer["tokens"] == ours.decode(ids[:1], 0, 9, 1)
+    assert answer["seconds"] > 0 and answer["first_seconds"] > 0
+    assert ours.timed(ids, 0, 9, 2, False)["first_seconds"] is None
+
+
+def test_a_program_says_what_decides_about_its_speed(ours, transformers, ctranslate2):
+    about = ours.describe()
+    assert about["dtype"] == "float32" and {"machine", "blas", "mlx", "threads"} <= about.keys()
+    about = transformers.describe()
+    assert about["threads"] == 1 and {"torch", "transformers", "blas", "device"} <= about.keys()
+    about = ctranslate2.describe()
+    assert about["threads"] == 1 and {"ctranslate2", "device"} <= about.keys()
+
+
+def test_assisted_generation_takes_the_number_of_proposals(ids, transformers):
+    settings = transformers.draft.generation_config
+    usual = settings.num_assistant_tokens, settings.assistant_confidence_threshold
+    transformers.decode(ids[:1], 3, 9, 1)
     assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == (3, 0.0)
+    transformers._propose("auto")
+    assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == usual
 
 
 def test_a_draft_with_fewer_tokens_is_widened_and_writes_the_same(ids):
-    draft = Transformers(BUNDLED / "draft", "float32", "cpu", 1)
-    before = list(map(draft.greedy(20), ids))
-    draft.widen(9)
-    assert draft.model.config.vocab_size == 3072
-    draft.widen(4000)
-    assert draft.model.config.vocab_size == 4000
-    assert draft.model.get_output_embeddings().weight.shape[0] == 4000
-    weight = draft.model.get_input_embeddings().weight
+    program = Transformers(PAIR[1], PAIR[1], "float32", "cpu", 1)
+    model = program.target
+    before = program.decode(ids, 0, 20, 1)
+    program.widen(model, 9)
+    assert model.config.vocab_size == 3072
+    program.widen(model, 4000)
+    assert model.config.vocab_size == 4000
+    assert model.get_output_embeddings().weight.shape[0] == 4000
+    weight = model.get_input_embeddings().weight
     assert (weight[3072:] == weight[0]).all()
-    assert list(map(draft.greedy(20), ids)) == before
-
-
-@pytest.mark.parametrize("longest", [20, 4])
-def test_ctranslate2_writes_the_same(subject, ids, tmp_path, longest):
-    other = CTranslate2(BUNDLED / "target", "float32", "cpu", 1, tmp_path / "x").greedy(longest)
-    assert list(map(other, ids)) == [peers.own(subject.regular(), longest)(i) for i in ids]
+    assert program.decode(ids, 0, 20, 1) == before
 
 
 def test_an_mlx_folder_becomes_one_that_transformers_reads(tmp_path, ids):
     folder = tmp_path / "mlx"
-    convert.convert(str(BUNDLED / "draft"), folder)
+    convert.convert(PAIR[1], folder)
     written = hugging_face_folder(folder, tmp_path / "scratch")
     assert written == tmp_path / "scratch"
-    models = (Transformers(each, "float32", "cpu", 1) for each in (written, BUNDLED / "draft"))
-    ours, theirs = (list(map(model.greedy(100), ids)) for model in models)
+    programs = (
+        Transformers(str(each), PAIR[1], "float32", "cpu", 1) for each in (written, PAIR[1])
+    )
+    ours, theirs = (program.decode(ids, 0, 100, 1) for program in programs)
     assert ours == theirs and all(ours)
+
+
+def test_the_folders_are_those_of_the_options(ours, tmp_path):
+    assert ours.folders(str(tmp_path)) == PAIR
 
 
 def test_a_hugging_face_folder_is_taken_as_it_is(tmp_path):
@@ -99,6 +132,6 @@ def test_what_is_not_installed_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(peer_systems, "needed", needed)
     with pytest.raises(UserError, match="torch cannot"):
-        Transformers(tmp_path, "float32", "cpu", 1)
+        Transformers(*PAIR, "float32", "cpu", 1)
     with pytest.raises(UserError, match="ctranslate2 cannot"):
-        CTranslate2(tmp_path, "float32", "cpu", 1, tmp_path)
+        CTranslate2(PAIR[0], "float32", "cpu", 1, str(tmp_path))

@@ -1,126 +1,277 @@
-"""`peers`: its figures by the letter, and a small run. What it measures is not judged."""
+"""`peers`: its figures by the letter, and small runs. What it measures is not judged."""
 
+import contextlib
+import importlib
+import inspect
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import command_line, peers
+from benchmarks.peer_systems import Answer
 from benchmarks.timing import Ratio, Timed
 from mlx_t5.errors import UserError
+from serving_process import ROOT
 
-RUN = ["--count", "3", "--turn", "2", "--repeats", "1", "--pause", "0", "--dtype", "float32"]
-RUN += ["--max-tokens", "6"]
-
-
-@pytest.fixture(autouse=True)
-def on_one_core(monkeypatch):
-    """Torch's other devices round differently; several threads may wait long on a busy machine."""
-    monkeypatch.setattr(peers, "torch_device", lambda: "cpu")
-    monkeypatch.setattr(peers.report, "threads", lambda: 1)
+FAKE = "fake_program:Fake"
+OPTIONS = ["--count", "3", "--repeats", "1", "--pause", "0", "--max-tokens", "6"]
 
 
-def timed(seconds, outcomes):
-    tokens = [[sum(len(t) + 1 for t in turn) for turn in row] for row in outcomes]
-    return Timed(seconds, tokens, outcomes)
+def args(**more):
+    return SimpleNamespace(**{"repeats": 1, "pause": 0, "max_tokens": 9, **more})
 
 
-REGULAR = timed([[4.0]] * 2, [[[[5, 6, 7], [8]]]] * 2)
+def timed(seconds, tokens=([5, 6, 7], [8]), first=None):
+    """Two repeats of one turn."""
+    answers = [[Answer(list(tokens), s, first)] for s in seconds]
+    return Timed([[0.0]] * 2, [[sum(len(t) + 1 for t in tokens)]] * 2, answers)
 
 
-def test_turns_have_several_prompts_and_the_end_token_counts():
+def backwards(seen):
+    def decode(prompts, **keywords):
+        seen.append((prompts, keywords))
+        return Answer([ids[::-1] for ids in prompts], 2.0, 0.5 if keywords["first"] else None)
+
+    return decode
+
+
+def test_one_by_one_a_turn_is_a_prompt_and_the_first_token_is_timed():
     seen = []
-
-    def decode(ids):
-        seen.append(ids)
-        return [7] * len(ids)
-
-    args = SimpleNamespace(turn=2, repeats=1, pause=0)
-    timed = peers.measure({"regular": (decode, "cpu")}, [[1], [2, 2], [3, 3, 3]], args)
-    assert timed["regular"].outcomes == [[[[7], [7, 7]], [[7, 7, 7]]]]
-    assert timed["regular"].tokens == [[2 + 3, 4]]
-    assert seen == [[1], [2, 2], [3, 3, 3]] * 2  # once to warm up
+    ids = [[5, 1], [6, 1], [7, 1]]
+    table = peers.compare({"regular": backwards(seen)}, ids, 1, args())
+    assert [prompts for prompts, _ in seen] == [[[5, 1]], *[[each] for each in ids] * 2]
+    assert all(call == {"max_tokens": 9, "batch_size": 1, "first": True} for _, call in seen)
+    (row,) = table["rows"]
+    assert row["tokens"] == [[[1, 5]], [[1, 6]], [[1, 7]]]
+    assert row["tokens_per_second"] == 9 / 6.0  # the end tokens count
+    assert (row["first_token_seconds"], row["decode_seconds_a_token"]) == (0.5, 0.75)
 
 
-def test_ratios_are_to_regular_and_to_transformers_and_the_fastest_is_first():
+def test_in_batches_a_turn_is_all_prompts():
+    seen = []
+    ids = [[5, 1], [6, 1], [7, 1]]
+    table = peers.compare({"regular": backwards(seen)}, ids, 2, args())
+    assert [prompts for prompts, _ in seen] == [ids[:2], ids, ids]
+    assert all(call["batch_size"] == 2 and not call["first"] for _, call in seen)
+    assert "decode_speed_up" not in table["rows"][0]
+    text = peers.written(table, "float32")
+    assert text.startswith("3 prompts, batch 2\n") and "ms/token" not in text
+
+
+def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
+    other = [[5, 6, 0], [8]]
     figures = {
-        "regular": REGULAR,
-        "draft 5": timed([[1.0]] * 2, [[[[5, 6, 7], [8]]]] * 2),
-        peers.GREEDY: timed([[8.0]] * 2, [[[[5, 6, 7], [8]]], [[[5, 6, 0], [8]]]]),
+        "regular": timed([4.0] * 2),
+        "draft 5": timed([1.0] * 2),
+        peers.GREEDY: timed([8.0] * 2, other),
+        peers.CT2: timed([2.0] * 2),
     }
-    rows = peers.summarise(figures, dict.fromkeys(figures, "cpu"))
-    assert [row["way"] for row in rows] == ["draft 5", "regular", peers.GREEDY]
-    assert [row["speed_up"].value for row in rows] == [4.0, 1.0, 0.5]
-    assert [row["over_transformers"].value for row in rows] == [8.0, 2.0, 1.0]
-    assert [row["different"] for row in rows] == [0, 0, 1]
-    assert [row["ours"] for row in rows] == [True, True, False]
+    rows = peers.summarise(figures)
+    assert [row["way"] for row in rows] == ["draft 5", peers.CT2, "regular", peers.GREEDY]
+    assert [row["speed_up"].value for row in rows] == [4.0, 2.0, 1.0, 0.5]
+    assert [row["over"][peers.GREEDY].value for row in rows] == [8.0, 4.0, 2.0, 1.0]
+    assert [row["different"] for row in rows] == [0, 0, 0, 1]
+    assert [row["ours"] for row in rows] == [True, False, True, False]
     cells = [write(rows[0]) for write in peers.COLUMNS.values()]
-    assert cells == ["draft 5", "6", str(Ratio(4, 4, 4)), str(Ratio(8, 8, 8)), "equal", "cpu"]
+    ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
+    assert cells == ["draft 5", "6", *ratios, "equal"]
 
 
-def test_without_transformers_there_is_no_ratio_to_it():
-    (row,) = peers.summarise({"regular": REGULAR}, {"regular": "gpu"})
-    assert row["over_transformers"] == ""
+def test_without_the_others_there_is_no_ratio_to_them():
+    (row,) = peers.summarise({"regular": timed([1.0] * 2)})
+    assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
-def test_a_system_that_fails_is_left_out_with_its_reason():
-    def broken(ids):
-        raise IndexError("list index out of range\nmore")
+def test_decoding_is_what_the_whole_takes_beyond_the_first_tokens():
+    figures = {"regular": timed([5.0, 7.0], first=1.0), "draft 5": timed([4.0, 4.0], first=2.0)}
+    rows = peers.summarise(figures)
+    peers.add_decoding(rows, figures)
+    draft, regular = rows
+    assert (regular["first_token_seconds"], draft["first_token_seconds"]) == (0.5, 1.0)
+    assert (regular["decode_seconds_a_token"], draft["decode_seconds_a_token"]) == (5 / 4, 2 / 4)
+    assert draft["decode_speed_up"] == Ratio(2.5, 2.0, 3.0)
+    cells = [write(draft) for write in peers.DECODING.values()]
+    assert cells == ["draft 5", "1000.0", "500.00", "2.50 (2.00 to 3.00)"]
 
-    def works(ids):
-        return []
 
-    systems = {name: (works, "cpu") for name in ("regular", "draft 5", peers.GREEDY)}
-    systems[peers.ASSISTED] = (broken, "cpu")
-    missing = {}
-    subject = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [5, 1]))
-    working = peers.without_failures(systems, subject, missing)
-    assert list(working) == ["regular", "draft 5", peers.GREEDY]
-    assert missing == {peers.ASSISTED: "IndexError: list index out of range"}
-    assert f"left out: {peers.ASSISTED} (IndexError" in peers.remarks([], "float32", missing)
+def test_texts_that_end_at_once_have_no_figures_of_decoding():
+    figures = {"regular": timed([1.0] * 2, [[], []], first=1.0)}
+    rows = peers.summarise(figures)
+    peers.add_decoding(rows, figures)
+    assert "decode_speed_up" not in rows[0]
+
+
+def test_no_more_tokens_are_counted_than_may_be_decided():
+    assert peers.decided(Answer([[5, 6], [7]], 1.0), 2) == 2 + 2
+
+
+def test_a_way_that_fails_is_left_out_with_its_reason_at_once_or_later():
+    calls = []
+
+    def later(**keywords):
+        calls.append(keywords)
+        if len(calls) > 2:
+            raise UserError("its process ended with signal 9")
+        return backwards([])(**keywords)
+
+    def never(**keywords):
+        raise UserError("cannot")
+
+    ways = {"regular": backwards([]), peers.CT2: later, peers.ASSISTED: never}
+    table = peers.compare(ways, [[5, 1], [6, 1], [7, 1]], 1, args())
+    assert [row["way"] for row in table["rows"]] == ["regular"]
+    why = {peers.ASSISTED: "cannot", peers.CT2: "its process ended with signal 9"}
+    assert table["left_out"] == why and len(calls) == 3
+    assert peers.written(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
 
 
 def test_a_failure_of_our_own_is_not_hidden():
-    def broken(ids):
+    def broken(**keywords):
         raise UserError("ours")
 
-    subject = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [5, 1]))
-    assert peers.without_failures({"regular": (broken, "cpu")}, subject, {})  # not even asked
     with pytest.raises(UserError, match="ours"):
-        args = SimpleNamespace(turn=1, repeats=1, pause=0)
-        peers.measure({"regular": (broken, "cpu")}, [[5, 1]], args)
+        peers.compare({"regular": backwards([]), "draft 5": broken}, [[5, 1]], 1, args())
 
 
 def test_differences_are_pointed_out_where_texts_should_be_equal():
-    rows = [{"way": "a", "different": 0}, {"way": "b", "different": 2}]
-    assert peers.remarks(rows, "float32", {}).endswith("not so: b.")
-    assert "rounding" in peers.remarks(rows, "bfloat16", {})
-    assert "rounding" not in peers.remarks(rows[:1], "bfloat16", {})
+    figures = {"regular": timed([4.0] * 2), peers.CT2: timed([2.0] * 2, [[5], [8]])}
+    table = {"batch_size": 4, "count": 2, "rows": peers.summarise(figures), "left_out": {}}
+    assert peers.written(table, "float32").endswith(f"not so: {peers.CT2}.")
+    assert "rounding" in peers.written(table, "bfloat16")
+    table["rows"] = peers.summarise({"regular": figures["regular"]})
+    assert "rounding" not in peers.written(table, "bfloat16")
 
 
-def test_a_small_run(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = tmp_path / "figures.json"
-    argv = ["peers", *RUN, "--num-draft", "2", "auto", "--json", str(file)]
-    assert command_line.main(argv) == 0
-    out = capsys.readouterr().out
-    record = json.loads(file.read_text())
-    assert record["left_out"] == {} and "left out" not in out
-    assert {row["way"] for row in record["rows"]} == {
-        *("regular", "draft 2", "draft auto", peers.GREEDY, peers.CT2),
-        *(peers.ASSISTED, f"{peers.ASSISTED} 2"),
+def test_ways_of_each_program():
+    class Recorder:
+        def call(self, method, **keywords):
+            return {"tokens": [[keywords["num_draft"]]], "seconds": 1.0}
+
+    names = peers.every_way(dict.fromkeys(peers.PROGRAMS, Recorder()), [5, "auto"])
+    assert {name: way().tokens[0][0] for name, way in names.items()} == {
+        **{"regular": 0, "draft 5": 5, "draft auto": "auto"},
+        **{peers.GREEDY: 0, peers.ASSISTED: "auto", f"{peers.ASSISTED} 5": 5, peers.CT2: 0},
     }
-    assert all(row["different"] == 0 for row in record["rows"])
-    assert all(len(turns) == 2 for row in record["rows"] for turns in row["seconds"])
-    assert "torch 2" in out and "ctranslate2 4" in out and "threads" in out
+    assert [name for name in names if peers.is_ours(name)] == ["regular", "draft 5", "draft auto"]
 
 
-def test_a_run_without_ctranslate2(capsys, tmp_path, monkeypatch):
-    def missing(*args):
-        raise UserError("ctranslate2 cannot be imported")
+def test_processes_get_as_many_threads_and_do_not_spin(monkeypatch):
+    made = {}
 
-    monkeypatch.setattr(peers, "CTranslate2", missing)
-    assert command_line.main(["peers", *RUN, "--num-draft", "2"]) == 0
-    out = capsys.readouterr().out
-    assert f"left out: {peers.CT2} (ctranslate2 cannot be imported)" in out
-    assert f"| {peers.CT2} |" not in out and f"| {peers.GREEDY} |" in out
+    def process(what, environment, quiet, **keywords):
+        made[what] = environment, quiet
+
+    monkeypatch.setattr(peers, "Process", process)
+    monkeypatch.setattr(peers.report, "threads", lambda: 3)
+    for name in peers.PROGRAMS:
+        peers.start(name)
+    threads = dict.fromkeys(peers.THREADS, "3")
+    assert all(environment.items() >= threads.items() for environment, _ in made.values())
+    assert made["benchmarks.peer_systems:CTranslate2"][0]["KMP_BLOCKTIME"] == "0"
+    assert [quiet for _, quiet in made.values()] == [False, True, True]
+
+
+def test_what_starts_the_processes_loads_no_library_of_theirs():
+    code = "import sys, benchmarks.peers; print(*{m.partition('.')[0] for m in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "benchmarks" in loaded and not loaded & {"mlx", "numpy", "torch", "ctranslate2"}
+
+
+def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
+    make = peers.Process
+
+    def process(what, environment, quiet, **keywords):
+        fails = "at start" if "scratch" in keywords else ""
+        return make(what, environment, quiet, **keywords, fails=fails)
+
+    monkeypatch.setattr(peers, "Process", process)
+    monkeypatch.setattr(peers, "PROGRAMS", dict.fromkeys(peers.PROGRAMS, FAKE))
+    file = tmp_path / "figures.json"
+    argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "2", "--json", str(file)]
+    assert command_line.main(argv) == 0
+    out, err = capfd.readouterr()
+    assert out.count("left out: CTranslate2 (no such library; install it)") == 2
+    assert err == "libraries talk\n"  # what our own says is heard
+    tables = json.loads(file.read_text())["tables"]
+    assert [table["batch_size"] for table in tables] == [1, 2]
+    for table in tables:
+        assert {row["way"] for row in table["rows"]} == {
+            *("regular", "draft 2", peers.GREEDY, peers.ASSISTED, f"{peers.ASSISTED} 2")
+        }
+        assert all(row["different"] == 0 for row in table["rows"])
+
+
+def test_our_own_models_beside_programs_that_write_something_else(capfd, monkeypatch):
+    """The other programs' own models take seconds to load; test_benchmark_peer_systems.py has them.
+
+    One thread: several may wait long for each other on a busy machine.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    programs = dict.fromkeys(peers.PROGRAMS, FAKE) | {peers.OURS: peers.PROGRAMS[peers.OURS]}
+    monkeypatch.setattr(peers, "PROGRAMS", programs)
+    argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "3"]
+    assert command_line.main([*argv, "--dtype", "float32"]) == 0  # others' texts are no failure
+    out = capfd.readouterr().out
+    for part in ("machine ", "mlx ", "blas ", "threads 1"):
+        assert part in out.split("\n")[1]
+    assert f"| {peers.CT2} |" in out and f"| {peers.GREEDY} |" in out
+    assert out.count("3 DIFFER |") == 4 + 4  # of the other ways, in two tables
+    assert out.count("| equal |") == 2 + 2
+
+
+def test_the_other_programs_are_made_with_what_they_take(monkeypatch, tmp_path):
+    made = {}
+
+    def start(name, **keywords):
+        made[name] = keywords
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(peers, "start", start)
+    ours = SimpleNamespace(call=lambda method, scratch: [f"{scratch}/target", "draft"])
+    with contextlib.ExitStack() as stack:
+        peers.start_others(ours, {"dtype": "float32", "device": "cpu", "mlx": "1"}, stack)
+    for name, keywords in made.items():
+        module, _, program = peers.PROGRAMS[name].partition(":")
+        inspect.signature(getattr(importlib.import_module(module), program)).bind(**keywords)
+    assert set(made) == set(peers.PROGRAMS) - {peers.OURS}
+    module, _, program = peers.PROGRAMS[peers.OURS].partition(":")
+    own = inspect.signature(getattr(importlib.import_module(module), program))
+    own.bind(model="a", draft_model="b", dtype=None)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_ctrl_c_ends_all_processes(tmp_path):
+    code = (
+        "import sys; from benchmarks import command_line, peers\n"
+        f"peers.PROGRAMS = dict.fromkeys(peers.PROGRAMS, {FAKE!r})\n"
+        f"sys.exit(command_line.main(['peers', *{OPTIONS!r}]))"
+    )
+    more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
+    more |= {"FAKE_FAILS": "by sleeping", "TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **more},
+    )
+    pids: list[str] = []
+    while len(pids) < len(peers.PROGRAMS):
+        line = running.stdout.readline()
+        assert line, running.stderr.read()
+        pids += re.findall(r"\bpid (\d+)", line)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate()
+    assert (running.returncode, errors) == (command_line.INTERRUPTED, "libraries talk\n")
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+    assert not list(tmp_path.iterdir())

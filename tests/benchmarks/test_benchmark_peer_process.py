@@ -1,0 +1,103 @@
+"""Processes that are called: what comes back, and how they end."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks import peer_process
+from benchmarks.peer_process import Process
+from mlx_t5.errors import UserError
+from serving_process import ROOT
+
+FAKE = "fake_program:Fake"
+CALL = {"prompts": [[5, 6]], "num_draft": 0, "max_tokens": 9, "batch_size": 1}
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, within the time that this takes on a busy machine."""
+    for _ in range(300):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_method_is_called_elsewhere_with_its_own_environment(capfd):
+    with Process(FAKE, {"OMP_NUM_THREADS": "7"}) as process:
+        about = process.call("describe")
+        assert about["pid"] != os.getpid() and about["threads"] == "7"
+        assert process.call("decode", **CALL) == [[6, 5]]
+        assert process.call("encode", texts=["été"]) == [[3, 1]]
+    assert ended(about["pid"])
+    assert capfd.readouterr() == ("", "")  # what it printed is no answer and nobody's business
+
+
+def test_a_process_loads_nothing_that_its_program_does_not():
+    with Process(FAKE, {}) as process:
+        modules = set(process.call("modules"))
+    assert "fake_program" in modules
+    assert not modules & {"mlx", "numpy", "torch", "transformers", "ctranslate2"}
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        ("at start", "no such library; install it"),
+        ("at import", "no_such_library is not installed; pip install -r requirements.txt"),
+        ("by raising", "IndexError: list index out of range"),
+        ("by dying", "its process ended with status 3: out of luck"),
+    ],
+)
+def test_a_failure_is_one_line(fails, why):
+    with Process(FAKE, {}, fails=fails) as process:
+        for _ in range(2 if fails == "by raising" else 1):  # which the process survives
+            with pytest.raises(UserError) as caught:
+                process.call("decode", **CALL)
+            assert str(caught.value) == why
+
+
+def test_a_process_that_was_killed_says_so_each_time():
+    with Process(FAKE, {}) as process:
+        os.kill(process.call("describe")["pid"], signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(UserError, match="its process ended with signal 9"):
+                process.call("describe")
+
+
+def test_leaving_ends_a_process_that_is_at_work():
+    began = time.monotonic()
+    with Process(FAKE, {}, fails="by sleeping") as process:
+        pid = process.call("describe")["pid"]
+        process._send({"method": "decode", "keywords": CALL})
+    assert ended(pid) and time.monotonic() - began < 300  # it sleeps for 600
+
+
+def test_a_process_ends_with_the_one_that_started_it():
+    code = (
+        "from benchmarks.peer_process import Process\nimport os, signal\n"
+        f"print(Process({FAKE!r}, {{}}).call('describe')['pid'], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert ended(int(done.stdout)), done.stderr
+
+
+def test_the_protocol():
+    calls = [{"fails": ""}, {"method": "encode", "keywords": {"texts": ["ab"]}}]
+    answers = io.StringIO()
+    peer_process.serve(FAKE, io.StringIO("".join(json.dumps(c) + "\n" for c in calls)), answers)
+    assert answers.getvalue() == '{"value": [[2, 1]]}\n'

@@ -1,0 +1,43 @@
+"""A program that decodes without a model, for processes that tests start."""
+
+import os
+import sys
+import time
+
+from benchmarks.peer_systems import Program
+from mlx_t5.errors import UserError
+
+
+class Fake(Program):
+    """Writes each source backwards, and fails in the way that it, or the environment, is told."""
+
+    def __init__(self, fails="", **like_any_program):
+        self.fails = fails or os.environ.get("FAKE_FAILS", "")
+        if self.fails == "at start":
+            raise UserError("no such library; install it")
+        if self.fails == "at import":
+            import no_such_library  # noqa: F401
+
+    def describe(self):
+        print("libraries talk")
+        threads = os.environ.get("OMP_NUM_THREADS")
+        return {"pid": os.getpid(), "threads": threads, "dtype": "float32", "device": "cpu"}
+
+    def modules(self):
+        return sorted({name.partition(".")[0] for name in sys.modules})
+
+    def decode(self, prompts, num_draft, max_tokens, batch_size):
+        if self.fails == "by raising":
+            raise IndexError("list index out of range\nmore")
+        if self.fails == "by dying":
+            print("out of luck\n", file=sys.stderr, flush=True)
+            os._exit(3)
+        if self.fails == "by sleeping":
+            time.sleep(600)
+        return [list(reversed(ids))[:max_tokens] for ids in prompts]
+
+    def encode(self, texts):
+        return [[len(text), 1] for text in texts]
+
+    def folders(self, scratch):
+        return ["target", "draft"]
