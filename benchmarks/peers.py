@@ -2,8 +2,15 @@
 
 Each program has a process of its own, as the threads of several in one process slow each other
 down, and all have the same number of threads. They take turns prompt by prompt; who has no turn
-waits for a message. Threads may go on spinning for a while after a program's work is done and would
-take cores from whoever comes next. PAUSES_SAY_WHAT_MEASURED
+waits for a message.
+
+Threads that spin while they wait take cores from whoever else computes; threads that sleep at once
+have to be woken hundreds of times a token. With GNU's OpenMP, which torch and CTranslate2 bring on
+Linux, on two cores of an AMD EPYC, CTranslate2 takes 4.1 ms a token at t5-small shape as it comes
+and 6.8 with OMP_WAIT_POLICY=passive (torch 14.7 both), but where others compute as well 98 and 10
+(torch 138 and 26). Spinning for 0.1 ms costs neither of them anything when they are alone (4.0 and
+14.0) and not much otherwise (14 and 32). So that is set in all processes alike (`WAITING`). Threads
+of other kinds (OpenBLAS's spin for 0.03 s) come to rest in the pause before each turn.
 
 With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput.
 """
@@ -12,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +44,10 @@ PROGRAMS = {  # the classes that run in processes
     "CTranslate2": "benchmarks.peer_systems:CTranslate2",
 }
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-NOT_SPINNING = {"CTranslate2": {"KMP_BLOCKTIME": "0"}}
+WAITING = {  # how threads wait for work, unless the user says something else
+    "GOMP_SPINCOUNT": "10000",  # GNU's OpenMP: rounds, 0.1 ms or so
+    "KMP_BLOCKTIME": "1",  # Intel's and LLVM's: ms
+}
 Decode = Callable[..., Answer]  # takes the keywords of `Program.timed` but num_draft
 
 COLUMNS: report.Columns = {
@@ -113,8 +124,9 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def start(name: str, **keywords: Any) -> Process:
-    """The process of one of `PROGRAMS`, with as many threads as every other."""
-    environment = dict.fromkeys(THREADS, str(report.threads())) | NOT_SPINNING.get(name, {})
+    """The process of one of `PROGRAMS`; the environment of all is the same."""
+    waiting = {variable: os.environ.get(variable, usual) for variable, usual in WAITING.items()}
+    environment = dict.fromkeys(THREADS, str(report.threads())) | waiting
     return Process(PROGRAMS[name], environment, quiet=name != OURS, **keywords)
 
 

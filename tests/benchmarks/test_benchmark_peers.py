@@ -161,20 +161,18 @@ def test_ways_of_each_program():
     assert [name for name in names if peers.is_ours(name)] == ["regular", "draft 5", "draft auto"]
 
 
-def test_processes_get_as_many_threads_and_do_not_spin(monkeypatch):
-    made = {}
-
-    def process(what, environment, quiet, **keywords):
-        made[what] = environment, quiet
-
-    monkeypatch.setattr(peers, "Process", process)
+def test_all_processes_have_one_environment_in_which_threads_soon_rest(monkeypatch):
+    made = []
+    monkeypatch.setattr(peers, "Process", lambda *start, **more: made.append((*start, more)))
     monkeypatch.setattr(peers.report, "threads", lambda: 3)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "7")  # a wish of the user's
     for name in peers.PROGRAMS:
         peers.start(name)
-    threads = dict.fromkeys(peers.THREADS, "3")
-    assert all(environment.items() >= threads.items() for environment, _ in made.values())
-    assert made["benchmarks.peer_systems:CTranslate2"][0]["KMP_BLOCKTIME"] == "0"
-    assert [quiet for _, quiet in made.values()] == [False, True, True]
+    expected = dict.fromkeys(peers.THREADS, "3")
+    expected |= {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
+    assert [environment for _, environment, _ in made] == [expected] * 3
+    assert [more["quiet"] for *_, more in made] == [False, True, True]
 
 
 def test_what_starts_the_processes_loads_no_library_of_theirs():

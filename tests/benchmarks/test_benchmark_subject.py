@@ -5,17 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import subject
-from benchmarks.subject import (
-    BOTH,
-    DRAFT,
-    LOOKUP,
-    REGULAR,
-    Passes,
-    Subject,
-    counts,
-    decided,
-    decoding,
-)
+from benchmarks.options import BOTH, DRAFT, LOOKUP, REGULAR
+from benchmarks.subject import Passes, Subject, counts, decided, decoding
 from command_line import byte_model
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
