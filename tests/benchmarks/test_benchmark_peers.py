@@ -260,13 +260,14 @@ def test_ctrl_c_ends_all_processes(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **more},
+        start_new_session=True,
     )
     pids: list[str] = []
     while len(pids) < len(peers.PROGRAMS):
         line = running.stdout.readline()
         assert line, running.stderr.read()
         pids += re.findall(r"\bpid (\d+)", line)
-    running.send_signal(signal.SIGINT)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all of the group
     _, errors = running.communicate()
     assert (running.returncode, errors) == (command_line.INTERRUPTED, "libraries talk\n")
     for pid in pids:
