@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except ImportError as error:
-        parser.error(not_installed(error, "requirements-server.txt"))
+        parser.error(not_installed(error, "requirements/server.txt"))
     except (UserError, OSError) as error:
         parser.error(str(error))
 
