@@ -28,7 +28,7 @@ from mlx_t5.cli.arguments import (
     open_streams,
 )
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.output import Painter, Results, Totals, check_output
+from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import RANGES
 
@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
             prompts = read_prompts(args.prompt or [DEFAULT_PROMPT])
             count = len(prompts)
         if args.output_file:
-            check_output(args.output_file, args.input_file)
+            check_output_file(args.output_file, args.input_file)
         return _run(args, prompts, count)
     except KeyboardInterrupt:
         _tell("interrupted")
@@ -220,7 +220,7 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     from mlx_t5.cli import models
     from model import load
 
-    chosen = models.choose(args.model, args.draft_model, convert, args.regular_decode)
+    chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
     decoder = SpeculativeDecoder(
         target, drafter, tokenizer, args.num_draft, args.delta, draft_tokenizer=other

@@ -152,7 +152,7 @@ def _run(args: argparse.Namespace) -> int:
     from mlx_t5.cli import models
 
     with _listener(args.host, args.port) as listener:
-        chosen = models.choose(args.model, args.draft_model, convert)
+        chosen = models.choose_pair(args.model, args.draft_model, convert)
         application = _application(args, chosen)
         print(chosen.note, file=sys.stderr)
         listener.listen()

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import options, report, workload
-from benchmarks.costs import Costs, weights_read
+from benchmarks.costs import PairCosts, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
 from benchmarks.options import AUTO
 from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
@@ -101,7 +101,7 @@ def compare(
     }
     meter = cost_meter(subject, prompts, args.num_draft) if single else None
     timed, costs = measure(ways, len(turns), args.repeats, meter)
-    parts = {task: prompts.of(task) for task in dict.fromkeys(prompts.tasks)}
+    parts = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, places in parts.items() if single else [(prompts.name, [0])]:
         part = {name: each.only(places) for name, each in timed.items()}
         yield {
@@ -119,7 +119,7 @@ def rows_of(
     numbers: dict[tuple[str, int | str], str],
     timed: dict[str, Timed],
     greedy: bool,
-    costs: Costs | None,
+    costs: PairCosts | None,
 ) -> list[dict]:
     """The figures of every way and number, which `numbers` names; `of_best` None for regular."""
     regular = timed[REGULAR]
@@ -150,7 +150,7 @@ def written(table: dict, weights: int) -> str:
     return "\n\n".join(parts)
 
 
-def costs_table(costs: Costs, weights: int) -> str:
+def costs_table(costs: PairCosts, weights: int) -> str:
     """What passes cost."""
     columns: dict[str, Callable[[dict], str]] = {"M": lambda row: row["name"]}
     for width in costs.seconds:

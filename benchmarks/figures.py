@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import theory
-from benchmarks.costs import CostMeter, Costs
+from benchmarks.costs import CostMeter, PairCosts
 from benchmarks.subject import Run, Subject, counts, decided
 from benchmarks.timing import Timed, median_total, speed_up, take_turns
 from benchmarks.workload import Workload
@@ -21,7 +21,7 @@ Tokens = list[list[int]]  # of the prompts of a turn
 
 def measure(
     ways: Mapping[Hashable, Decode], turns: int, repeats: int, meter: CostMeter | None = None
-) -> tuple[dict[Any, Timed], Costs | None]:
+) -> tuple[dict[Any, Timed], PairCosts | None]:
     """Times every way, and the passes between them, so that a slower machine strikes both.
 
     Args:
@@ -38,7 +38,11 @@ def measure(
         return decided(outcome.results) if isinstance(outcome, Run) else 1
 
     timed = take_turns(measuring, turns, repeats, tokens)
-    costs = Costs.of([each for row in timed.pop(COSTS).outcomes for each in row]) if meter else None
+    costs = (
+        PairCosts.from_rounds([each for row in timed.pop(COSTS).outcomes for each in row])
+        if meter
+        else None
+    )
     return timed, costs
 
 
@@ -72,7 +76,7 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
     }
 
 
-def beside_theory(timed: Timed, regular: Timed, costs: Costs) -> dict[str, Any]:
+def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, Any]:
     """The speed-up of decoding that theory makes of acceptance and costs, and the measured one.
 
     Where all steps have gamma proposals the prediction is theory.py's S(gamma).

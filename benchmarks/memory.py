@@ -82,7 +82,7 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    ways = {bits: Recipe.choose(bits) if bits else None for bits in BITS}
+    ways = {bits: Recipe.from_options(bits) if bits else None for bits in BITS}
     weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)

@@ -141,7 +141,7 @@ def check_writable(*files: Path | None) -> None:
     for file in files:
         if file is not None:
             try:
-                output.check_output(str(file), None)
+                output.check_output_file(str(file), None)
             except UserError as error:
                 raise UserError(str(error)) from None
 

@@ -208,7 +208,7 @@ def run(args: argparse.Namespace, command: str) -> int:
             raise UserError(str(error).removeprefix("error: ")) from None
         facts = report.environment(dtype_of(addresses[SINGLE]))
         own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
-        print(report.header(facts, command, **options.shown(args), **own), flush=True)
+        print(report.header(facts, command, **options.header_fields(args), **own), flush=True)
         rows = rows_of(measure(addresses, prompts, args.clients, settings, args.repeats))
     print(f"\n{report.markdown(COLUMNS, rows)}")
     report.write_json(args.json, {"command": command, "environment": facts, "rows": rows})

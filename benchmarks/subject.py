@@ -149,7 +149,7 @@ def begin(
     report.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
     facts = report.environment(report.dtype_of(subject.target), packages)
-    print(report.header(facts, command, **options.shown(args), **more))
+    print(report.header(facts, command, **options.header_fields(args), **more))
     return subject, facts
 
 

@@ -34,7 +34,7 @@ class Workload:
     references: list[str] | None
     tasks: list[str]
 
-    def of(self, task: str) -> list[int]:
+    def positions(self, task: str) -> list[int]:
         """The places of the prompts of one task."""
         return [place for place, own in enumerate(self.tasks) if own == task]
 

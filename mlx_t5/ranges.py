@@ -20,7 +20,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 FACTOR = 1e30
 COUNTABLE = 2**31 - 1  # an int32; no text has more tokens and no vocabulary more ids
 MOST_ROWS = 1024  # in flight; more would wait for each other, and for longer to begin
-SHOWN = 60  # characters of a value in an error
+VALUE_CHARACTERS = 60  # characters of a value in an error
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def written(value: Any) -> str:
         text = repr(value)
     except Exception:  # such as an integer of thousands of digits, which Python does not write out
         text = f"too large an {type(value).__name__} to be shown"
-    return shown(text, SHOWN)
+    return shown(text, VALUE_CHARACTERS)
 
 
 def is_listlike(value: Any) -> bool:

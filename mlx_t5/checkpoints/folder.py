@@ -29,14 +29,14 @@ _WEIGHTS = re.compile(
 )
 
 
-class Step(Protocol):
+class OutputTensor(Protocol):
     """One tensor on its way to the disk, where it may become several arrays."""
 
     def outputs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Type and shape of each array, by name, in the order they are stored."""
 
 
-S = TypeVar("S", bound=Step)
+S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
@@ -60,12 +60,12 @@ def split(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
 
 @contextmanager
 def new_model_folder(
-    path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[Step]]
+    path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[OutputTensor]]
 ) -> Iterator[Path]:
     """`new_folder` with the source's tokenizer and configuration in it.
 
     Args:
-        path: as checked by `check_output`.
+        path: as checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
         source: the folder to copy the small files from; links out of it are refused.
         shards: what will be written, to see first that the disk has room for it.

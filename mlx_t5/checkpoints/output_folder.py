@@ -21,7 +21,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 
-def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
+def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
     """Refuses an output folder that must not be written to; clears away what killed runs left.
 
     Args:
@@ -52,7 +52,7 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """Gives a folder to write into, which becomes `path` when the block ends without an error.
 
     Args:
-        path: as checked by `check_output`; its parents are made.
+        path: as checked by `check_output_folder`; its parents are made.
         overwrite: whether to replace what is at `path`; it stays there until the end.
 
     Raises:

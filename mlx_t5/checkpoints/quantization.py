@@ -27,9 +27,10 @@ MODES = MappingProxyType(
         "nvfp4": ((4,), (16,)),
     }
 )
-# Named as mlx-lm names its recipes: the bits of most layers, and those of `v` and `o`.
-MIXED = MappingProxyType(
-    {"mixed_3_4": (3, 4), "mixed_3_5": (3, 5), "mixed_4_5": (4, 5), "mixed_4_6": (4, 6)}
+# vo_A_B: A bits in most layers, B in attention's `v` and `o`. mlx-lm's `mixed_A_B` mean something
+# else (B bits in `v`, in the feed-forward's output and in the head, not at every depth).
+MIXED_BITS = MappingProxyType(
+    {"vo_3_4": (3, 4), "vo_3_5": (3, 5), "vo_4_5": (4, 5), "vo_4_6": (4, 6)}
 )
 VALUES_AND_OUTPUTS = r"\.[vo]$"
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
@@ -55,7 +56,7 @@ class Quantization:
     mode: str
 
     @classmethod
-    def choose(
+    def from_options(
         cls, bits: int | None = None, group_size: int | None = None, mode: str = "affine"
     ) -> Quantization:
         """The wanted quantisation, what is None being the mode's default.
@@ -113,7 +114,7 @@ class Recipe:
     where: str = VALUES_AND_OUTPUTS
 
     @classmethod
-    def choose(
+    def from_options(
         cls,
         bits: int | None = None,
         group_size: int | None = None,
@@ -126,22 +127,22 @@ class Recipe:
             bits: of every layer.
             group_size: of every layer.
             mode: of every layer.
-            predicate: one of `MIXED`, which says the bits itself.
+            predicate: one of `MIXED_BITS`, which says the bits itself.
 
         Raises:
             UserError: MLX has no such combination.
         """
         if predicate is None:
-            return cls(Quantization.choose(bits, group_size, mode))
-        if predicate not in MIXED:
-            known = ", ".join(MIXED)
+            return cls(Quantization.from_options(bits, group_size, mode))
+        if predicate not in MIXED_BITS:
+            known = ", ".join(MIXED_BITS)
             raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
         if bits is not None or mode != "affine":
             wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
             raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
-        return cls(*(Quantization.choose(each, group_size) for each in MIXED[predicate]))
+        return cls(*(Quantization.from_options(each, group_size) for each in MIXED_BITS[predicate]))
 
-    def of(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+    def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """How a parameter of this name and shape is quantised; None if it is left as it is."""
         path = name.removesuffix(".weight")
         how = self.special if self.special and re.search(self.where, path) else self.general

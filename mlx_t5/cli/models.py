@@ -39,7 +39,7 @@ class Pair:
     note: str
 
 
-def choose(
+def choose_pair(
     model: str | None, draft_model: str | None, convert: Convert, regular: bool = False
 ) -> Pair:
     """Find, and if need be convert, the models to run.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 
-def check_output(output_file: str, input_file: str | None) -> None:
+def check_output_file(output_file: str, input_file: str | None) -> None:
     """See before the work begins that its results can be written.
 
     Raises:

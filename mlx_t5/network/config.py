@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from mlx_t5.errors import UserError
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
-ACTIVATIONS = (
+ACTIVATION_NAMES = (
     "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
     "relu6", "tanh",
 )  # fmt: skip
@@ -103,10 +103,11 @@ class T5Config:
         return config
 
     def _check_together(self) -> None:
-        if self.dense_act_fn not in ACTIVATIONS:
+        if self.dense_act_fn not in ACTIVATION_NAMES:
             raise UserError(
                 f"config.json asks for the activation {self.dense_act_fn!r} "
-                f"(feed_forward_proj {self.feed_forward_proj!r}); known: {', '.join(ACTIVATIONS)}"
+                f"(feed_forward_proj {self.feed_forward_proj!r}); "
+                f"known: {', '.join(ACTIVATION_NAMES)}"
             )
         if max(self.num_layers, self.num_decoder_layers) > _MOST_LAYERS:
             raise UserError(f"config.json asks for more than {_MOST_LAYERS} layers")

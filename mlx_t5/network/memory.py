@@ -110,7 +110,7 @@ def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None 
     """
     total = 0
     for name, shape in shapes.items():
-        how = recipe.of(name, shape) if recipe else None
+        how = recipe.for_layer(name, shape) if recipe else None
         total += how.nbytes(shape, width) if how else math.prod(shape) * width
     return total
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
-TINIEST = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
+LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sampling:
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
 
     @classmethod
-    def of(
+    def collect(
         cls,
         temp: Sequence[float],
         top_k: Sequence[int],
@@ -76,16 +76,16 @@ class Sampling:
         )
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
+    def from_rows(cls, rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
         """Collects the settings and keys of B rows; `eos` are the end tokens."""
 
         def each(*names: str) -> list[list]:
             return [[getattr(row.settings, name) for row in rows] for name in names]
 
         rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-        processing = Processing.of(*each(*rules), eos)
+        processing = Processing.collect(*each(*rules), eos)
         sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
-        sampling = cls.of(*sampled, processing=processing)
+        sampling = cls.collect(*sampled, processing=processing)
         return (
             sampling
             if sampling.all_greedy
@@ -113,7 +113,7 @@ class Sampling:
         """
         if not self.processing:
             return logits
-        return self.processing(History.of(committed).then(x), logits, [n + 1 for n in lengths])
+        return self.processing(History.align(committed).then(x), logits, [n + 1 for n in lengths])
 
 
 def row_key(seed: int, index: int) -> mx.array:
@@ -228,7 +228,7 @@ def waiting_times(u: mx.array) -> mx.array:
     of those is too rare to meet.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
-    return mx.maximum(-mx.log1p(-u), TINIEST)
+    return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)
 
 
 def uniform(keys: mx.array, count: int) -> mx.array:

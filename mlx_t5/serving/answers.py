@@ -56,7 +56,7 @@ class Counts(BaseModel):
     tokens_per_second: float
 
     @classmethod
-    def of(cls, stats: Stats) -> Counts:
+    def from_stats(cls, stats: Stats) -> Counts:
         """Those of the engine."""
         return cls(**{name: getattr(stats, name) for name in cls.model_fields})
 
@@ -196,7 +196,7 @@ def speculation(progress: Progress) -> Speculation:
     ]
     if rest:
         tokens.append(WrittenToken(text=rest, writer="target"))
-    return Speculation(tokens=tokens, stats=Counts.of(progress.stats))
+    return Speculation(tokens=tokens, stats=Counts.from_stats(progress.stats))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
-from mlx_t5.serving.guard import OPEN, has_key
+from mlx_t5.serving.guard import PUBLIC_PATHS, has_key
 
 TURN = ("system", "user")  # what a chat may consist of, or the second alone
 
@@ -38,7 +38,7 @@ def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dic
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if with_key and path not in OPEN:
+            if with_key and path not in PUBLIC_PATHS:
                 operation["security"] = [{"key": []}]
     if with_key:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -60,7 +60,7 @@ class ApiError(Exception):
         return self.body.model_dump()
 
 
-def of_status(status: int, detail: str, headers: dict[str, str] | None = None) -> ApiError:
+def error_of_status(status: int, detail: str, headers: dict[str, str] | None = None) -> ApiError:
     """An error that the framework raised by its status alone."""
     message = {
         404: "there is nothing at this address; see /docs",
@@ -69,7 +69,7 @@ def of_status(status: int, detail: str, headers: dict[str, str] | None = None) -
     return ApiError(status, message, headers=headers)
 
 
-def of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
+def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """The first complaint of pydantic about a body.
 
     A union complains once for each of its types; those about the same field are told together.

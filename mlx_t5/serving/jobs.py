@@ -78,7 +78,7 @@ class Failure:
     message: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def from_error(cls, error: Exception) -> Failure:
         """What clients are told of an exception; where it came from is logged."""
         log.error("decoding failed: %s", place(error))
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from mlx_t5.requests import Stats
 
-WINDOW = 10.0  # seconds over which tokens/s is taken
+WINDOW_SECONDS = 10.0  # seconds over which tokens/s is taken
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -64,7 +64,7 @@ class Metrics:
         self._occupancy = Histogram(
             "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)], registry=r
         )
-        speed = Gauge("t5_tokens_per_second", f"Over the last {WINDOW:.0f} s", registry=r)
+        speed = Gauge("t5_tokens_per_second", f"Over the last {WINDOW_SECONDS:.0f} s", registry=r)
         speed.set_function(self.tokens_per_second)
         rate = Gauge("t5_acceptance_rate", "Proposals kept / verified", registry=r)
         rate.set_function(self.acceptance_rate)
@@ -86,7 +86,7 @@ class Metrics:
         self._accepted.inc(accepted)
         now = self._clock()
         self._written.append((now, tokens))
-        while self._written and self._written[0][0] < now - WINDOW:
+        while self._written and self._written[0][0] < now - WINDOW_SECONDS:
             self._written.popleft()
 
     def finished(self, stats: Stats, reason: str) -> None:
@@ -99,9 +99,9 @@ class Metrics:
         self._cancelled.inc(rows)
 
     def tokens_per_second(self) -> float:
-        """Over the last `WINDOW` seconds."""
-        since = self._clock() - WINDOW
-        return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW
+        """Over the last `WINDOW_SECONDS` seconds."""
+        since = self._clock() - WINDOW_SECONDS
+        return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW_SECONDS
 
     def acceptance_rate(self) -> float:
         """Of all proposals so far; 0 before the first."""

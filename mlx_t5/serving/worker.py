@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
 STALL_SECONDS = 60  # without a step, although there is something to do
-STOPPING = "the server is shutting down"
-BROKEN = "decoding has ended because of an internal error; the server has to be restarted"
+STOPPING_MESSAGE = "the server is shutting down"
+BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 
 
 class Worker:
@@ -104,7 +104,7 @@ class Worker:
         """
         with self._changed:
             if self._closing or not self._thread.is_alive():
-                raise Stopped(BROKEN if self._broken else STOPPING)
+                raise Stopped(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
             admitted = sum(self._left.values())
             if admitted + job.size > self.max_batch + self.max_queue:
                 raise QueueFull(self._retry_after(admitted))
@@ -137,9 +137,9 @@ class Worker:
     def health(self) -> tuple[str, str | None]:
         """How it is, in a word: "ok", "stopping", "failed" or "stalled"; and why, unless ok."""
         if self._broken:
-            return "failed", BROKEN
+            return "failed", BROKEN_MESSAGE
         if not self.alive:
-            return "stopping", STOPPING
+            return "stopping", STOPPING_MESSAGE
         with self._changed:
             waited = self._clock() - self._progressed if self._left else 0.0
         if waited > self._stall_seconds:
@@ -255,7 +255,7 @@ class Worker:
                 rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
             failure = next((Failure("input", row.error) for row in rows if row.error), None)
         except Exception as error:
-            failure = Failure.of(error)
+            failure = Failure.from_error(error)
         if failure or job.cancelled:
             self._release(job, job.size)
             if failure:
@@ -331,7 +331,7 @@ class Worker:
             self._closing = True
             jobs, self._left = list(self._left), {}
         for job in jobs:
-            self._put(job, Failure("internal", BROKEN))
+            self._put(job, Failure("internal", BROKEN_MESSAGE))
 
     def _release(self, job: Job, rows: int) -> None:
         with self._changed:
@@ -341,7 +341,7 @@ class Worker:
 
     def _recover(self, error: Exception) -> None:
         """After an error in the engine: its rows are lost, those that wait go on waiting."""
-        failure = Failure.of(error)
+        failure = Failure.from_error(error)
         waiting = set(map(id, self._queue.waiting))
         for flight in list(self._flights.values()):
             if id(flight.row) not in waiting:

@@ -191,12 +191,12 @@ def test_bytes_that_are_no_text_are_refused_on_the_command_line():
 def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
     name = written(tmp_path, "p.txt", "one\n")
     with pytest.raises(UserError, match="is a folder"):
-        output.check_output(str(tmp_path), None)
+        output.check_output_file(str(tmp_path), None)
     with pytest.raises(UserError, match="there is no folder"):
-        output.check_output(str(tmp_path / "none" / "out.txt"), None)
+        output.check_output_file(str(tmp_path / "none" / "out.txt"), None)
     with pytest.raises(UserError, match="is the input file too"):
-        output.check_output(str(tmp_path / "." / "p.txt"), name)
-    output.check_output(str(tmp_path / "out.txt"), name)
+        output.check_output_file(str(tmp_path / "." / "p.txt"), name)
+    output.check_output_file(str(tmp_path / "out.txt"), name)
     assert not (tmp_path / "out.txt").exists()
 
 
