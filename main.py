@@ -206,9 +206,7 @@ def _run(args: argparse.Namespace, prompts: list[str] | Lines, count: int | None
     if painter:
         _tell(painter.legend)
     settings = {name: getattr(args, name) for name in DECODING}
-    if count == args.num_samples == 1 and not (
-        args.input_file or args.output_file or args.json
-    ):
+    if count == args.num_samples == 1 and not (args.input_file or args.output_file or args.json):
         return _stream(decoder, prompts[0], settings, painter)
     return _write_all(decoder, prompts, count, settings, painter, args)
 
@@ -310,9 +308,7 @@ def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
         yield prompt
 
 
-def _write(
-    output: Results, n: int, prompt: str | UserError, result: Result
-) -> int:
+def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
     unread = isinstance(prompt, UserError)
     output.write("" if unread else prompt, result)

@@ -93,7 +93,7 @@ def compare(
     single = batch_size == 1
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
-    numbers = {(REGULAR, 0): REGULAR}
+    numbers: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
     numbers |= {(way, n): f"{way} {n}" for way in args.ways for n in args.num_draft}
     ways: dict[str, Callable[[int], Run]] = {
         name: subject.runs(way, n, turns, batch_size, **common)
@@ -152,9 +152,12 @@ def written(table: dict, weights: int) -> str:
 
 def costs_table(costs: PairCosts, weights: int) -> str:
     """What passes cost."""
+
+    def cell(width: int) -> Callable[[dict], str]:
+        return lambda row: row["cells"][width]
+
     columns: dict[str, Callable[[dict], str]] = {"M": lambda row: row["name"]}
-    for width in costs.seconds:
-        columns[str(width)] = lambda row, width=width: row["cells"][width]
+    columns |= {str(width): cell(width) for width in costs.seconds}
     rows = [
         {"name": "ms", "cells": {m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
         {"name": "v(M)", "cells": {m: f"{v:.2f}" for m, v in costs.v.items()}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import theory
@@ -20,7 +20,7 @@ Tokens = list[list[int]]  # of the prompts of a turn
 
 
 def measure(
-    ways: Mapping[Hashable, Decode], turns: int, repeats: int, meter: CostMeter | None = None
+    ways: Mapping[Any, Decode], turns: int, repeats: int, meter: CostMeter | None = None
 ) -> tuple[dict[Any, Timed], PairCosts | None]:
     """Times every way, and the passes between them, so that a slower machine strikes both.
 
@@ -87,7 +87,7 @@ def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, A
         costs: of passes over one row.
     """
     runs = [run for row in timed.outcomes for run in row]
-    widths = sum((run.widths for run in runs), Counter())
+    widths = sum((run.widths for run in runs), Counter[int]())
     alpha = theory.acceptance_probability(*by_position(_results(timed))) or 0.0
     draft_passes = sum(run.draft_passes for run in runs)
     spent = theory.cost(widths, draft_passes, costs.c, costs.v)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from benchmarks import options, report
 from mlx_t5.checkpoints.quantization import Recipe
@@ -20,17 +21,18 @@ from model import expected_parameters
 BITS = (None, 8, 4)
 
 
-def _config(sizes: tuple[int, ...], **others: object) -> T5Config:
+def _config(sizes: tuple[int, ...], **others: Any) -> T5Config:
     names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
-    return T5Config(**dict(zip(names, sizes, strict=True)), **others)
+    shape: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    return T5Config(**shape, **others)
 
 
 def _t5(*sizes: int) -> T5Config:
     return _config((32128, *sizes))
 
 
-def _gated(vocab_size: int, *sizes: int, **others: object) -> T5Config:
-    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+def _gated(vocab_size: int, *sizes: int, **others: Any) -> T5Config:
+    gated: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     return _config((vocab_size, *sizes), **(gated | others))
 
 

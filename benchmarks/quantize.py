@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from benchmarks import options, report, workload
 from benchmarks.extras import needed
@@ -39,7 +40,7 @@ from model import T5
 BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
 PLAIN = "bfloat16"
-# Layers that may want more bits: name → what to look for in their paths. `MIXED_BITS` has "v and o".
+# Layers that may need more bits: name → what to look for in their paths. `MIXED_BITS` has v and o.
 PARTS = MappingProxyType(
     {
         "q and k": r"\.[qk]$",
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     subject, facts = begin(args, command, ["sacrebleu"], num_draft=args.num_draft)
     for name, model in ((args.model, subject.target), (args.draft_model, subject.draft)):
         require_unquantized(name, model)
-    tables = []
+    tables: list[dict[str, Any]] = []
     for task in [None] if args.prompts else list(dict.fromkeys(args.task)):
         prompts = workload.chosen(task, args.prompts, args.count)
         trial = Trial(subject, prompts, args)
@@ -159,8 +160,8 @@ def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
     for part, where in {**PARTS, "last layers": last}.items():
         result[f"4 bits, 5 in {part}"] = Recipe(four, five, where)
     for low, high in ((2, 4), (2, 6), (3, 6), (4, 8)):
-        ways = (Quantization.from_options(bits, group) for bits in (low, high))
-        result[f"{low} bits, {high} in v and o"] = Recipe(*ways)
+        most, special = (Quantization.from_options(bits, group) for bits in (low, high))
+        result[f"{low} bits, {high} in v and o"] = Recipe(most, special)
     return result
 
 
@@ -195,7 +196,7 @@ class Trial:
         """Decodes the prompts with the target as it is."""
         self.subject, self.prompts, self.args = subject, prompts, args
         own = self._decoded(subject.regular())
-        self.own = [result.text for result in own]
+        self.own = [result.text or "" for result in own]
         start = subject.target.config.decoder_start_token_id
         sources = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
         self.texts = Texts(sources, [[start, *result.tokens] for result in own])
@@ -231,7 +232,7 @@ class Trial:
             SpeculativeDecoder(target, draft, self.subject.tokenizer, self.args.num_draft)
         )
         counted = counts(results)
-        texts = [result.text for result in results]
+        texts = [result.text or "" for result in results]
         return {
             "way": way,
             "bytes": size,

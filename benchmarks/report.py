@@ -154,6 +154,6 @@ def write_json(file: Path | None, record: dict) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} is no JSON")

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks import options, report, workload
 from benchmarks.options import AUTO
@@ -89,6 +90,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []
     try:
+        assert process.stderr is not None, "it is a pipe"
         for line in process.stderr:
             lines.append(line)
             if found := re.search(r"at http://(\S+)", line):
@@ -230,7 +232,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 128, workload.MIXED)
     add = parser.add_argument
-    number = {"type": options.at_least(1), "metavar": "N"}
+    number: dict[str, Any] = {"type": options.at_least(1), "metavar": "N"}
     add("--clients", nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64", **number)
     add("--max-batch", default=8, help="default: %(default)s", **number)
     add(

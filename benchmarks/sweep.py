@@ -143,6 +143,7 @@ def timings(
         ways[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
     meter = cost_meter(subject, prompts, args.num_draft)
     timed, costs = measure(ways, len(turns), args.repeats, meter)
+    assert costs is not None, "they were measured"
     regular = timed[REGULAR]
     rows = [
         {"delta": delta, "num_draft": n, **figures(timed[delta, n], regular)}
@@ -174,7 +175,7 @@ def judge(
 
     def texts(decoder: Any) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
-        return [result.text for result in turn(0)]
+        return [result.text or "" for result in turn(0)]
 
     lossless = texts(subject.regular())
     return [

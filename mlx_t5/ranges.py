@@ -54,7 +54,8 @@ class Range:
             return value if value in self.besides else None
         if isinstance(value, bool) or self.kind is bool:
             return value if isinstance(value, bool) and self.kind is bool else None
-        if not isinstance(value, Integral if self.kind is int else Real):
+        numbers: Any = Integral if self.kind is int else Real
+        if not isinstance(value, numbers):
             return None
         if not self.least <= value <= self.most:
             return self.kind(value) if value in self.besides else None

@@ -64,7 +64,7 @@ class Settings:
         fitting["stop"] = _several(
             "stop",
             [self.stop] if isinstance(self.stop, str) else self.stop,
-            lambda text: isinstance(text, str) and text,
+            lambda text: isinstance(text, str) and text != "",
             "a string or several, of at least one character each",
         )
         fitting["logits_processors"] = _several(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.safetensors_file import read_header
@@ -42,7 +42,7 @@ class Checkpoint:
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self.names = list(self._tensors)
         self.metadata = metadata
-        self._files: dict[Path, BinaryIO] = {}
+        self._files: dict[Path, FileIO] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape."""
@@ -88,7 +88,7 @@ class Checkpoint:
         while self._files:
             self._files.popitem()[1].close()
 
-    def _open(self, path: Path) -> BinaryIO:
+    def _open(self, path: Path) -> FileIO:
         if path not in self._files:
             self._files[path] = open(path, "rb", buffering=0)
         return self._files[path]

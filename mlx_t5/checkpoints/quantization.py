@@ -140,7 +140,8 @@ class Recipe:
         if bits is not None or mode != "affine":
             wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
             raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
-        return cls(*(Quantization.from_options(each, group_size) for each in MIXED_BITS[predicate]))
+        low, high = (Quantization.from_options(each, group_size) for each in MIXED_BITS[predicate])
+        return cls(low, high)
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """How a parameter of this name and shape is quantised; None if it is left as it is."""

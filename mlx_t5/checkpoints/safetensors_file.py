@@ -149,7 +149,7 @@ class SafetensorsWriter:
             raise ValueError(f"more data for {name} than its shape has room for")
         if data.nbytes:
             self._file.seek(self._data_start + start)
-            self._put(data.reshape(-1).view(np.uint8))
+            self._put(data.reshape(-1).view(np.uint8).data)
         self._next[name] = start + data.nbytes
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class SafetensorsWriter:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def _put(self, data: bytes | np.ndarray) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while len(view):
             view = view[self._file.write(view) :]

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mlx_t5.checkpoints.stored_tensor import MAX_RANK, MAX_TENSORS, StoredTensor, natural
 from mlx_t5.errors import UserError, shown
@@ -96,7 +97,7 @@ def read_torch(path: Path) -> list[StoredTensor]:
 def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]]]:
     """The state dict, and for each storage key where its bytes start and how many they are."""
     try:
-        with _Archive(path) as file, zipfile.ZipFile(file) as archive:
+        with _Archive(path) as whole, zipfile.ZipFile(whole) as archive:
             entries = {info.filename: info for info in archive.infolist()}
             roots = [name for name in entries if name.partition("/")[2] == "data.pkl"]
             if len(roots) != 1:
@@ -208,8 +209,8 @@ def _place(
 class _Archive(io.FileIO):
     """A file for `zipfile`, which reads the list of entries at once, however long it is."""
 
-    def read(self, size: int = -1) -> bytes:
-        if size > _MAX_PICKLE:
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > _MAX_PICKLE:
             raise UserError("its list of entries is too large for a list of tensors")
         return super().read(size)
 
@@ -251,7 +252,7 @@ _LITERALS = frozenset(
 _CONTAINERS = MappingProxyType({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple})
 
 
-def _check_key(key: object) -> None:
+def _check_key(key: Any) -> None:
     """Refuses keys that take long to hash or to compare: nested tuples, huge numbers and texts."""
     if type(key) not in (str, int):
         raise UserError(f"damaged: a {type(key).__name__} as a dictionary key")
@@ -270,7 +271,7 @@ class _Machine:
         self._memo: dict[int, object] = {}
         self.storages: dict[str, _Storage] = {}
 
-    def run(self) -> object:
+    def run(self) -> Any:
         """The object the pickle describes, made of plain containers, `_Storage` and `_Tensor`."""
         for n, (opcode, argument, _) in enumerate(pickletools.genops(self._stream)):
             if n == self._most:
@@ -278,7 +279,7 @@ class _Machine:
             self._step(opcode.name, argument)
         return self._stack.pop()
 
-    def _step(self, op: str, argument: object) -> None:
+    def _step(self, op: str, argument: Any) -> None:
         stack = self._stack
         if op in _LITERALS:
             stack.append(argument)
@@ -346,7 +347,7 @@ class _Machine:
             raise UserError("damaged: a tensor constructor with too many arguments")
         self._stack.append(name.call(*arguments))
 
-    def _storage(self, identity: object) -> _Storage:
+    def _storage(self, identity: Any) -> _Storage:
         kind, name, key, _, size, *view = identity
         if kind != "storage" or type(name) is not _Name or not name.storage or type(key) is not str:
             raise UserError("damaged: a persistent id that is no storage")

@@ -15,7 +15,7 @@ import string
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TextIO, TypeVar
+from typing import Generic, TextIO, TypeVar, cast
 
 from mlx_t5.errors import UserError
 
@@ -185,7 +185,7 @@ class ReadAhead(Generic[Item]):
         if end is not None:
             self._drawn.put((None, end))  # it stays the end
             raise end
-        return item
+        return cast(Item, item)
 
     def _next(self) -> tuple[Item | None, BaseException | None]:
         while True:  # a Ctrl-C that comes just before a wait begins does not end it: short ones

@@ -56,6 +56,8 @@ def choose_pair(
     Raises:
         UserError: there is no such model, or it cannot be converted.
     """
+    draft: Path | None
+    usual_draft: Path | None
     if model is None:
         target, usual_draft, why = _default_pair()
     else:
@@ -134,7 +136,7 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
             print(f"warning: {large}", file=sys.stderr, flush=True)
     target, tokenizer = load(chosen.target, dtype)
     draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
-    drafter = DraftModel(draft, target) if draft else None
+    drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy

@@ -71,7 +71,7 @@ class Painter:
     def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
         """A whole result, coloured, on one line; the detokenizer is a fresh one."""
         pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
-        left = len(result.text)  # the tokens of a stop string are not shown
+        left = len(result.text or "")  # the tokens of a stop string are not shown
         for i, piece in enumerate(pieces):
             pieces[i] = piece[:left]
             left -= len(pieces[i])
@@ -110,9 +110,8 @@ class Results:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
-        self._file = self._file or open(
-            self._path, "w", encoding="utf-8", errors="backslashreplace"
-        )
+        if self._path and not self._file:
+            self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")
         print(line, file=self._file, flush=True)
 
 

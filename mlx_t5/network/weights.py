@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, Checkpoint, read_weight_map
@@ -151,7 +152,7 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
-def quantize(model: nn.Module, entry: object, names: set[str]) -> None:
+def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
     """Make those layers quantised whose scales are among `names`, as config.json describes.
 
     Args:

@@ -83,14 +83,15 @@ class Sampling:
             return [[getattr(row.settings, name) for row in rows] for name in names]
 
         rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-        processing = Processing.collect(*each(*rules), eos)
-        sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
-        sampling = cls.collect(*sampled, processing=processing)
-        return (
-            sampling
-            if sampling.all_greedy
-            else replace(sampling, keys=mx.stack([row.key for row in rows]))
+        penalty, ngram_size, min_tokens, custom = each(*rules)
+        processing = Processing.collect(penalty, ngram_size, min_tokens, custom, eos)
+        temp, top_k, top_p, delta, block = each(
+            "temp", "top_k", "top_p", "delta", "block_verification"
         )
+        sampling = cls.collect(temp, top_k, top_p, delta, block, processing)
+        if sampling.all_greedy:
+            return sampling
+        return replace(sampling, keys=mx.stack([row.key for row in rows]))
 
     def step_keys(self, positions: Sequence[int]) -> mx.array | None:
         """Keys (B, 2) for the step at these positions; None if every row is greedy."""

@@ -43,7 +43,7 @@ async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     await refuse(ApiError(503, message, headers=headers), send)
 
 
-class Connection(AutoHTTPProtocol):
+class Connection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
     """uvicorn's protocol with a limit on connections.
 
     Attributes:

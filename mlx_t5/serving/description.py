@@ -26,8 +26,9 @@ def add_description(app: FastAPI, with_key: bool) -> None:
     async def describe(request: Request) -> Response:
         return JSONResponse(description(named=has_key(request.scope)))
 
-    (theirs,) = (route for route in app.routes if route.path == app.openapi_url)
-    app.routes[app.routes.index(theirs)] = Route(app.openapi_url, describe)
+    path = str(app.openapi_url)
+    (place,) = (i for i, each in enumerate(app.routes) if getattr(each, "path", None) == path)
+    app.routes[place] = Route(path, describe)
 
 
 def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dict[str, Any]:

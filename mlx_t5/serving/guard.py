@@ -9,7 +9,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -137,7 +137,7 @@ class Guard:
         return ApiError(413, message, headers={"Connection": "close"})
 
 
-def has_key(scope: dict) -> bool:
+def has_key(scope: Mapping[str, Any]) -> bool:
     """Whether who asks may know everything: the key was sent, or none is needed."""
     return scope[HAS_KEY]
 

@@ -114,4 +114,5 @@ class Metrics:
 
 
 def _value(counter: Counter) -> float:
-    return next(s.value for s in counter.collect()[0].samples if s.name.endswith("_total"))
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return next(sample.value for sample in samples if sample.name.endswith("_total"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.costs import LONGEST
-from mlx_t5.requests import AUTO
 from mlx_t5.serving.jobs import Decoder
 from mlx_t5.text.prompts import encoded
 
@@ -21,10 +20,10 @@ def warm_up(decoder: Decoder) -> None:
     Those are 1 to num_draft + 1 positions, or with "auto" 1 to `LONGEST` + 1. Drafters need not
     propose so many for a dummy prompt, so the passes are made whatever they say.
     """
-    model, longest = decoder.model, decoder.defaults.num_draft
+    model, wanted = decoder.model, decoder.defaults.num_draft
     filler = model.config.eos_token_id
     decoder.generate([[filler] * SOURCE], max_tokens=8)
-    longest = LONGEST if longest == AUTO else longest
+    longest = wanted if isinstance(wanted, int) else LONGEST
     cache = encoded(model, [[filler] * SOURCE])
     for width in range(1, longest + 2 if decoder.drafter else 2):
         cache.reserve(width)

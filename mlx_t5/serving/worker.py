@@ -241,7 +241,7 @@ class Worker:
             self._take(job)
         running = len(self._engine.rows)
         for row in self._queue.admit():  # alone it would fare no better the next time
-            self._fail(self._flights[id(row)], Failure("input", row.error))
+            self._fail(self._flights[id(row)], Failure("input", str(row.error)))
         now = self._clock()
         for row in self._engine.rows[running:]:
             self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)

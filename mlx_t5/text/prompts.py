@@ -75,8 +75,7 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
         raise UserError("a prompt is empty; give at least one token id")
     ids = _whole_numbers(ids)
     if min(ids) < 0 or max(ids) >= vocab_size:
-        bad = next(token for token in ids if not 0 <= token < vocab_size)
-        bad = written(bad)
+        bad = written(next(token for token in ids if not 0 <= token < vocab_size))
         raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
     return ids
 

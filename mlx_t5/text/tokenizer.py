@@ -1,5 +1,7 @@
 """The tokenizer of a model folder, whichever files it has, and the token ids of a text.
 
+The files decide:
+
     spiece.model     sentencepiece encodes, as it did in training; see sentencepiece_tokenizer.py
     tokenizer.json   alone: encodes as transformers 5 loads it. That rebuilds T5's unigrams from
                      the vocabulary and loses the byte tokens and the id of the unknown token, so
@@ -194,16 +196,16 @@ def _sound(charsmap: bytes) -> bool:
     trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]
     if size % 4 or not 0 < size == len(trie) or not texts.endswith(b"\0"):
         return False
-    trie = np.frombuffer(trie, "<u4").astype(np.int64)
+    units = np.frombuffer(trie, "<u4").astype(np.int64)
     try:
         texts.decode()
     except UnicodeDecodeError:
         return False
-    steps = np.flatnonzero(trie >> 31 == 0)  # the other units are values
+    steps = np.flatnonzero(units >> 31 == 0)  # the other units are values
     # A step leads to its base, where its value is, and to the base with a byte of text in it.
-    bases = steps ^ (trie[steps] >> 10 << ((trie[steps] & 1 << 9) >> 6))
-    if (bases | 255).max(initial=0) >= len(trie):
+    bases = steps ^ (units[steps] >> 10 << ((units[steps] & 1 << 9) >> 6))
+    if (bases | 255).max(initial=0) >= len(units):
         return False
-    values = trie[bases[trie[steps] >> 8 & 1 == 1]] & 0x7FFFFFFF
+    values = units[bases[units[steps] >> 8 & 1 == 1]] & 0x7FFFFFFF
     starts = np.frombuffer(b"\0" + texts, np.uint8)[: len(texts)] == 0
     return bool((values < len(texts)).all() and starts[values].all())

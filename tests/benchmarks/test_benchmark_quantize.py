@@ -106,9 +106,7 @@ def test_recipes_fit_the_model(target):
     assert (group_size(target), group_size(draft)) == (64, 32)  # rows of 96
     every = recipes(target.config, 64)
     assert every[PLAIN] is None and set(uniform(64)) < set(every)
-    assert every["vo_4_6"] == Recipe(
-        Quantization(64, 4, "affine"), Quantization(64, 6, "affine")
-    )
+    assert every["vo_4_6"] == Recipe(Quantization(64, 4, "affine"), Quantization(64, 6, "affine"))
     last = every["4 bits, 5 in last layers"]
     assert [
         last.for_layer(f"decoder.layers.{i}.self_attention.q.weight", (64, 64)).bits for i in (1, 2)
