@@ -29,6 +29,9 @@ def measure(
         turns: how many they have.
         repeats: how often each is done after a warm-up.
         meter: of the passes' costs; None to leave them out.
+
+    Returns:
+        The times of each way by its name, and what passes cost; None without a meter.
     """
     measuring: dict[Any, Callable[[int], Any]] = dict(ways)
     if meter:
@@ -100,7 +103,7 @@ def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, A
 
 
 def by_position(results: Sequence[Result]) -> tuple[list[int], list[int]]:
-    """How many steps had a first, second, … proposal, and how many of those were accepted."""
+    """Number of steps with a first, second, … proposal, and how many of these were accepted."""
     told = [result.stats.speculation for result in results]
     drafted = theory.added([each.drafted_by_position for each in told])
     return drafted, theory.added([each.accepted_by_position for each in told])

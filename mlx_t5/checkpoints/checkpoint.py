@@ -45,7 +45,7 @@ class Checkpoint:
         self._files: dict[Path, FileIO] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape."""
+        """The sizes of the tensor's dimensions."""
         return self._tensors[name].shape
 
     def dtype(self, name: str) -> str:

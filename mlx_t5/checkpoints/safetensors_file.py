@@ -45,10 +45,13 @@ _CODES = MappingProxyType({name: (code, size) for code, (name, size) in _TYPES.i
 
 
 def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
-    """The tensors that a safetensors file holds, in the order of its bytes, and its metadata.
+    """Reads the header of a safetensors file.
 
     Args:
         path: the file; nothing but its header is read.
+
+    Returns:
+        Its tensors, in the order of their bytes, and its metadata, text by name.
 
     Raises:
         UserError: the file is cut short, or its header is malformed or lies about the file.

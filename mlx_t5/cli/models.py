@@ -120,8 +120,8 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
         load: reads a model's folder, as `model.load` does.
 
     Returns:
-        The target, the drafter (None for regular decoding), the target's tokenizer and the draft's,
-        None if there is none.
+        The target, the drafter (None for regular decoding), the target's tokenizer (None if its
+        folder has none) and the draft's (None if it has none, or there is no draft).
 
     Raises:
         UserError: a model cannot be read, or the two do not fit each other.

@@ -123,7 +123,11 @@ class Cache:
     def update(
         self, layer: int, keys: mx.array, values: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
-        """Write new keys and values (B, H, T, d_kv); return all that attention has to see."""
+        """Writes new keys and values (B, H, T, d_kv) of a layer into their slots.
+
+        Returns:
+            The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
+        """
         self.keys[layer] = slots.write(self.keys[layer], keys)
         self.values[layer] = slots.write(self.values[layer], values)
         return self.keys[layer][:, :, : slots.seen], self.values[layer][:, :, : slots.seen]

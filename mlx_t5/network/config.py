@@ -183,7 +183,7 @@ class T5Config:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All tokens that end a text; the first is `eos_token_id`."""
+        """The ids of all tokens that end a text; the first is `eos_token_id`."""
         return (self.eos_token_id, *self.more_eos_token_ids)
 
     @property

@@ -320,7 +320,7 @@ class ChatForm(CompletionForm):
 
 
 def text_of(progress: Progress, chunk: bool) -> tuple[str, Reason | None]:
-    """The text of a chunk, or the whole one, and why it ended (None: it has not)."""
+    """Returns the text, of this chunk or whole, and why it ended (None if it goes on)."""
     result = progress.chunk.result
     if result is None:
         return progress.chunk.text, None

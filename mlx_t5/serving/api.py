@@ -74,7 +74,7 @@ class Decoding(Request):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
+        """The stop strings; () if there are none."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 

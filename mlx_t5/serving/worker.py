@@ -135,7 +135,7 @@ class Worker:
         return self._thread.is_alive() and not self._closing
 
     def health(self) -> tuple[str, str | None]:
-        """How it is, in a word: "ok", "stopping", "failed" or "stalled"; and why, unless ok."""
+        """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
         if not self.alive:
@@ -148,7 +148,7 @@ class Worker:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """How many rows are in the batch and how many wait for a place."""
+        """The number of rows in the batch, and the number that wait for a place."""
         with self._changed:
             admitted = sum(self._left.values())
         running = len(self._engine.rows)
@@ -270,7 +270,7 @@ class Worker:
         self._queue.waiting += rows
 
     def _counts(self, rows: list[Row] | None = None) -> tuple[int, int, int, int]:
-        """Tokens, target calls, proposals and accepted ones of these rows so far."""
+        """Totals of these rows so far: tokens, target calls, proposals, accepted proposals."""
         rows = self._engine.rows if rows is None else rows
         stats = [row.stats for row in rows]
         return (

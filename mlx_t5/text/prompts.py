@@ -35,7 +35,13 @@ REWRITING = frozenset(
 
 
 def split(prompts: Any) -> tuple[list, bool]:
-    """The prompts in a list, and whether it was a single one: a text or token ids.
+    """Puts prompts in a list.
+
+    Args:
+        prompts: one prompt (a text or token ids), or several.
+
+    Returns:
+        The list, and whether it was a single prompt.
 
     Raises:
         UserError: it is neither that nor several.
@@ -91,18 +97,20 @@ def _whole_numbers(ids: list) -> list[int]:
 
 
 def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that tell T5 what to do ("fix grammar:"), () if the prompt has none.
+    """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
-    What is one cannot be known from the text alone, and only speed depends on it. Taken for one is
-    the beginning up to a colon and a space, within `PREFIX_LENGTH` characters and one sentence. It
-    begins in lower case ("translate English to German:", "stsb sentence1:"), as sentences do not,
-    or with a word that asks for a rewriting ("Fix grammatical errors in this sentence:"), and does
-    not end in a number. So "She said:" and "Call me at 10:" are none; nor are "Question:" and
-    others with a capital, and "she said:" is one.
+    This is a guess, and only speed depends on it. A prefix is the beginning of the prompt up to a
+    colon and a space, within `PREFIX_LENGTH` characters and one sentence. It starts in lower case
+    ("translate English to German:", "stsb sentence1:"), as sentences do not, or with a word that
+    asks for a rewriting ("Fix grammatical errors in this sentence:"), and does not end in a number.
+    So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is one.
 
     Args:
         ids: source tokens.
-        tokenizer: None knows of no prefixes.
+        tokenizer: of the model; without one (None) no prefix is found.
+
+    Returns:
+        The tokens of the prefix, its colon included; () if there is none.
     """
     if tokenizer is None:
         return ()
@@ -118,7 +126,10 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 
 
 def checked_prompts(prompts: Any, seed: Any) -> tuple[Iterable, int | list[int]]:
-    """The prompts of a call, and its seed or seeds as plain integers.
+    """Checks the prompts and the seeds of a call.
+
+    Returns:
+        The prompts, and the seed or the list of seeds as plain integers.
 
     Raises:
         UserError: `prompts` is no iterable of prompts, or the seeds are not one or one a prompt.
@@ -176,7 +187,11 @@ def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
+    """Right-pads token lists to one length S.
+
+    Returns:
+        ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
+    """
     width = max(map(len, rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
     if all(len(row) == width for row in rows):

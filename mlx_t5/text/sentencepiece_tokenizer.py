@@ -104,7 +104,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copy spiece.model."""
+        """Copies spiece.model; returns its new path, as a tuple of one."""
         name = f"{filename_prefix}-spiece.model" if filename_prefix else "spiece.model"
         path = Path(save_directory) / name
         if path.resolve() != Path(self.vocab_file).resolve():
