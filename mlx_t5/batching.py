@@ -49,7 +49,7 @@ class Queue:
         self._room = size  # rows beside which one was refused; tried again when there are fewer
 
     def admit(self) -> list[Row]:
-        """Lets rows join, as many as there are places and memory for.
+        """Lets as many rows join as there are places and memory for.
 
         Returns:
             Those that cannot be decoded at all, finished by `error`.
@@ -68,14 +68,14 @@ class Queue:
         return failed
 
     def remove(self, rows: Iterable[Row]) -> None:
-        """Takes rows out that are in; nobody has to wait on their account any longer."""
+        """Takes rows out of the batch; nobody has to wait on their account any longer."""
         gone = set(map(id, rows))
         left = [row for row in self.waiting if id(row) not in gone]
         if len(left) < len(self.waiting):
             self.waiting, self._room = left, self.size
 
     def _insert(self, rows: Sequence[Row]) -> bool:
-        """Inserts rows, or half of them and then the others; False once one has to wait."""
+        """Inserts rows, at first all, then halves of them; False once one has to wait."""
         try:
             self.engine.insert(rows)
             return True
@@ -133,7 +133,7 @@ def run(
 
 
 def next_group(waiting: Sequence[Row], count: int) -> list[Row]:
-    """Up to `count` rows to join: the oldest, and those nearest to it in length.
+    """Returns up to `count` rows to join: the oldest, and those nearest to it in length.
 
     Together their sources have at most `MAX_JOINING_TOKENS` tokens; equal sources are encoded once
     and count once.

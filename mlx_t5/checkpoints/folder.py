@@ -40,12 +40,12 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file of this name can be one that was written here."""
+    """Whether this module may have written a file of this name."""
     return name in SMALL_FILES or _WEIGHTS.fullmatch(name) is not None
 
 
 def split(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
-    """Cuts the steps into shards of at most `shard_bytes`, but at least one tensor, each."""
+    """Cuts the steps into shards of at most `shard_bytes`, or of one larger tensor."""
     shards: list[list[S]] = []
     room = 0
     for step in steps:
@@ -128,7 +128,7 @@ def write_json(path: Path, value: dict) -> None:
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """MLX keeps freed buffers for reuse; blocks of many sizes would pile up there."""
+    """Limits the buffers that MLX keeps for reuse: blocks of many sizes would pile up there."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

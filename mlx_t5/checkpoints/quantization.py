@@ -59,7 +59,7 @@ class Quantization:
     def from_options(
         cls, bits: int | None = None, group_size: int | None = None, mode: str = "affine"
     ) -> Quantization:
-        """The wanted quantisation, what is None being the mode's default.
+        """Returns the quantisation that these options ask for; None is the mode's default.
 
         Raises:
             UserError: MLX has no such combination.
@@ -75,7 +75,7 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether rows of this length divide into groups; if not, mlx-lm leaves the layer alone."""
+        """Whether a weight's rows divide into groups; if not, it stays as it is, as in mlx-lm."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def nbytes(self, shape: tuple[int, ...], width: int) -> int:
@@ -121,7 +121,7 @@ class Recipe:
         mode: str = "affine",
         predicate: str | None = None,
     ) -> Recipe:
-        """The wanted recipe, what is None being the mode's default.
+        """Returns the recipe that these options ask for; None is the mode's default.
 
         Args:
             bits: of every layer.
@@ -144,13 +144,13 @@ class Recipe:
         return cls(low, high)
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """How a parameter of this name and shape is quantised; None if it is left as it is."""
+        """Returns how to quantise a parameter of this name and shape; None leaves it as it is."""
         path = name.removesuffix(".weight")
         how = self.special if self.special and re.search(self.where, path) else self.general
         return how if quantize_predicate(path) and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
-        """What config.json says of it: the general way, and by path the layers that differ.
+        """The entry for config.json: the general way, and by path the layers that differ.
 
         Args:
             layers: every quantised layer by its path.

@@ -106,7 +106,7 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
 
 
 def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Bytes that tensors, given as to `SafetensorsWriter`, take in a file besides its header."""
+    """Bytes of tensors in a file, without its header; arguments as for `SafetensorsWriter`."""
     return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
 
@@ -143,7 +143,7 @@ class SafetensorsWriter:
         self._put(len(text).to_bytes(8, "little") + text)
 
     def append(self, name: str, rows: mx.array) -> None:
-        """Writes the next rows of one tensor; rows of several tensors may come interleaved."""
+        """Writes the next rows of one tensor; tensors may be interleaved."""
         # numpy has no bfloat16; its bytes are the same under any 16-bit type.
         rows = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
         data = np.ascontiguousarray(np.array(rows, copy=False))
@@ -156,7 +156,7 @@ class SafetensorsWriter:
         self._next[name] = start + data.nbytes
 
     def close(self) -> None:
-        """Checks that every tensor is complete and hands the file to the disk."""
+        """Checks that every tensor is complete and flushes the file to the disk."""
         short = [name for name, position in self._next.items() if position != self._end[name]]
         if short:
             raise ValueError(f"{self._path}: incomplete tensors: {', '.join(short)}")

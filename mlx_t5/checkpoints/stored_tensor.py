@@ -55,12 +55,12 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, laid out without gaps."""
+        """Size in bytes, without gaps between the elements."""
         return self.size * self.itemsize
 
     @property
@@ -137,7 +137,7 @@ class StoredTensor:
 
 
 def natural(values: Sequence[object]) -> bool:
-    """Whether values can be the shape, strides or offsets of a tensor."""
+    """Whether these can be the shape, the strides or the offsets of a tensor."""
     return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 

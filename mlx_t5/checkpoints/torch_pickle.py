@@ -95,7 +95,7 @@ def read_torch(path: Path) -> list[StoredTensor]:
 
 
 def _read_zip(path: Path) -> tuple[dict[str, _Tensor], dict[str, tuple[int, int]]]:
-    """The state dict, and for each storage key where its bytes start and how many they are."""
+    """Returns the state dict, and by storage key the start and the number of its bytes."""
     try:
         with _Archive(path) as whole, zipfile.ZipFile(whole) as archive:
             entries = {info.filename: info for info in archive.infolist()}
@@ -272,7 +272,7 @@ class _Machine:
         self.storages: dict[str, _Storage] = {}
 
     def run(self) -> Any:
-        """The object the pickle describes, made of plain containers, `_Storage` and `_Tensor`."""
+        """Returns the object: plain containers, `_Storage` and `_Tensor`."""
         for n, (opcode, argument, _) in enumerate(pickletools.genops(self._stream)):
             if n == self._most:
                 raise UserError(f"its pickle has more than {n} opcodes; no list of tensors has")

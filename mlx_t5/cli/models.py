@@ -42,7 +42,7 @@ class Pair:
 def choose_pair(
     model: str | None, draft_model: str | None, convert: Convert, regular: bool = False
 ) -> Pair:
-    """Find, and if need be convert, the models to run.
+    """Finds the models to run, and converts them if need be.
 
     Args:
         model: name of the target; None takes t5-11b where it and t5-small are converted, and the

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_output_file(output_file: str, input_file: str | None) -> None:
-    """See before the work begins that its results can be written.
+    """Checks, before the work begins, that its results can be written.
 
     Raises:
         UserError: the folder is missing or closed, or the file is the input itself.
@@ -58,7 +58,7 @@ class Painter:
         return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
     def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
-        """Text coloured token by token.
+        """Colours text token by token.
 
         Args:
             pieces: the text that each token completed.
@@ -103,7 +103,7 @@ class Results:
             self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
-        """Write one result; an empty line, or JSON with the error, where there is no text."""
+        """Writes one result; an empty line, or JSON with the error, where there is no text."""
         paint = None if result.error else self._paint
         line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
         if paint and self._aside:

@@ -15,7 +15,7 @@ ACTIVATION_NAMES = (
     "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
     "relu6", "tanh",
 )  # fmt: skip
-_MAX_END_TOKENS = 256
+_MAX_END_TOKENS = 256  # ids in eos_token_id
 # No published size comes near; a larger one is a broken or a hostile file.
 _MAX_SIZE = 2**24
 _MAX_LAYERS = 256  # of a stack
@@ -129,7 +129,7 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Read what config.json holds; other entries are ignored, null counts as absent.
+        """Reads what config.json holds; other entries are ignored, and null counts as absent.
 
         Raises:
             UserError: not a T5 model, or an entry is missing, of a wrong type or out of range.

@@ -29,7 +29,7 @@ _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 
 
 def tensor_names(config: T5Config) -> dict[str, str]:
-    """Every tensor of a model with this config: its Hugging Face name → ours."""
+    """Returns every tensor of a model with this config: its Hugging Face name → ours."""
     names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
     projections = ("wi_0", "wi_1", "wo") if config.is_gated else ("wi", "wo")
     sublayers = {
@@ -54,7 +54,7 @@ def tensor_names(config: T5Config) -> dict[str, str]:
 
 
 def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
-    """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+    """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
     Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)
     only if it is not the embedding over again.
@@ -81,7 +81,7 @@ def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape])
 
 
 def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
-    """Compare tensors by name and shape.
+    """Compares tensors by name and shape.
 
     Raises:
         UserError: they differ; the message names the first few.
@@ -153,7 +153,7 @@ def read_config(folder: Path) -> dict:
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
-    """Make those layers quantised whose scales are among `names`, as config.json describes.
+    """Quantises the layers whose scales are among `names`, as config.json describes.
 
     Args:
         model: changed in place; its weights are yet to be filled in.
@@ -178,7 +178,7 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
 
 
 def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
-    """Every tensor of an MLX folder, read from disk when it is evaluated."""
+    """Yields every tensor of an MLX folder, read from disk when it is evaluated."""
     if (folder / SAFETENSORS).is_file():
         files = {SAFETENSORS}
     else:
@@ -191,7 +191,7 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
-    """Set every parameter, one at a time, in `dtype` where it is a floating-point number.
+    """Sets every parameter, one at a time, in `dtype` where it is a floating-point number.
 
     Args:
         model: has exactly the parameters that follow.

@@ -203,8 +203,8 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
     """Draws one token a row by an exponential race (the exponential form of the Gumbel-max trick).
 
-    Each token has a clock that rings after a time with the exponential distribution, at a rate
-    that is its weight. The first to ring is token x with probability weights(x) / sum of weights:
+    With an exponentially distributed time E(x) of mean 1 for each token, the token with the least
+    E(x) / weights(x) is x with probability weights(x) / sum of weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
 
     Args:

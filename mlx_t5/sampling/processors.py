@@ -167,7 +167,7 @@ def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -
 
 
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
-    """Which tokens would complete an n-gram that the row has written already.
+    """Marks the tokens that would complete an n-gram that the row has written already.
 
     At a position with P tokens before it, an n-gram that starts at column s counts if it is
     complete, s + n <= P, and its first n - 1 tokens are the last n - 1 of the P. So it is compared

@@ -59,7 +59,7 @@ class Counts(BaseModel):
 
     @classmethod
     def from_stats(cls, stats: Stats) -> Counts:
-        """Those of the engine."""
+        """Takes them from the engine's statistics."""
         return cls(**{name: getattr(stats, name) for name in cls.model_fields})
 
 
@@ -188,7 +188,7 @@ def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
 
 
 def speculation(progress: Progress) -> Speculation:
-    """Who wrote what in a chunk; what follows its last token is given to the target."""
+    """Says who wrote what in a chunk; text after its last token counts as the target's."""
     chunk = progress.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # Of a stop string that several tokens make, the last ones have no piece.

@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 
 def error_of_status(status: int, detail: str, headers: dict[str, str] | None = None) -> ApiError:
-    """An error that the framework raised by its status alone."""
+    """Makes an error of a status that the framework raised."""
     message = {
         404: "there is nothing at this address; see /docs",
         405: "this address does not take this method; see /docs",
@@ -70,7 +70,7 @@ def error_of_status(status: int, detail: str, headers: dict[str, str] | None = N
 
 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """The first complaint of pydantic about a body.
+    """Makes an error of pydantic's first complaint about a body.
 
     A union complains once for each of its types; those about the same field are told together.
     """

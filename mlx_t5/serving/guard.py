@@ -81,7 +81,7 @@ class Guard:
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
     def _check_name(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses browsers that some page has led here under a name of its own.
+        """Refuses browsers that a page sent here under its own host name.
 
         Such a page (DNS rebinding) could otherwise read the answers as if they were its own.
         """
@@ -138,7 +138,7 @@ class Guard:
 
 
 def has_key(scope: Mapping[str, Any]) -> bool:
-    """Whether who asks may know everything: the key was sent, or none is needed."""
+    """Whether the client may see everything: it sent the key, or none is needed."""
     return scope[HAS_KEY]
 
 

@@ -79,7 +79,7 @@ class Failure:
 
     @classmethod
     def from_error(cls, error: Exception) -> Failure:
-        """What clients are told of an exception; where it came from is logged."""
+        """Returns what clients are told of an exception; logs where it came from."""
         log.error("decoding failed: %s", place(error))
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
             message = "no memory left for this batch; try again later, or with a shorter prompt"

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from mlx_t5.requests import Stats
 
 WINDOW_SECONDS = 10.0  # seconds over which tokens/s is taken
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
@@ -36,14 +36,17 @@ class Metrics:
             "t5_request_seconds",
             "From the first byte of a request to the last of its response",
             ["path"],
-            buckets=SECONDS,
+            buckets=BUCKET_SECONDS,
             registry=r,
         )
         self.queue_seconds = Histogram(
-            "t5_queue_seconds", "A row's wait for a place", buckets=SECONDS, registry=r
+            "t5_queue_seconds", "A row's wait for a place", buckets=BUCKET_SECONDS, registry=r
         )
         self.first_token_seconds = Histogram(
-            "t5_first_token_seconds", "From request to first token", buckets=SECONDS, registry=r
+            "t5_first_token_seconds",
+            "From request to first token",
+            buckets=BUCKET_SECONDS,
+            registry=r,
         )
         self._cancelled = Counter("t5_cancelled_rows", "Rows whose client went away", registry=r)
         self._finished = Counter("t5_finished_rows", "Rows decoded", ["reason"], registry=r)
@@ -59,7 +62,7 @@ class Metrics:
         self._drafted = Counter("t5_drafted_tokens", "Proposals verified", registry=r)
         self._accepted = Counter("t5_accepted_tokens", "Proposals kept", registry=r)
         self._step_seconds = Histogram(
-            "t5_step_seconds", "A step of the whole batch", buckets=SECONDS, registry=r
+            "t5_step_seconds", "A step of the whole batch", buckets=BUCKET_SECONDS, registry=r
         )
         self._occupancy = Histogram(
             "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)], registry=r
@@ -74,12 +77,12 @@ class Metrics:
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, seconds: float) -> None:
-        """A step of the engine with so many rows."""
+        """Counts a step of the engine with so many rows."""
         self._occupancy.observe(rows)
         self._step_seconds.observe(seconds)
 
     def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
-        """What a step decided, over all its rows."""
+        """Counts what a step decided, over all its rows."""
         self._tokens.inc(tokens)
         self._calls.inc(calls)
         self._drafted.inc(drafted)
@@ -90,26 +93,26 @@ class Metrics:
             self._written.popleft()
 
     def finished(self, stats: Stats, reason: str) -> None:
-        """A row is done."""
+        """Counts a finished row."""
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
 
     def cancelled(self, rows: int) -> None:
-        """So many rows were withdrawn."""
+        """Counts rows whose clients withdrew them."""
         self._cancelled.inc(rows)
 
     def tokens_per_second(self) -> float:
-        """Over the last `WINDOW_SECONDS` seconds."""
+        """Tokens a second, over the last `WINDOW_SECONDS`."""
         since = self._clock() - WINDOW_SECONDS
         return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW_SECONDS
 
     def acceptance_rate(self) -> float:
-        """Of all proposals so far; 0 before the first."""
+        """The share of all proposals so far that was accepted; 0 before the first."""
         drafted = _value(self._drafted)
         return _value(self._accepted) / drafted if drafted else 0.0
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Returns everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

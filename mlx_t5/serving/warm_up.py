@@ -11,7 +11,7 @@ from mlx_t5.drafting.costs import LONGEST
 from mlx_t5.serving.jobs import Decoder
 from mlx_t5.text.prompts import encoded
 
-SOURCE = 8  # tokens of the dummy prompt
+DUMMY_TOKENS = 8  # tokens of the dummy prompt
 
 
 def warm_up(decoder: Decoder) -> None:
@@ -22,9 +22,9 @@ def warm_up(decoder: Decoder) -> None:
     """
     model, wanted = decoder.model, decoder.defaults.num_draft
     filler = model.config.eos_token_id
-    decoder.generate([[filler] * SOURCE], max_tokens=8)
+    decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8)
     longest = wanted if isinstance(wanted, int) else LONGEST
-    cache = encoded(model, [[filler] * SOURCE])
+    cache = encoded(model, [[filler] * DUMMY_TOKENS])
     for width in range(1, longest + 2 if decoder.drafter else 2):
         cache.reserve(width)
         mx.eval(model.decode(mx.array([[filler] * width], mx.int32), cache, [0]))

@@ -122,7 +122,7 @@ class Worker:
             self._changed.notify()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Takes no more jobs, finishes those it has and ends; whether it did so in time (s)."""
+        """Takes no more jobs and finishes the others; returns whether that was in time."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -131,7 +131,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether jobs are taken."""
+        """Whether the thread takes jobs."""
         return self._thread.is_alive() and not self._closing
 
     def health(self) -> tuple[str, str | None]:
@@ -194,7 +194,7 @@ class Worker:
         self._queue = batching.Queue(self._engine, self.max_batch, waiting)
 
     def _wait(self) -> bool:
-        """Waits for something to do; False if there is nothing and never will be."""
+        """Waits for work; returns False if no more will come."""
         if not self._flights:
             mx.clear_cache()  # buffers kept for the next step; there may be none for long
         with self._changed:
@@ -202,7 +202,7 @@ class Worker:
             return bool(self._new or self._flights)
 
     def _round(self) -> None:
-        """Rows leave, rows join, one step, news to everybody."""
+        """One round: rows leave, rows join, a step, and everybody is told."""
         try:
             self._leave()
             self._join()
@@ -340,7 +340,7 @@ class Worker:
                 del self._left[job]
 
     def _recover(self, error: Exception) -> None:
-        """After an error in the engine: its rows are lost, those that wait go on waiting."""
+        """Recovers from an error in the engine: its rows are lost, waiting ones keep waiting."""
         failure = Failure.from_error(error)
         waiting = set(map(id, self._queue.waiting))
         for flight in list(self._flights.values()):

@@ -1,4 +1,4 @@
-"""Between what callers give and get and the rows of token ids that are decoded."""
+"""Converts what callers give into rows of token ids, and rows into results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Codec:
             yield row
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """What a row has got since `seen` tokens were decided, and its result if it is done."""
+        """Returns what a row has gained since `seen` tokens, with its result if it is done."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -88,7 +88,7 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def result(self, row: Row) -> Result:
-        """What a finished row has become."""
+        """Returns the result of a finished row."""
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()

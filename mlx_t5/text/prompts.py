@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PROMPT = "a text or a list of token ids"
 # A task prefix has at most so many characters, and so no more tokens.
 # "Remove all grammatical errors from this text:" has 45.
-PREFIX_LENGTH = 64
+PREFIX_CHARACTERS = 64
 _PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")
 # Prefixes that begin with a capital begin with one of these, as instructions like CoEdIT's do.
-REWRITING = frozenset(
+REWRITING_VERBS = frozenset(
     "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
     "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
 )
@@ -87,7 +87,7 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Token ids as plain integers; by their types, as there may be 100,000 of them."""
+    """Returns token ids as plain integers; checks types only, as there may be 100,000 ids."""
     kinds = set(map(type, ids))
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
@@ -100,7 +100,7 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
     This is a guess, and only speed depends on it. A prefix is the beginning of the prompt up to a
-    colon and a space, within `PREFIX_LENGTH` characters and one sentence. It starts in lower case
+    colon and a space, within `PREFIX_CHARACTERS` characters and one sentence. It starts in lower case
     ("translate English to German:", "stsb sentence1:"), as sentences do not, or with a word that
     asks for a rewriting ("Fix grammatical errors in this sentence:"), and does not end in a number.
     So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is one.
@@ -114,12 +114,14 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """
     if tokenizer is None:
         return ()
-    pieces = [tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_LENGTH + 1]]
+    pieces = [
+        tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_CHARACTERS + 1]
+    ]
     found = _PREFIX.match("".join(pieces).replace("▁", " "))
     if not found:
         return ()
     words = found["words"].split()
-    if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING):
+    if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING_VERBS):
         return ()
     ends = list(accumulate(map(len, pieces)))
     return tuple(ids[: bisect_left(ends, found.end("words") + 1) + 1])
@@ -158,7 +160,7 @@ def checked_samples(num_samples: Any, temp: float) -> int:
 
 
 def checked_seed(seed: Any) -> int | list[int]:
-    """A seed, or one a prompt, as plain integers.
+    """Checks a seed, or one a prompt; returns plain integers.
 
     Raises:
         UserError: one is no whole number or out of range.
@@ -169,7 +171,7 @@ def checked_seed(seed: Any) -> int | list[int]:
 
 
 def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[Iterator[mx.array]]:
-    """The random keys (2,) of the samples of one prompt after the other, made as they are needed.
+    """Yields the random keys (2,) of the samples, prompt by prompt.
 
     Args:
         seed: as `checked_seed` returns it. From one, sample j of prompt i gets stream

@@ -85,7 +85,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Turn whatever the libraries raise into a UserError.
+    """Turns whatever the libraries raise into a UserError.
 
     Some of it is bare Exception, and a panic in their Rust is a BaseException of a class that
     cannot be imported.
@@ -102,7 +102,7 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 
 
 def _settings(file: Path) -> dict:
-    """What a JSON file says, nothing if there is none."""
+    """Reads a JSON file; {} if there is none."""
     settings = json.loads(read_small(file, TOKENIZER_BYTES)) if os.path.lexists(file) else {}
     if not isinstance(settings, dict):
         raise ValueError(f"{file.name} holds no object")
@@ -136,7 +136,7 @@ def _from_json(folder: Path, own: dict, sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Do what transformers' T5Tokenizer does to a tokenizer.json, which takes it much longer."""
+    """Does what transformers' T5Tokenizer does to a tokenizer.json, but much faster."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -154,7 +154,7 @@ def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
 
 
 def _restore_fallback(tokenizer: Any, model: dict) -> None:
-    """Give a unigram tokenizer back the byte and unknown tokens that it may have lost.
+    """Gives a unigram tokenizer back the byte and unknown tokens that it may have lost.
 
     The id of the unknown token goes by its name, as some files were saved with transformers' 2.
     """
@@ -186,7 +186,7 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 
 
 def _sound(charsmap: bytes) -> bool:
-    """Whether every walk through a sentencepiece character map stays inside and ends at a text.
+    """Whether every walk through a sentencepiece character map stays inside it and ends at a text.
 
     It is a size in bytes (uint32), so many bytes of a double-array trie (units of uint32, see
     https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
