@@ -8,7 +8,8 @@ unknown fields, only the first wrong one is complained of: a body may have 300,0
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -107,6 +108,11 @@ class OpenAIRequest(Decoding):
     user: str | None = Field(None, description="accepted and not used")
 
     @property
+    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
+        """The prompts as a list, of texts or of token ids."""
+        raise NotImplementedError
+
+    @property
     def alternatives(self) -> int | None:
         """Log-probabilities a token, None for none."""
         raise NotImplementedError
@@ -140,10 +146,10 @@ class CompletionRequest(OpenAIRequest):
         return self
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list."""
+    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
+        """As in `OpenAIRequest`."""
         single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if single else self.prompt
+        return cast("list[str] | list[list[int]]", [self.prompt] if single else self.prompt)
 
     @property
     def alternatives(self) -> int | None:

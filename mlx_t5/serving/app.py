@@ -47,7 +47,9 @@ REFUSALS = {
     500: "internal error",
     503: "no memory left, too many connections, shutting down, or decoding has failed",
 }
-ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()
+}
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
@@ -92,7 +94,7 @@ def create_app(
     _add_information(app)
     _add_page(app)
     add_description(app, api_key is not None)
-    paths = {route.path for route in app.routes}
+    paths = {getattr(route, "path", "") for route in app.routes}
     return Guard(app, api_key, max_body, metrics, paths, is_own_name)
 
 
@@ -152,11 +154,12 @@ def _add_generation(app: FastAPI) -> None:
         """A prompt in, its text out."""
         exchange = await service.submit(body, [body.prompt], request.receive)
         (last,) = await exchange.finished()
-        result = last.chunk.result
-        service.log_texts([result.text])
+        text, reason = answers.text_of(last, chunk=False)
+        assert reason is not None, "its last event has the result"
+        service.log_texts([text])
         return answers.Prediction(
-            text=result.text,
-            finish_reason=result.finish_reason,
+            text=text,
+            finish_reason=reason,
             stats=answers.Counts.from_stats(last.stats),
         )
 
@@ -178,10 +181,11 @@ async def _openai(
     )
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     made = form(service.model, service.spell, logprobs, detailed)
-    prompt_tokens = sum(map(len, exchange.job.prompts))
+    assert exchange.job is not None, "it was submitted"
+    prompt_tokens = sum(len(prompt) for prompt in exchange.job.prompts)
     if not body.stream:
         last = await exchange.finished()
-        service.log_texts([event.chunk.result.text for event in last])
+        service.log_texts([answers.text_of(event, chunk=False)[0] for event in last])
         counts = answers.usage(prompt_tokens, [event.stats for event in last])
         whole = made.whole([made.choice(event, chunk=False) for event in last], counts, False)
         return JSONResponse(whole.model_dump(mode="json", exclude_unset=True))
@@ -212,7 +216,7 @@ async def _events(
         if prompt_tokens is not None:
             counts = answers.usage(prompt_tokens, [event.stats for event in last])
             yield _sse(made.whole([], counts, True))
-        service.log_texts([event.chunk.result.text for event in last])
+        service.log_texts([answers.text_of(event, chunk=False)[0] for event in last])
         yield "data: [DONE]\n\n"
     except ClientGone:
         return

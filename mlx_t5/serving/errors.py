@@ -6,7 +6,7 @@ be read: a prompt must not end up in a log by way of an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -47,7 +47,7 @@ class ApiError(Exception):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
         self.status, self.headers = status, headers or {}
@@ -60,7 +60,7 @@ class ApiError(Exception):
         return self.body.model_dump()
 
 
-def error_of_status(status: int, detail: str, headers: dict[str, str] | None = None) -> ApiError:
+def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """Makes an error of a status that the framework raised."""
     message = {
         404: "there is nothing at this address; see /docs",
