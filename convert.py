@@ -21,9 +21,9 @@ try:
     from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
     from mlx_t5.checkpoints.folder import (
         BLOCK_BYTES,
+        into_shards,
         is_model_file,
         new_model_folder,
-        split,
         write_json,
         write_shards,
     )
@@ -146,7 +146,7 @@ def convert(
         raw = read_config(folder)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe)
-            shards = split(steps, SHARD_BYTES)
+            shards = into_shards(steps, SHARD_BYTES)
             with new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, shards)
                 entry = _entry(recipe, steps) if recipe else None

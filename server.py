@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import Limits, Service
+    from mlx_t5.serving.service import RequestLimits, Service
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 KEY_VARIABLE = "T5_API_KEY"
@@ -188,18 +188,20 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import Limits
+    from mlx_t5.serving.service import RequestLimits
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
-    limits = Limits(args.max_prompt_tokens, args.max_tokens, rows)
+    limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
     service = _service(args, chosen, limits, metrics)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, args.max_body, names)
 
 
-def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
+def _service(
+    args: argparse.Namespace, chosen: Pair, limits: RequestLimits, metrics: Metrics
+) -> Service:
     from mlx_t5.serving.service import Service
     from mlx_t5.serving.worker import Worker
 

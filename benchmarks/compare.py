@@ -74,10 +74,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         for batch_size in args.batch_size:
             for prompts in sets:
                 for table in compare(subject, prompts, temp, batch_size, args):
-                    print(f"\n{written(table, weights_read(subject.target))}", flush=True)
+                    print(f"\n{table_text(table, weights_read(subject.target))}", flush=True)
                     tables.append(table)
     print(f"\n{NOTES}")
-    report.write_json(args.json, {"command": command, "environment": facts, "tables": tables})
+    report.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
     return int(differs and facts["dtype"] == "float32")
 
@@ -136,7 +136,7 @@ def rows_of(
     return rows
 
 
-def written(table: dict, weights: int) -> str:
+def table_text(table: dict, weights: int) -> str:
     """A table as it is printed; `weights` are the bytes that a target pass reads."""
     title = (
         f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     rows = summarise(timed, {name: device for name, (_, device) in systems.items()})
     print(f"\n{report.markdown(COLUMNS, rows)}\n\n{remarks(rows, dtype, missing)}")
     record = {"command": command, "environment": facts, "rows": rows, "left_out": missing}
-    report.write_json(args.json, record)
+    report.write_record(args.json, record)
     ours = [row for row in rows if row["ours"]]
     return int(any(row["different"] for row in ours) and dtype == "float32")
 

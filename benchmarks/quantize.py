@@ -114,7 +114,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         table = {"task": prompts.name, "count": len(prompts.prompts), "tokens": trial.positions}
         tables.append({**table, "targets": targets, "drafts": drafts})
     print(f"\n{NOTES}")
-    report.write_json(args.json, {"command": command, "environment": facts, "tables": tables})
+    report.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     rows = [row for table in tables for row in table["drafts"]]
     return int(any(row["exact_match_lossless"] < 100 for row in rows))
 

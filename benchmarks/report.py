@@ -146,7 +146,7 @@ def check_writable(*files: Path | None) -> None:
                 raise UserError(str(error)) from None
 
 
-def write_json(file: Path | None, record: dict) -> None:
+def write_record(file: Path | None, record: dict) -> None:
     """Writes all figures, if a file is wanted."""
     if file is not None:
         text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)

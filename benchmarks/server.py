@@ -105,7 +105,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
         process.wait()
 
 
-def load(
+def send_all(
     address: str, prompts: Sequence[str], clients: int, options: dict
 ) -> tuple[float, list[float], list[dict]]:
     """Sends all prompts, with so many clients at a time.
@@ -154,11 +154,11 @@ def measure(
     measured = {(n, way): Measurement(way, n, len(prompts)) for n in clients for way in addresses}
     changed: dict[tuple[int, str], set[int]] = {key: set() for key in measured}
     for address in addresses.values():
-        load(address, prompts[: 2 * max(clients)], max(clients), options)
+        send_all(address, prompts[: 2 * max(clients)], max(clients), options)
     texts: list[str] = []
     for _ in range(repeats):
         for n, way in measured:
-            seconds, latencies, answers = load(addresses[way], prompts, n, options)
+            seconds, latencies, answers = send_all(addresses[way], prompts, n, options)
             one = measured[n, way]
             one.seconds.append(seconds)
             one.latencies += latencies
@@ -170,7 +170,7 @@ def measure(
     return list(measured.values())
 
 
-def rows_of(measured: Sequence[Measurement]) -> list[dict]:
+def table_rows(measured: Sequence[Measurement]) -> list[dict]:
     """The figures of every measurement; the speed-up is over serving one at a time."""
     single = {one.clients: one.seconds for one in measured if one.way == SINGLE}
     return [
@@ -208,17 +208,17 @@ def run(args: argparse.Namespace, command: str) -> int:
             }
         except RuntimeError as error:
             raise UserError(str(error).removeprefix("error: ")) from None
-        facts = report.environment(dtype_of(addresses[SINGLE]))
+        facts = report.environment(served_dtype(addresses[SINGLE]))
         own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
         print(report.header(facts, command, **options.header_fields(args), **own), flush=True)
-        rows = rows_of(measure(addresses, prompts, args.clients, settings, args.repeats))
+        rows = table_rows(measure(addresses, prompts, args.clients, settings, args.repeats))
     print(f"\n{report.markdown(COLUMNS, rows)}")
-    report.write_json(args.json, {"command": command, "environment": facts, "rows": rows})
+    report.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
     may_differ = args.temp > 0 and args.num_draft == AUTO
     return int(any(row["different"] for row in rows) and not may_differ)
 
 
-def dtype_of(address: str) -> str:
+def served_dtype(address: str) -> str:
     """What a server's model computes in."""
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/v1/models")

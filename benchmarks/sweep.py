@@ -104,7 +104,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     subject, facts = begin(args, command, packages, judged=count)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
     rows, costs, regular = timings(subject, prompts, settings, args)
-    qualities = judge(subject, judged, settings, args)
+    qualities = quality_of(subject, judged, settings, args)
     rows = [row | own for row, own in zip(rows, qualities, strict=True)]
     print(f"\n{report.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     write_csv(sheet, rows)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
-    report.write_json(figures_file, {**record, "costs": costs, "regular": regular, "rows": rows})
+    report.write_record(figures_file, {**record, "costs": costs, "regular": regular, "rows": rows})
     print(f"wrote {sheet}, {picture} and {figures_file}")
     changed = any(row["delta"] == 0 and row["different"] for row in rows)
     return int(changed and facts["dtype"] == "float32")
@@ -168,7 +168,7 @@ def with_theory(rows: Sequence[dict], costs: PairCosts) -> list[dict]:
     return result
 
 
-def judge(
+def quality_of(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> list[dict]:
     """The quality of every setting's texts."""

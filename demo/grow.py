@@ -23,9 +23,9 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.folder import (
     BLOCK_BYTES,
+    into_shards,
     is_model_file,
     new_model_folder,
-    split,
     write_json,
     write_shards,
 )
@@ -126,7 +126,7 @@ def grow(
         T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
         with open_checkpoint(source) as checkpoint:
             tensors = plan(widening, checkpoint, dtype)
-            shards = split(tensors, SHARD_BYTES)
+            shards = into_shards(tensors, SHARD_BYTES)
             with new_model_folder(path, overwrite, source, shards) as partial:
                 write_shards(
                     partial, shards, lambda tensor: tensor.blocks(checkpoint, seed), "pt", "growing"

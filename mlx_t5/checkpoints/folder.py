@@ -44,7 +44,7 @@ def is_model_file(name: str) -> bool:
     return name in SMALL_FILES or _WEIGHTS.fullmatch(name) is not None
 
 
-def split(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
+def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
     """Cuts the steps into shards of at most `shard_bytes`, or of one larger tensor."""
     shards: list[list[S]] = []
     room = 0
@@ -97,7 +97,7 @@ def write_shards(
 
     Args:
         folder: where to.
-        shards: from `split`.
+        shards: from `into_shards`.
         blocks: gives a step's rows, in order: the next ones of each of its arrays, by name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: what the progress bar says.

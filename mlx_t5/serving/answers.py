@@ -70,7 +70,7 @@ class WrittenToken(BaseModel):
     writer: Writer
 
 
-class Speculation(BaseModel):
+class SpeculationDetails(BaseModel):
     """Who wrote the tokens of a choice; their texts joined are the choice's text."""
 
     tokens: list[WrittenToken]
@@ -93,7 +93,7 @@ class Choice(BaseModel):
     text: str
     logprobs: Logprobs | None
     finish_reason: Reason | None
-    speculation: Speculation | None = None
+    speculation: SpeculationDetails | None = None
 
 
 class Completion(BaseModel):
@@ -144,7 +144,7 @@ class ChatChoice(BaseModel):
     delta: ChatMessage | None = None
     logprobs: ChatLogprobs | None
     finish_reason: Reason | None
-    speculation: Speculation | None = None
+    speculation: SpeculationDetails | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -187,7 +187,7 @@ def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
     )
 
 
-def speculation(progress: Progress) -> Speculation:
+def speculation(progress: Progress) -> SpeculationDetails:
     """Says who wrote what in a chunk; text after its last token counts as the target's."""
     chunk = progress.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
@@ -198,7 +198,7 @@ def speculation(progress: Progress) -> Speculation:
     ]
     if rest:
         tokens.append(WrittenToken(text=rest, writer="target"))
-    return Speculation(tokens=tokens, stats=Counts.from_stats(progress.stats))
+    return SpeculationDetails(tokens=tokens, stats=Counts.from_stats(progress.stats))
 
 
 @dataclass
@@ -253,7 +253,7 @@ class CompletionForm:
         self.offsets[progress.index] = end
         return Logprobs(
             tokens=tokens,
-            token_logprobs=[finite(entry.logprob) for entry in entries],
+            token_logprobs=[json_number(entry.logprob) for entry in entries],
             top_logprobs=list(map(self._by_text, entries, tokens)),
             text_offset=offsets,
         )
@@ -266,9 +266,9 @@ class CompletionForm:
         named: dict[str, float] = {}
         for token, value in entry.top:
             if token == entry.token:
-                named[text] = finite(value)
+                named[text] = json_number(value)
             elif (name := self.spell(token).text) != text:
-                named.setdefault(name, finite(value))
+                named.setdefault(name, json_number(value))
         return named
 
 
@@ -307,7 +307,7 @@ class ChatForm(CompletionForm):
     def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
         def named(token: int, value: float) -> dict:
             text, spelled = self.spell(token)
-            return {"token": text, "logprob": finite(value), "bytes": spelled}
+            return {"token": text, "logprob": json_number(value), "bytes": spelled}
 
         content = [
             ChatTokenLogprob(
@@ -342,6 +342,6 @@ def completed(progress: Progress) -> list[str]:
     return texts
 
 
-def finite(logprob: float) -> float:
+def json_number(logprob: float) -> float:
     """A log-probability that JSON can hold."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -40,7 +40,7 @@ class ClientGone(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a request may ask for.
 
     Attributes:
@@ -114,7 +114,7 @@ class Service:
     def __init__(
         self,
         worker: Worker,
-        limits: Limits,
+        limits: RequestLimits,
         model: str,
         num_draft: int | str,
         delta: float,

@@ -43,11 +43,11 @@ def test_json_keeps_dataclasses(tmp_path):
         x: int
 
     file = tmp_path / "figures.json"
-    report.write_json(file, {"a": [Point(1)], "b": "é"})
+    report.write_record(file, {"a": [Point(1)], "b": "é"})
     assert json.loads(file.read_text(encoding="utf-8")) == {"a": [{"x": 1}], "b": "é"}
-    report.write_json(None, {})
+    report.write_record(None, {})
     with pytest.raises(TypeError, match="set"):
-        report.write_json(file, {"a": {1}})
+        report.write_record(file, {"a": {1}})
 
 
 def test_a_file_that_cannot_be_written_is_seen_before_the_work(tmp_path):

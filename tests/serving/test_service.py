@@ -9,7 +9,7 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.service import Limits, Service
+from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
@@ -22,7 +22,7 @@ def served(vocab_size):
     tokenizer = load_tokenizer(BUNDLED / "target")
     decoder = SimpleNamespace(model=model, tokenizer=tokenizer, drafter=None, defaults=Settings())
     worker = SimpleNamespace(start=lambda: decoder)
-    return Service(worker, Limits(10, 10, 10), "a model", 5, 0.0), tokenizer
+    return Service(worker, RequestLimits(10, 10, 10), "a model", 5, 0.0), tokenizer
 
 
 def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
