@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks import options, report, workload
 from benchmarks.costs import Costs, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
-from benchmarks.options import AUTO
 from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
 from benchmarks.timing import Timed
 from benchmarks.workload import Workload
+from mlx_t5.cli.arguments import setting
+from mlx_t5.requests import AUTO
 
 COLUMNS: report.Columns = {
     **report.WAY,
@@ -47,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
     add(
         "--temp",
-        type=options.between(0, 100),
+        type=setting("temp"),
         nargs="+",
         default=[0.0],
         metavar="T",
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--batch-size",
-        type=options.at_least(1),
+        type=setting("batch_size"),
         nargs="+",
         default=[1],
         metavar="B",

@@ -9,40 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import TASKS
+from mlx_t5.cli.arguments import NUM_DRAFT, at_least, setting, within
 from mlx_t5.cli.models import BUNDLED
 
-AUTO = "auto"  # in place of a number of proposals
-
-
-def at_least(lowest: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from here on."""
-
-    def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"give a whole number from {lowest}, not {text!r}")
-        return int(text)
-
-    return parse
-
-
-def between(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number in this range."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"give a number from {low} to {high}, not {text!r}")
-        return value
-
-    return parse
-
-
-def num_draft(text: str) -> int | str:
-    """An argparse type: a number of proposals, or auto."""
-    return AUTO if text == AUTO else at_least(1)(text)
+num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or auto
 
 
 def add_num_draft(
@@ -51,7 +21,7 @@ def add_num_draft(
     what: str = "numbers, or auto",
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
-    """How many proposals, one setting each; `kind` is `num_draft` or a narrower type."""
+    """How many proposals, one setting each; `kind` is an argparse type."""
     parser.add_argument(
         "--num-draft",
         type=kind,
@@ -112,7 +82,7 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
     )
     add(
         "--max-tokens",
-        type=at_least(1),
+        type=setting("max_tokens"),
         default=200,
         metavar="N",
         help="longest text (default: %(default)s)",

@@ -27,9 +27,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import options, report, workload
-from benchmarks.options import AUTO
 from benchmarks.timing import Ratio, spread
+from mlx_t5.cli.arguments import at_least, setting
 from mlx_t5.errors import UserError
+from mlx_t5.requests import AUTO
 
 SERVER = Path(__file__).parent.parent / "server.py"
 WAYS = SINGLE, BATCHED = ("one at a time", "batched")
@@ -230,7 +231,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 128, workload.MIXED)
     add = parser.add_argument
-    number = {"type": options.at_least(1), "metavar": "N"}
+    number = {"type": at_least(1), "metavar": "N"}
     add("--clients", nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64", **number)
     add("--max-batch", default=8, help="default: %(default)s", **number)
     add(
@@ -240,5 +241,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="a number or auto (default: %(default)s)",
     )
-    add("--temp", type=options.between(0, 100), default=0.0, help="default: %(default)s")
+    add("--temp", type=setting("temp"), default=0.0, help="default: %(default)s")
     options.add_measuring(parser, 3)

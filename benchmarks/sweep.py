@@ -21,6 +21,7 @@ from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
 from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, begin, decoding
 from benchmarks.workload import Workload
+from mlx_t5.cli.arguments import at_least, between, setting
 from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
@@ -42,11 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 6, "mixed")
-    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", options.at_least(1))
+    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", at_least(1))
     add = parser.add_argument
     add(
         "--delta",
-        type=options.between(0, 1),
+        type=setting("delta"),
         nargs="+",
         default=[0.0, 0.5, 0.9, 1.0],
         metavar="D",
@@ -69,21 +70,21 @@ def _add_quality(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--quality-count",
-        type=options.at_least(1),
+        type=at_least(1),
         default=60,
         metavar="N",
         help="prompts by which quality is judged (default: %(default)s)",
     )
     add(
         "--quality-batch",
-        type=options.at_least(1),
+        type=at_least(1),
         default=20,
         metavar="B",
         help="decoded at the same time there (default: %(default)s)",
     )
     add(
         "--tolerance",
-        type=options.between(0, 100),
+        type=between(0, 100),
         default=1.0,
         metavar="POINTS",
         help="loss of exact match and of chrF that the recommended setting may have "
