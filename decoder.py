@@ -16,7 +16,7 @@ target and q draft probabilities.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -54,7 +54,6 @@ class Engine:
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
-        width: int = 1,
     ) -> None:
         """Starts an empty batch.
 
@@ -63,10 +62,9 @@ class Engine:
             drafter: where proposals come from; None for regular decoding.
             clock: seconds, for the statistics.
             adaptive: how many to propose, for rows whose num_draft is "auto".
-            width: rows of a full batch.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
-        self.adaptive, self.width = adaptive, width
+        self.adaptive = adaptive
         self.rows: list[Row] = []
         self.cache = None
         self.sampling: Sampling | None = None
@@ -91,14 +89,14 @@ class Engine:
         # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
         self._commit(proposal, outcome, self.clock() - started)
         if self.drafter:
-            self.drafter.note(committed)
+            self.drafter.note(committed)  # the same lists, grown
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def _draft(self, committed: Sequence[list[int]], keys: mx.array | None) -> Proposal:
         """What the drafter proposes, which may be nothing."""
         proposal = None
         if self.drafter:
-            limits = proposal_limits(self.rows, self.drafter, self.adaptive, self.width)
+            limits = proposal_limits(self.rows, self.drafter, self.adaptive)
             proposal = self.drafter.propose(committed, limits, self.sampling, keys)
         return proposal or Proposal.nothing(len(committed))
 
@@ -280,7 +278,7 @@ class SpeculativeDecoder:
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
-            **settings: any other of `results.Settings`, such as repetition_penalty.
+            **settings: any other of `requests.Settings`, such as repetition_penalty.
 
         Returns:
             One result, or a list in the order of the prompts: all samples of the
@@ -296,11 +294,9 @@ class SpeculativeDecoder:
         prompts, single = split(prompts)
         settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
         results = list(self.results(prompts, seed, batch_size, num_samples, **settings))
-        if not single:
-            return results
-        if results[0].finish_reason == "error":
+        if single and results[0].error:
             raise UserError(results[0].error)
-        return results[0] if len(results) == 1 else results
+        return results[0] if single and len(results) == 1 else results
 
     def results(
         self,
@@ -321,14 +317,10 @@ class SpeculativeDecoder:
         settings = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, settings.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        keys, width = random_keys(seed, samples), batch_size
-        if isinstance(prompts, Sized):
-            width = max(1, min(batch_size, len(prompts) * samples))
-        pairs = zip(prompts, keys, strict=False)
+        pairs = zip(prompts, random_keys(seed, samples), strict=False)
         rows = chain.from_iterable(self.codec.rows(p, settings, k) for p, k in pairs)
-        # The other samples of a prompt need not be waited for.
-        at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731
-        finished = batching.run(self.engine(settings, width), rows, batch_size, at_hand)
+        at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
+        finished = batching.run(self.engine(settings), rows, batch_size, at_hand)
         return map(self.codec.result, finished)
 
     def stream(
@@ -359,15 +351,10 @@ class SpeculativeDecoder:
                 raise UserError(row.error)
             yield self.codec.chunk(row, seen)
 
-    def engine(self, settings: Settings, width: int = 1) -> Engine:
-        """An engine for up to `width` rows; peak memory counts from here.
-
-        Args:
-            settings: of most of its rows; their costs are measured if `num_draft` is "auto".
-            width: rows at the same time.
-        """
+    def engine(self, settings: Settings) -> Engine:
+        """An empty batch, for rows with such settings mostly; peak memory counts from here."""
         drafter = self.drafter.fresh() if self.drafter else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
         mx.reset_peak_memory()
-        return Engine(self.model, drafter, self.clock, self.adaptive, width)
+        return Engine(self.model, drafter, self.clock, self.adaptive)

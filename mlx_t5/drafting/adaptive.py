@@ -75,18 +75,16 @@ class Adaptive:
         """
         self._measure, self.kinds = measure, kinds
         self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
-        self._fixed: dict[int, dict[str, int]] = {}
 
     @cached_property
     def costs(self) -> Costs:
         """Costs of steps on this machine."""
         return self._measure()
 
-    def fixed(self, rows: int) -> dict[str, int]:
-        """The most proposals of each kind for a sampled row of a batch of up to `rows` rows."""
-        if rows not in self._fixed:
-            self._fixed[rows] = self._best({kind: PRIORS[kind][0] for kind in self.kinds}, rows)
-        return self._fixed[rows]
+    @cached_property
+    def fixed(self) -> dict[str, int]:
+        """The most proposals of each kind for a sampled row, whatever rows are beside it."""
+        return self._best({kind: PRIORS[kind][0] for kind in self.kinds}, rows=1)
 
     def limits(self, task: tuple[int, ...], rows: int) -> dict[str, int]:
         """The most proposals of each kind for the greedy rows of a task in the next step.
@@ -164,7 +162,7 @@ class Adaptive:
 
 
 def proposal_limits(
-    rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive | None, width: int
+    rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive | None
 ) -> list[Limits]:
     """How many tokens of each kind each row of a batch may be proposed in the next step.
 
@@ -172,7 +170,6 @@ def proposal_limits(
         rows: B rows.
         drafter: where the proposals come from.
         adaptive: chooses for rows whose num_draft is "auto".
-        width: rows of a full batch.
     """
     limits: list[Limits] = []
     by_task: dict[tuple[int, ...], Limits] = {}
@@ -182,7 +179,7 @@ def proposal_limits(
         if row.settings.num_draft != AUTO:
             limit = dict.fromkeys(drafter.usual, row.settings.num_draft)
         elif not row.adapts:
-            limit = adaptive.fixed(width)
+            limit = adaptive.fixed
         else:
             if row.task not in by_task:
                 by_task[row.task] = adaptive.limits(row.task, len(rows))

@@ -31,8 +31,8 @@ class Decoder(Protocol):
     def generate(self, prompts: Any, max_tokens: int) -> Any:
         """Decodes one prompt or several."""
 
-    def engine(self, settings: Settings, width: int) -> Any:
-        """An engine for up to `width` rows, see `batching.Engine`."""
+    def engine(self, settings: Settings) -> Any:
+        """An empty batch, see `batching.Engine`."""
 
 
 class QueueFull(Exception):

@@ -80,15 +80,15 @@ def test_tasks_learn_apart():
 
 def test_a_sampled_row_takes_the_same_numbers_whatever_was_learned():
     adaptive = Adaptive(lambda: COSTS["a GPU"], ["copy", "weak copy", "first copy", "draft"])
-    before = adaptive.fixed(1)
+    before = adaptive.fixed
     for _ in range(60):
         adaptive.learn((), "draft", 1, 0)
-    assert Adaptive(lambda: COSTS["a GPU"], adaptive.kinds).fixed(1) == before
-    assert adaptive.fixed(1) == before
+    assert Adaptive(lambda: COSTS["a GPU"], adaptive.kinds).fixed == before
+    assert adaptive.fixed == before
     assert before["draft"] > 2
     # Where verifying is nearly free, copies on which little depends pay as well.
     flat = Adaptive(lambda: costs(0.0, lambda n: 1.0), ["copy", "weak copy", "first copy"])
-    assert min(flat.fixed(8).values()) > 5
+    assert min(flat.fixed.values()) > 5
 
 
 def test_rows_of_a_batch_share_the_positions_of_a_pass():

@@ -1,0 +1,215 @@
+"""Reads the snippets of a Markdown page and runs them as a reader would, in this process.
+
+A ```bash or ```python block may be followed by a ```text block with what it prints. A comment
+`<!-- not run: reason -->` right above a block says that a test cannot run it. Blocks of a page run
+in order in one empty folder, and Python blocks share their names.
+
+Commands of the project run in this process; everything else is left to the shell. Of a command's
+output the text is compared exactly. The figures of timings are not, and neither are lines on
+standard error that the page leaves out.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import main
+
+ROOT = Path(main.__file__).resolve().parent
+HOME = "/home/me/t5-mlx"  # where the reader of a page has this repository
+PROGRAMS = ("main", "convert", "server", "benchmark", "demo.grow")
+FENCE = re.compile(r"^```(\w*)$")
+NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
+SERVER = "http://127.0.0.1:8080"
+
+# What differs from run to run: times, speeds and memory; names and times of the server's answers.
+TIMINGS = re.compile(r'("(?:\w+_seconds|tokens_per_second|peak_memory_bytes|created)": ?)[\d.e-]+')
+NAMES = re.compile(r"\b(cmpl-|chatcmpl-)[0-9a-f]+")
+NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+@dataclass
+class Snippet:
+    """One fenced block of a page.
+
+    Attributes:
+        line: where it begins.
+        language: "bash", "python" or "text".
+        code: what it holds.
+        expected: what the page says that it prints; None if it says nothing.
+        not_run: why a test cannot run it; None if it can.
+    """
+
+    line: int
+    language: str
+    code: str
+    expected: str | None = None
+    not_run: str | None = None
+
+
+def read(page: Path) -> list[Snippet]:
+    """The blocks of a page; a ```text block right behind another one is its output."""
+    snippets: list[Snippet] = []
+    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), 1))
+    above, after = "", None  # the last line that was not blank; the block it closed, if any
+    for number, line in lines:
+        fence = FENCE.match(line)
+        if fence:
+            block = []
+            for _, inner in lines:
+                if inner == "```":
+                    break
+                block.append(inner)
+            code = "\n".join(block)
+            if fence[1] == "text" and after:
+                after.expected, after = code, None
+            else:
+                reason = NOT_RUN.match(above)
+                after = Snippet(number, fence[1], code, not_run=reason and reason[1])
+                snippets.append(after)
+            above = line
+        elif line:
+            above, after = line, None
+    return snippets
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words of each command of a ```bash block, comments dropped."""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield words
+
+
+class Session:
+    """Runs the blocks of one page.
+
+    Attributes:
+        folder: the working folder of all commands.
+        names: what the Python blocks have defined.
+    """
+
+    def __init__(self, folder: Path, server: Callable[[], str]) -> None:
+        """Starts in an empty folder.
+
+        Args:
+            folder: to work in; the bundled pair is linked into it.
+            server: returns the address of a server that stands in for the page's.
+        """
+        self.folder, self._server, self.names = folder, server, {}
+        for name in ("demo", "benchmarks"):
+            (folder / name).symlink_to(ROOT / name)
+
+    def run(self, snippet: Snippet) -> tuple[str, str]:
+        """Runs a block; returns what it writes to standard output and to standard error."""
+        code = snippet.code
+        if SERVER in code:
+            code = code.replace(SERVER, self._server())
+        return self._python(code) if snippet.language == "python" else self._bash(code)
+
+    def check(self, snippet: Snippet) -> None:
+        """Runs a block and compares what it prints with what the page says."""
+        output, errors = self.run(snippet)
+        if snippet.expected is not None:
+            expected = without(snippet.expected, errors)
+            if plain(expected) != plain(output):
+                raise AssertionError(f"it prints\n\n{output}{errors}\nand not\n\n{expected}")
+
+    def _python(self, code: str) -> tuple[str, str]:
+        with self._streams() as (output, errors):
+            exec(compile(code, "snippet", "exec"), self.names)
+        return self._captured(output), self._captured(errors)
+
+    def _bash(self, code: str) -> tuple[str, str]:
+        outputs, errors = [], []
+        for line in code.replace("\\\n", " ").splitlines():
+            output, error = self._command(line)
+            outputs.append(output)
+            errors.append(error)
+        return "".join(outputs), "".join(errors)
+
+    def _command(self, line: str) -> tuple[str, str]:
+        """Runs one line; of a pipe, the last command may be ours."""
+        before, _, last = line.rpartition(" | ")
+        words = shlex.split(last, comments=True)
+        variables = {}
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            variables[name] = value
+        if not (len(words) > 1 and words[0] == "python" and words[1].endswith(".py")):
+            done = subprocess.run(
+                ["sh", "-c", line], cwd=self.folder, capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout, done.stderr
+        given = self._command(before)[0] if before else ""
+        with self._streams(given, variables) as (output, errors):
+            try:
+                status = import_module(words[1].removesuffix(".py")).main(words[2:])
+            except SystemExit as end:
+                status = end.code
+        assert status == 0, self._captured(errors)
+        return self._captured(output), self._captured(errors)
+
+    @contextmanager
+    def _streams(self, given: str = "", variables: dict[str, str] | None = None) -> Iterator[tuple]:
+        """Runs what is inside in the session's folder, and collects what it writes."""
+        piped = self.folder / ".stdin"
+        piped.write_text(given, encoding="utf-8")
+        output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        place, environment, stdin = Path.cwd(), dict(os.environ), sys.stdin
+        os.environ.update(variables or {})
+        os.chdir(self.folder)
+        try:
+            with (
+                piped.open(encoding="utf-8") as sys.stdin,
+                redirect_stdout(output),
+                redirect_stderr(errors),
+            ):
+                yield output, errors
+        finally:
+            sys.stdin = stdin
+            os.chdir(place)
+            os.environ.clear()
+            os.environ.update(environment)
+
+    def _captured(self, stream: io.TextIOWrapper) -> str:
+        """What was written, with the folders of a reader in place of those of the test."""
+        stream.flush()
+        text = stream.buffer.getvalue().decode()
+        return text.replace(f"{ROOT}/", "").replace(str(self.folder.resolve()), HOME)
+
+
+def without(expected: str, errors: str) -> str:
+    """The lines of a page's output that are not on standard error, whatever figures these have."""
+    logged = {NUMBER.sub("#", line) for line in errors.splitlines()}
+    lines = [line for line in expected.splitlines() if NUMBER.sub("#", line) not in logged]
+    return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """A text without what differs from run to run."""
+    return NAMES.sub(r"\1…", TIMINGS.sub(r"\1…", text)).strip()
+
+
+def help_of(program: str, *subcommand: str) -> str:
+    """What a program prints if it is asked for help."""
+    output = io.StringIO()
+    with redirect_stdout(output), suppress(SystemExit):
+        import_module(program).main([*subcommand, "--help"])
+    return output.getvalue()
+
+
+def options(program: str, *subcommand: str) -> set[str]:
+    """The long options of a program, by its own help."""
+    return set(re.findall(r"--[a-z][\w-]*", help_of(program, *subcommand)))

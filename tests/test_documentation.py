@@ -1,0 +1,168 @@
+"""README, docs and CONTRIBUTING: snippets print what the pages say, and what these name exists."""
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import model
+import snippets
+from snippets import ROOT
+
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [README, *DOCS]
+OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "demo/README.md", "demo/recipe/README.md")
+TEXTS = [*PAGES, *(ROOT / name for name in OTHERS)]
+# What commands write, and owners on the Hub.
+ELSEWHERE = ("models/", ".venv/", "demo/recipe/work", "google/", "google-t5/")
+ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pytest.fixture(scope="module")
+def load_once():
+    """`model.load` that keeps what it has loaded, in the type that is the same on every device."""
+    load = model.load
+    kept = functools.cache(lambda folder, dtype: load(folder, dtype))
+    yield lambda folder, dtype=None: kept(Path(folder).resolve(), dtype or "float32")
+    kept.cache_clear()  # other tests measure this process's memory
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch, request, load_once):
+    """A reader who works through one page."""
+    monkeypatch.setattr(model, "load", load_once)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    folder = tmp_path / "t5-mlx"
+    folder.mkdir()
+    return snippets.Session(folder, lambda: request.getfixturevalue("server").url)
+
+
+@ids("page", PAGES)
+def test_snippets_print_what_the_page_says(page, session):
+    for snippet in snippets.read(page):
+        where = f"{page.name}:{snippet.line}"
+        assert snippet.language in ("bash", "python"), f"{where}: belongs to no snippet"
+        if not snippet.not_run:
+            try:
+                session.check(snippet)
+            except Exception as error:
+                raise AssertionError(f"{where}: {error}") from error
+
+
+def test_the_table_of_memory_is_what_its_snippet_prints(session):
+    page = ROOT / "docs" / "memory.md"
+    printed, _ = session.run(snippets.read(page)[0])
+    table = [line for line in text(page).splitlines() if line.startswith("|")]
+    assert table == [line for line in printed.splitlines() if line.startswith("|")]
+
+
+@ids("page", DOCS)
+def test_a_page_opens_with_a_snippet(page):
+    opening = text(page).partition("\n## ")[0]
+    assert re.search(r"^```(bash|python)$", opening, re.MULTILINE)
+
+
+def test_readme_is_short_and_ends_with_an_index_of_the_pages():
+    assert len(text(README).splitlines()) <= 250
+    last = text(README).rpartition("\n## ")[2]
+    assert {ROOT / name for name in re.findall(r"\]\((docs/\S+)\)", last)} == set(DOCS)
+
+
+def text(page: Path) -> str:
+    """All of a page."""
+    return page.read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks."""
+    return re.sub(r"^```.*?^```$", "", text(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command of a page, in blocks and in sentences, run or not."""
+    for command in re.findall(r"`(python [^`]+)`", prose(page)):
+        yield from snippets.commands(command.replace("\n", " "))
+    for snippet in snippets.read(page):
+        if snippet.language == "bash":
+            yield from snippets.commands(snippet.code)
+
+
+@ids("page", TEXTS)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith("http"):
+            name, _, heading = target.partition("#")
+            place = (page.parent / name).resolve() if name else page
+            assert place.exists(), target
+            assert not heading or heading in headings(place), target
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@ids("page", TEXTS)
+def test_files_exist(page):
+    words = " ".join(re.findall(r"`([^`]+)`", prose(page))).split()
+    words += [word for command in commands(page) for word in command]
+    files = {word.removesuffix("+lookup") for word in words if is_ours(word)}
+    missing = {f for f in files if not (ROOT / f).exists() and not (page.parent / f).exists()}
+    assert not missing
+
+
+def is_ours(word: str) -> bool:
+    """Whether a word reads as a file or folder of the project."""
+    if not re.fullmatch(r"[\w.][\w./+-]*", word):
+        return False
+    if "/" not in word:
+        return word.endswith((".py", ".md", ".toml")) or word.startswith("requirements")
+    return not word.startswith(ELSEWHERE)
+
+
+@functools.cache
+def options(program: str) -> set[str]:
+    """All long options of a program, those of its subcommands included."""
+    found = snippets.options(program)
+    if program == "benchmark":
+        found = found.union(*(snippets.options(program, name) for name in subcommands()))
+    return found
+
+
+def subcommands() -> list[str]:
+    """What `benchmark.py` can do, by the table of the page about it."""
+    table = text(ROOT / "docs" / "measuring.md").partition("| subcommand |")[2]
+    return re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+
+
+@ids("page", TEXTS)
+def test_options_exist(page):
+    known = set().union(*map(options, snippets.PROGRAMS))
+    assert set(re.findall(r"`(--[a-z][\w-]*)", prose(page))) <= known
+    for words in commands(page):
+        started = re.search(r"python (-m )?([\w.]+?)(\.py)?(?= |$)", " ".join(words))
+        if started and started[2] in snippets.PROGRAMS:
+            assert {w for w in words if re.match(r"--[a-z]", w)} <= options(started[2]), words
+
+
+def test_the_page_about_measuring_lists_every_subcommand():
+    offered = re.findall(r"^    (\w+)  ", snippets.help_of("benchmark"), re.MULTILINE)
+    assert offered and sorted(subcommands()) == sorted(offered)
+
+
+@pytest.mark.parametrize(
+    "program, pages",
+    [
+        ("main", ["decoding.md", "batches.md", "sampling.md"]),
+        ("convert", ["converting.md"]),
+        ("server", ["server.md"]),
+    ],
+)
+def test_every_option_is_described(program, pages):
+    described = "".join(prose(ROOT / "docs" / page) for page in pages)
+    named = set(re.findall(r"`(--[a-z][\w-]*)", described))
+    assert options(program) - {"--help"} <= named

@@ -1,0 +1,85 @@
+"""The shape of the house: imports go down only, and the library knows no file of the root.
+
+    python tests/test_layout.py    # prints the floors
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = "mlx_t5"
+REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "distill"}
+
+
+def name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = [*ROOT.glob("*.py"), *ROOT.glob(f"{LIBRARY}/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+MODULES = {name(file): file for file in FILES}
+
+
+def imported(tree: ast.AST, typing_too: bool) -> set[str]:
+    """Modules of ours that a tree imports; those for type checkers alone count if they are to."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            found |= imported(node, typing_too) if typing_too else set()
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {each if each in MODULES else node.module for each in full}
+        found |= imported(node, typing_too)
+    return found & MODULES.keys()
+
+
+@cache
+def imports(module: str, typing_too: bool = False) -> frozenset[str]:
+    tree = ast.parse(MODULES[module].read_text("utf-8"))
+    return frozenset(imported(tree, typing_too) - {module})
+
+
+@cache
+def floor(module: str) -> int:
+    """How many imports lie below a module, along the longest way down."""
+    return max((1 + floor(below) for below in imports(module)), default=0)
+
+
+def of_the_library(module: str) -> bool:
+    return module.split(".")[0] == LIBRARY
+
+
+def test_imports_go_down_only():
+    for module in MODULES:
+        floor(module)  # a cycle has no end
+
+
+def test_the_library_imports_no_file_of_the_root():
+    for module in filter(of_the_library, MODULES):
+        above = [below for below in imports(module, True) if not of_the_library(below)]
+        assert not above, f"{module} imports {above}"
+
+
+def test_there_are_few_floors():
+    inside = {module: floor(module) for module in filter(of_the_library, MODULES)}
+    assert max(inside.values()) < 7, sorted(inside.items(), key=lambda item: item[1])[-3:]
+    above = {}
+    for module in sorted(set(MODULES) - set(inside), key=floor):
+        below = [above[m] for m in imports(module) if m in above]
+        above[module] = 1 + max(below, default=0)
+    assert max(above.values()) <= 6, sorted(above.items(), key=lambda item: item[1])[-3:]
+
+
+def test_the_root_has_the_real_files_alone():
+    assert {file.stem for file in ROOT.glob("*.py")} <= REAL_FILES
+
+
+if __name__ == "__main__":
+    for module in sorted(MODULES, key=lambda m: (floor(m), m)):
+        print(f"{floor(module):3}  {module}: {' '.join(sorted(imports(module)))}")
