@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.cli.arguments import (
     Parser,
     add_models,
+    add_number,
     add_speculation,
     at_least,
     run,
@@ -63,9 +64,7 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
         default="127.0.0.1",
         help="address to listen on; one that others reach needs --api-key (default: %(default)s)",
     )
-    group.add_argument(
-        "--port", type=within(PORTS), default=8080, help="0 takes a free one (default: %(default)s)"
-    )
+    add_number(group, "--port", type=within(PORTS), default=8080, help="0 takes a free one")
     group.add_argument(
         "--api-key",
         metavar="KEY",
@@ -85,13 +84,7 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
 
 def _limit_options(group: argparse._ArgumentGroup) -> None:
     def add(name: str, default: int, help: str, least: int = 1) -> None:
-        group.add_argument(
-            name,
-            type=at_least(least),
-            default=default,
-            metavar="N",
-            help=f"{help} (default: {default})",
-        )
+        add_number(group, name, type=at_least(least), default=default, help=help)
 
     add("--max-batch", 8, "texts decoded at the same time")
     add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)

@@ -17,7 +17,7 @@ from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_b
 from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
 from benchmarks.timing import Timed
 from benchmarks.workload import Workload
-from mlx_t5.cli.arguments import setting
+from mlx_t5.cli.arguments import add_setting
 from mlx_t5.requests import AUTO
 
 COLUMNS: report.Columns = {
@@ -44,24 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 8, ["translate", "fix"])
     options.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
-    add = parser.add_argument
-    add("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
-    add(
-        "--temp",
-        type=setting("temp"),
-        nargs="+",
-        default=[0.0],
-        metavar="T",
-        help="one table each (default: 0)",
+    parser.add_argument(
+        "--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all"
     )
-    add(
-        "--batch-size",
-        type=setting("batch_size"),
-        nargs="+",
-        default=[1],
-        metavar="B",
-        help="rows in flight, one table each (default: 1)",
-    )
+    add_setting(parser, "--temp", default=[0.0], help="one table each")
+    add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
     options.add_measuring(parser, 3)
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from benchmarks import report
 from mlx_t5.checkpoints.quantization import Recipe
-from mlx_t5.cli.arguments import at_least
+from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, weight_bytes
 from mlx_t5.sizes import readable
@@ -91,9 +91,8 @@ def need(config: T5Config, source: int, target: int) -> Need:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add = parser.add_argument
-    add("--source", type=at_least(1), default=512, metavar="N", help="prompt's tokens")
-    add("--target", type=at_least(1), default=512, metavar="N", help="text's tokens")
+    add_number(parser, "--source", type=at_least(1), default=512, help="prompt's tokens")
+    add_number(parser, "--target", type=at_least(1), default=512, help="text's tokens")
 
 
 def run(args: argparse.Namespace, command: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import TASKS
-from mlx_t5.cli.arguments import NUM_DRAFT, at_least, setting, within
+from mlx_t5.cli.arguments import NUM_DRAFT, add_number, add_setting, at_least, within
 from mlx_t5.cli.models import BUNDLED
 
 num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or auto
@@ -22,14 +22,7 @@ def add_num_draft(
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
     """How many proposals, one setting each; `kind` is an argparse type."""
-    parser.add_argument(
-        "--num-draft",
-        type=kind,
-        nargs="+",
-        default=default,
-        metavar="N",
-        help=f"{what} (default: {' '.join(map(str, default))})",
-    )
+    add_number(parser, "--num-draft", type=kind, default=default, help=what)
 
 
 def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
@@ -73,30 +66,12 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
         help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
         "target in each object",
     )
-    add(
-        "--count",
-        type=at_least(2),
-        default=count,
-        metavar="N",
-        help="prompts of each task (default: %(default)s)",
-    )
-    add(
-        "--max-tokens",
-        type=setting("max_tokens"),
-        default=200,
-        metavar="N",
-        help="longest text (default: %(default)s)",
-    )
+    add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each task")
+    add_setting(parser, "--max-tokens", default=200, help="longest text")
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
     """How often, and where to."""
-    add = parser.add_argument
-    add(
-        "--repeats",
-        type=at_least(1),
-        default=repeats,
-        metavar="N",
-        help="counted runs of each way on each prompt (default: %(default)s)",
-    )
-    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    what = "counted runs of each way on each prompt"
+    add_number(parser, "--repeats", type=at_least(1), default=repeats, help=what)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")

@@ -108,11 +108,6 @@ def within(allowed: Range) -> Callable[[str], Any]:
     return parse
 
 
-def setting(name: str) -> Callable[[str], Any]:
-    """An argparse type: what a setting may be."""
-    return within(RANGES[name])
-
-
 def at_least(least: int) -> Callable[[str], int]:
     """An argparse type: a whole number from here on."""
     return within(Range(int, least, math.inf, f"a whole number, at least {least}"))
@@ -123,11 +118,41 @@ def between(low: float, high: float) -> Callable[[str], float]:
     return within(Range(float, low, high, f"a number from {low} to {high}"))
 
 
+def add_number(
+    group: argparse._ActionsContainer,
+    *names: str,
+    type: Callable[[str], Any],
+    default: Any,
+    help: str,
+    metavar: str = "N",
+) -> None:
+    """Adds an option that takes a number, or several where its default is a list.
+
+    Args:
+        group: what to add it to.
+        names: of the option.
+        type: as argparse has it.
+        default: where the option is absent.
+        help: what it does; the default is added.
+        metavar: what the number is called there.
+    """
+    several = isinstance(default, list)
+    shown = " ".join(map(str, default)) if several else default
+    group.add_argument(
+        *names,
+        type=type,
+        default=default,
+        nargs="+" if several else None,
+        metavar=metavar,
+        help=f"{help} (default: {shown})",
+    )
+
+
 def add_setting(
-    group: argparse._ArgumentGroup,
+    group: argparse._ActionsContainer,
     *names: str,
     help: str,
-    default: float | str | None = None,
+    default: Any = None,
     allowed: Range | None = None,
 ) -> None:
     """Adds the option of a setting, with its name.
@@ -135,22 +160,17 @@ def add_setting(
     Args:
         group: what to add it to.
         names: of the option, the setting's own last.
-        help: what it does.
+        help: what it does; the default is added.
         default: where the option is absent; None takes that of `Settings`.
         allowed: None takes its range in `RANGES`.
     """
     name = names[-1].removeprefix("--").replace("-", "_")
     default = getattr(Settings, name) if default is None else default
-    group.add_argument(
-        *names,
-        type=within(allowed or RANGES[name]),
-        default=default,
-        metavar=name[0].upper(),
-        help=f"{help} (default: {default})",
-    )
+    allowed, metavar = allowed or RANGES[name], name[0].upper()
+    add_number(group, *names, type=within(allowed), default=default, help=help, metavar=metavar)
 
 
-def add_models(group: argparse._ArgumentGroup) -> None:
+def add_models(group: argparse._ActionsContainer) -> None:
     """Adds the options that name the models."""
     group.add_argument(
         "--model",
@@ -175,7 +195,7 @@ def add_models(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_speculation(group: argparse._ArgumentGroup, without: str) -> None:
+def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
     """Adds --num-draft and --delta.
 
     Args:

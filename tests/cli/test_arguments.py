@@ -14,7 +14,6 @@ from mlx_t5.cli.arguments import (
     at_least,
     between,
     run,
-    setting,
     within,
 )
 from mlx_t5.errors import UserError
@@ -31,9 +30,9 @@ NUMBERS = [name for name, allowed in RANGES.items() if allowed.kind is not bool]
         (between(0, 1), "0.5", 0.5),
         (within(NUM_DRAFT), "3", 3),
         (within(NUM_DRAFT), "auto", "auto"),
-        (setting("temp"), "0", 0.0),
-        (setting("max_tokens"), str(10**20), COUNTABLE),
-        (setting("seed"), str(2**64 - 1), 2**64 - 1),
+        (within(RANGES["temp"]), "0", 0.0),
+        (within(RANGES["max_tokens"]), str(10**20), COUNTABLE),
+        (within(RANGES["seed"]), str(2**64 - 1), 2**64 - 1),
     ],
 )
 def test_what_is_within_a_range_is_read(kind, text, value):
@@ -49,7 +48,7 @@ def test_what_is_within_a_range_is_read(kind, text, value):
         (between(0, 1), "nan", "a number from 0 to 1"),
         (between(0, 1), "x", "a number from 0 to 1"),
         (within(NUM_DRAFT), "0", "a whole number, at least 1, or auto"),
-        *((setting(name), "x", RANGES[name].expected) for name in NUMBERS),
+        *((within(RANGES[name]), "x", RANGES[name].expected) for name in NUMBERS),
     ],
 )
 def test_what_is_not_is_refused_in_the_words_of_the_range(kind, text, expected):
