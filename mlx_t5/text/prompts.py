@@ -100,7 +100,7 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
     This is a guess, and only speed depends on it. A prefix is the beginning of the prompt up to a
-    colon and a space, within `PREFIX_CHARACTERS` characters and one sentence. It starts in lower case
+    colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case
     ("translate English to German:", "stsb sentence1:"), as sentences do not, or with a word that
     asks for a rewriting ("Fix grammatical errors in this sentence:"), and does not end in a number.
     So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is one.
