@@ -30,7 +30,7 @@ from mlx_t5.cli.arguments import (
     run,
 )
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.output import Painter, Results, Totals
+from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
