@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlx_t5.cli.arguments import Parser, not_installed, open_streams
+from mlx_t5.cli.arguments import Parser, not_installed, run
 
 try:
     from mlx_t5.backend import mx
@@ -232,23 +232,14 @@ def write_config(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    open_streams()
-    args = _parser().parse_args(argv)
-    options = vars(args)
+    return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    options = vars(_parser().parse_args(argv))
     source, path = options.pop("model"), options.pop("mlx_path")
     default = Path("models") / Path(source).expanduser().resolve().name
-    try:
-        path = convert(source, default if path is None else path, **options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        print(f"error: {not_installed(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
-    print(path)
+    print(convert(source, default if path is None else path, **options))
     return 0
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks import options, report, workload
 from benchmarks.costs import PairCosts, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
-from benchmarks.options import AUTO
 from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
 from benchmarks.timing import Timed
 from benchmarks.workload import Workload
+from mlx_t5.cli.arguments import add_setting
+from mlx_t5.requests import AUTO
 
 COLUMNS: report.Columns = {
     **report.WAY,
@@ -43,24 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 8, ["translate", "fix"])
     options.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
-    add = parser.add_argument
-    add("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
-    add(
-        "--temp",
-        type=options.between(0, 100),
-        nargs="+",
-        default=[0.0],
-        metavar="T",
-        help="one table each (default: 0)",
-    )
-    add(
-        "--batch-size",
-        type=options.at_least(1),
-        nargs="+",
-        default=[1],
-        metavar="B",
-        help="rows in flight, one table each (default: 1)",
-    )
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
+    add_setting(parser, "--temp", default=[0.0], help="one table each")
+    add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
     options.add_measuring(parser, 3)
 
 

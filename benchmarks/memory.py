@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import options, report
+from benchmarks import report
 from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, weight_bytes
 from mlx_t5.sizes import readable
@@ -92,9 +93,8 @@ def need(config: T5Config, source: int, target: int) -> Need:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add = parser.add_argument
-    add("--source", type=options.at_least(1), default=512, metavar="N", help="prompt's tokens")
-    add("--target", type=options.at_least(1), default=512, metavar="N", help="text's tokens")
+    add_number(parser, "--source", type=at_least(1), default=512, help="prompt's tokens")
+    add_number(parser, "--target", type=at_least(1), default=512, help="text's tokens")
 
 
 def run(args: argparse.Namespace, command: str) -> int:

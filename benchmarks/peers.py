@@ -18,14 +18,15 @@ from typing import Any
 from benchmarks import options, report, workload
 from benchmarks.extras import needed
 from benchmarks.figures import Tokens, differing
-from benchmarks.options import AUTO
 from benchmarks.peer_systems import CTranslate2, Decode, Transformers, hugging_face_folder
 from benchmarks.subject import DRAFT, REGULAR, Subject, begin, decoding
 from benchmarks.timing import Timed, speed_up, take_turns
 from convert import convert
 from mlx_t5.backend import mx
+from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
+from mlx_t5.requests import AUTO
 
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
@@ -46,21 +47,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 16, "mixed")
     options.add_num_draft(parser, [5, AUTO], "ours and, if a number, assisted generation's")
-    add = parser.add_argument
-    add(
-        "--turn",
-        type=options.at_least(1),
-        default=4,
-        metavar="N",
-        help="prompts that each system does before the next one's turn (default: %(default)s)",
-    )
-    add(
-        "--pause",
-        type=options.between(0, 60),
-        default=0.15,
-        metavar="SECONDS",
-        help="before each turn, until other threads rest (default: %(default)s)",
-    )
+    what = "prompts that each system does before the next one's turn"
+    add_number(parser, "--turn", type=at_least(1), default=4, help=what)
+    what = "seconds before each turn, until other threads rest"
+    add_number(parser, "--pause", type=between(0, 60), default=0.15, help=what)
     options.add_measuring(parser, 3)
 
 

@@ -31,6 +31,7 @@ from mlx_t5.checkpoints.quantization import (
     Recipe,
     quantize_predicate,
 )
+from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import weight_bytes
@@ -92,9 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser, dtype=False)
     options.add_prompts(parser, 100, ["mixed"])
-    add = parser.add_argument
-    add("--num-draft", type=options.at_least(1), default=5, metavar="N", help="default: 5")
-    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_number(parser, "--num-draft", type=at_least(1), default=5, help="tokens drafted at a time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.set_defaults(dtype="float32")
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from mlx_t5.backend import device_name, mx
 from mlx_t5.cli import output
-from mlx_t5.errors import UserError
 from mlx_t5.network.linear import openblas
 
 Columns = Mapping[str, Callable[[dict], str]]
@@ -140,10 +139,7 @@ def check_writable(*files: Path | None) -> None:
     """
     for file in files:
         if file is not None:
-            try:
-                output.check_output_file(str(file), None)
-            except UserError as error:
-                raise UserError(str(error)) from None
+            output.check_output_file(str(file), None)
 
 
 def write_record(file: Path | None, record: dict) -> None:

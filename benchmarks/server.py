@@ -24,13 +24,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks import options, report, workload
-from benchmarks.options import AUTO
 from benchmarks.timing import Ratio, spread
+from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.errors import UserError
+from mlx_t5.requests import AUTO
 
 SERVER = Path(__file__).parent.parent / "server.py"
 WAYS = SINGLE, BATCHED = ("one at a time", "batched")
@@ -231,16 +232,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 128, workload.MIXED)
-    add = parser.add_argument
-    number: dict[str, Any] = {"type": options.at_least(1), "metavar": "N"}
-    add("--clients", nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64", **number)
-    add("--max-batch", default=8, help="default: %(default)s", **number)
-    add(
-        "--num-draft",
-        type=options.num_draft,
-        default=5,
-        metavar="N",
-        help="a number or auto (default: %(default)s)",
-    )
-    add("--temp", type=options.between(0, 100), default=0.0, help="default: %(default)s")
+    add = partial(add_number, parser)
+    add("--clients", type=at_least(1), default=[1, 4, 16, 64], help="requests at a time")
+    add("--max-batch", type=at_least(1), default=8, help="rows decoded at a time")
+    add("--num-draft", type=options.num_draft, default=5, help="a number or auto")
+    add_setting(parser, "--temp", help="of sampling; 0 is greedy")
     options.add_measuring(parser, 3)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
 from benchmarks.subject import DRAFT, LOOKUP, REGULAR, Subject, begin, decoding
 from benchmarks.workload import Workload
+from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
 from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
@@ -42,16 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 6, "mixed")
-    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", options.at_least(1))
+    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", at_least(1))
     add = parser.add_argument
-    add(
-        "--delta",
-        type=options.between(0, 1),
-        nargs="+",
-        default=[0.0, 0.5, 0.9, 1.0],
-        metavar="D",
-        help="0 is always among them (default: 0 0.5 0.9 1)",
-    )
+    add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help="0 is always among them")
     add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="what proposes (default: draft)")
     _add_quality(parser)
     options.add_measuring(parser, 3)
@@ -66,29 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--quality-count",
-        type=options.at_least(1),
-        default=60,
-        metavar="N",
-        help="prompts by which quality is judged (default: %(default)s)",
-    )
-    add(
-        "--quality-batch",
-        type=options.at_least(1),
-        default=20,
-        metavar="B",
-        help="decoded at the same time there (default: %(default)s)",
-    )
-    add(
-        "--tolerance",
-        type=options.between(0, 100),
-        default=1.0,
-        metavar="POINTS",
-        help="loss of exact match and of chrF that the recommended setting may have "
-        "(default: %(default)s)",
-    )
+    add = partial(add_number, parser)
+    what = "prompts by which quality is judged"
+    add("--quality-count", type=at_least(1), default=60, help=what)
+    add("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
+    what = "points of exact match and of chrF that the recommended setting may lose"
+    add("--tolerance", type=between(0, 100), default=1.0, help=what)
 
 
 def run(args: argparse.Namespace, command: str) -> int:

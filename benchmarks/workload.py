@@ -66,13 +66,10 @@ def from_file(path: str, count: int) -> Workload:
         UserError: the file cannot be used.
     """
     prompts: list[str] = []
-    try:
-        for line in itertools.islice(input.Lines(path), count):
-            if isinstance(line, UserError):
-                raise line
-            prompts.append(line)
-    except UserError as error:
-        raise UserError(str(error)) from None
+    for line in itertools.islice(input.Lines(path), count):
+        if isinstance(line, UserError):
+            raise line
+        prompts.append(line)
     references = None
     if path.endswith(".jsonl"):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")[: len(prompts)]

@@ -31,7 +31,7 @@ from mlx_t5.checkpoints.folder import (
 )
 from mlx_t5.checkpoints.output_folder import check_output_folder
 from mlx_t5.checkpoints.stored_tensor import READABLE
-from mlx_t5.cli.arguments import Parser
+from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
@@ -185,17 +185,14 @@ def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
+    return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
+
+
+def _main(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(argv)
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
-    try:
-        sizes = SHAPES[args.shape] | given
-        small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
+    sizes = SHAPES[args.shape] | given
+    small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
     print(f"{large:,} parameters; {args.source} computes it with {small:,}", file=sys.stderr)
     print(Path(args.path).expanduser().resolve())
     return 0

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_small
-from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
-from mlx_t5.checkpoints.torch_pickle import read_torch
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
+from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
 
 SAFETENSORS = "model.safetensors"

@@ -11,7 +11,7 @@ the system takes them back, and a file cut short while it is mapped kills the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -20,11 +20,6 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError, shown
-
-# What is checked before anything is computed from it, so that no small file takes long to refuse.
-# t5-11b has 560 tensors of at most two dimensions.
-MAX_TENSORS = 1 << 15
-MAX_RANK = 8
 
 # Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
 # numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
@@ -134,11 +129,6 @@ class StoredTensor:
     def _to_mlx(self, array: np.ndarray) -> mx.array:
         result = mx.array(array)
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
-
-
-def natural(values: Sequence[object]) -> bool:
-    """Whether these can be the shape, the strides or the offsets of a tensor."""
-    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

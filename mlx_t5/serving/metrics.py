@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from mlx_t5.requests import Stats
+from mlx_t5.requests import Row, Stats
 
 WINDOW_SECONDS = 10.0  # seconds over which tokens/s is taken
 BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -114,6 +114,17 @@ class Metrics:
     def text(self) -> bytes:
         """Returns everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
+    """What these rows have so far: tokens decided, target calls, proposals and accepted ones."""
+    stats = [row.stats for row in rows]
+    return (
+        sum(row.decided for row in rows),
+        sum(s.target_calls for s in stats),
+        sum(s.drafted for s in stats),
+        sum(s.accepted for s in stats),
+    )
 
 
 def _value(counter: Counter) -> float:

@@ -24,7 +24,7 @@ from mlx_t5.requests import AUTO, Row
 from mlx_t5.serving.errors import place
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, Progress, QueueFull, Stopped
 from mlx_t5.serving.logprobs import LogprobRecorder
-from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.serving.warm_up import warm_up
 from mlx_t5.text.prompts import random_keys
 
@@ -206,14 +206,14 @@ class Worker:
         try:
             self._leave()
             self._join()
-            rows, before = list(self._engine.rows), self._counts()
+            rows = list(self._engine.rows)
+            before = counts(rows)
             if rows:
                 began = self._clock()
                 self._engine.step()
                 self._record()
                 self._metrics.stepped(len(rows), self._clock() - began)
-            after = self._counts(rows)
-            self._metrics.wrote(*(b - a for a, b in zip(before, after, strict=True)))
+            self._metrics.wrote(*(b - a for a, b in zip(before, counts(rows), strict=True)))
             for row in rows:
                 self._tell(self._flights[id(row)])
         except Exception as error:
@@ -268,17 +268,6 @@ class Worker:
             if job.logprobs is not None:
                 self._recorder.watch(row, job.logprobs)
         self._queue.waiting += rows
-
-    def _counts(self, rows: list[Row] | None = None) -> tuple[int, int, int, int]:
-        """Totals of these rows so far: tokens, target calls, proposals, accepted proposals."""
-        rows = self._engine.rows if rows is None else rows
-        stats = [row.stats for row in rows]
-        return (
-            sum(row.decided for row in rows),
-            sum(s.target_calls for s in stats),
-            sum(s.drafted for s in stats),
-            sum(s.accepted for s in stats),
-        )
 
     def _record(self) -> None:
         for row, logprobs in self._recorder.collect():

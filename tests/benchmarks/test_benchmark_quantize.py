@@ -146,7 +146,7 @@ def test_a_small_run(capsys, tmp_path):
         (["--model", "no/such/model"], "there is no model folder"),
         (["--prompts", "no-such-file"], "there is no file no-such-file"),
         (["--json", "no-such-folder/x.json"], "there is no folder"),
-        (["--count", "1"], "give a whole number from 2"),
+        (["--count", "1"], "give a whole number, at least 2"),
         (["--dtype", "float16"], "unrecognized arguments: --dtype float16"),
     ],
 )
