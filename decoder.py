@@ -16,7 +16,7 @@ target and q draft probabilities.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -325,7 +325,7 @@ class SpeculativeDecoder:
 
     def stream(
         self, prompt: str | Sequence[int], max_tokens: int = 256, seed: int = 0, **settings: Any
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
         Yields:

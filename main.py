@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_t5.cli.arguments import (
     BAD_INPUT,
@@ -147,8 +147,8 @@ def _main(args: argparse.Namespace) -> int:
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
-    single = isinstance(prompts, list) and len(prompts) == args.num_samples == 1
-    if single and not (args.output_file or args.json):
+    to_screen = not (args.output_file or args.json)
+    if to_screen and isinstance(prompts, list) and len(prompts) == args.num_samples == 1:
         return _stream(decoder, prompts[0], args.seed, settings, painter)
     return _write_all(decoder, prompts, settings, painter, args)
 
@@ -205,7 +205,7 @@ def _write_all(
     args: argparse.Namespace,
 ) -> int:
     """Write every text, in order, as soon as it and all before it are finished."""
-    in_hand: deque[tuple[int, str | UserError]] = deque()
+    in_hand: deque[tuple[int, Any]] = deque()
     results = decoder.results(
         _noted(prompts, in_hand),
         batch_size=args.batch_size,
@@ -215,10 +215,17 @@ def _write_all(
         **vars(settings),
     )
     as_json = args.json or (args.output_file or "").endswith(".jsonl")
-    paint = painter and (lambda r: painter.line(r, StreamingDetokenizer(decoder.tokenizer)))
+
+    def paint(result: Result) -> str:
+        assert painter is not None, "it is only called with --verbose"
+        return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
+
     unit = "prompts" if args.num_samples == 1 else "texts"
     began, totals, status = time.perf_counter(), Totals(), 0
-    with Results(args.output_file, as_json, paint) as output, _bar(prompts, unit, args) as bar:
+    with (
+        Results(args.output_file, as_json, paint if painter else None) as output,
+        _bar(prompts, unit, args) as bar,
+    ):
         try:
             for result in results:
                 status = max(status, _write(output, *in_hand[0], result))
@@ -254,7 +261,7 @@ def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
 def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
     unread = isinstance(prompt, UserError)
-    output.write("" if unread else prompt, result)
+    output.write(prompt if isinstance(prompt, str) else "", result)
     if not result.error:
         return 0
     _tell("error: " + ("" if unread else f"prompt {n}: ") + result.error)

@@ -181,7 +181,6 @@ async def _openai(
     )
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     made = form(service.model, service.spell, logprobs, detailed)
-    assert exchange.job is not None, "it was submitted"
     prompt_tokens = sum(len(prompt) for prompt in exchange.job.prompts)
     if not body.stream:
         last = await exchange.finished()

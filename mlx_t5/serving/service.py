@@ -57,7 +57,7 @@ class Exchange:
     """One job's events, in the event loop."""
 
     def __init__(self, cancel: Callable[[Job], None]):
-        self.job: Job | None = None
+        self.job: Job  # given by whoever makes the exchange, before anything else
         self._cancel = cancel
         self._events: asyncio.Queue[Progress | Failure | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -201,15 +201,16 @@ class Service:
             raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
 
     def _settings(self, body: api.Decoding) -> Settings:
-        given = {
-            "max_tokens": body.max_tokens or min(USUAL_MAX_TOKENS, self.limits.max_tokens),
+        max_tokens = body.max_tokens or min(USUAL_MAX_TOKENS, self.limits.max_tokens)
+        given: dict[str, Any] = {
+            "max_tokens": max_tokens,
             "temp": body.temperature,
             "top_p": body.top_p,
             "delta": body.delta,
             "num_draft": body.wanted_draft,
             "stop": body.stops,
         }
-        if given["max_tokens"] > self.limits.max_tokens:
+        if max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )

@@ -26,11 +26,11 @@ def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
 def test_a_text_that_changes_is_counted_once(monkeypatch):
     answers = iter(["ab", "ab", "ab", "xb", "ab", "ab"])
 
-    def load(address, prompts, clients, options):
+    def send_all(address, prompts, clients, options):
         texts = next(answers)
         return 1.0, [1.0], [{"text": t, "stats": {"generated_tokens": 3}} for t in texts]
 
-    monkeypatch.setattr(server, "load", load)
+    monkeypatch.setattr(server, "send_all", send_all)
     addresses = {way: way for way in server.WAYS}
     measured = server.measure(addresses, ["p", "q"], [1], {}, 2)  # each is warmed up first
     assert [one.different for one in measured] == [0, 1]
@@ -61,7 +61,7 @@ def test_different_texts_are_an_exit_status(monkeypatch, capsys):
 
     monkeypatch.setattr(server, "measure", measure)
     monkeypatch.setattr(server, "serving", lambda argv: NoServer())
-    monkeypatch.setattr(server, "dtype_of", lambda address: "float32")
+    monkeypatch.setattr(server, "served_dtype", lambda address: "float32")
     assert command_line.main(["server"]) == 1
     assert "| 1 DIFFER |" in capsys.readouterr().out
     assert command_line.main(["server", "--temp", "1", "--num-draft", "auto"]) == 0
