@@ -169,7 +169,7 @@ class Engine:
         """Makes `rows` the batch and collects their settings and keys."""
         self.rows = rows
         if rows:
-            self.sampling = Sampling.of_rows(rows, self.target.config.eos_token_ids)
+            self.sampling = Sampling.from_rows(rows, self.target.config.eos_token_ids)
 
 
 def commit(

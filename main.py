@@ -30,7 +30,7 @@ from mlx_t5.cli.arguments import (
     run,
 )
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.output import Painter, Results, Totals, check_output
+from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
@@ -140,7 +140,7 @@ def _main(args: argparse.Namespace) -> int:
         raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
     prompts = _prompts(args)
     if args.output_file:
-        check_output(args.output_file, args.input_file)
+        check_output_file(args.output_file, args.input_file)
     decoder = _load(args)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
@@ -166,7 +166,7 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     from mlx_t5.cli import models
     from model import load
 
-    chosen = models.choose(args.model, args.draft_model, convert, args.regular_decode)
+    chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
     decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error

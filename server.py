@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
-REQUIREMENTS = "requirements-server.txt"
+REQUIREMENTS = "requirements/server.txt"
 
 
 def build_parser() -> Parser:
@@ -116,7 +116,7 @@ def _main(args: argparse.Namespace) -> int:
     from mlx_t5.serving.connections import listener, serve
 
     with listener(args.host, args.port) as bound:
-        chosen = models.choose(args.model, args.draft_model, convert)
+        chosen = models.choose_pair(args.model, args.draft_model, convert)
         application = _application(args, chosen)
         print(chosen.note, file=sys.stderr)
         bound.listen()

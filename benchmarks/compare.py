@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import options, report, workload
-from benchmarks.costs import Costs, weights_read
+from benchmarks.costs import PairCosts, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
 from benchmarks.subject import REGULAR, WAYS, Run, Subject, begin
 from benchmarks.timing import Timed
@@ -44,9 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 8, ["translate", "fix"])
     options.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
-    parser.add_argument(
-        "--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all"
-    )
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
     add_setting(parser, "--temp", default=[0.0], help="one table each")
     add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
     options.add_measuring(parser, 3)
@@ -81,7 +79,7 @@ def compare(
     single = batch_size == 1
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
-    numbers = {(REGULAR, 0): REGULAR}
+    numbers: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
     numbers |= {(way, n): f"{way} {n}" for way in args.ways for n in args.num_draft}
     ways: dict[str, Callable[[int], Run]] = {
         name: subject.runs(way, n, turns, batch_size, **common)
@@ -89,7 +87,7 @@ def compare(
     }
     meter = cost_meter(subject, prompts, args.num_draft) if single else None
     timed, costs = measure(ways, len(turns), args.repeats, meter)
-    parts = {task: prompts.of(task) for task in dict.fromkeys(prompts.tasks)}
+    parts = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, places in parts.items() if single else [(prompts.name, [0])]:
         part = {name: each.only(places) for name, each in timed.items()}
         yield {
@@ -107,7 +105,7 @@ def rows_of(
     numbers: dict[tuple[str, int | str], str],
     timed: dict[str, Timed],
     greedy: bool,
-    costs: Costs | None,
+    costs: PairCosts | None,
 ) -> list[dict]:
     """The figures of every way and number, which `numbers` names; `of_best` None for regular."""
     regular = timed[REGULAR]
@@ -138,11 +136,14 @@ def written(table: dict, weights: int) -> str:
     return "\n\n".join(parts)
 
 
-def costs_table(costs: Costs, weights: int) -> str:
+def costs_table(costs: PairCosts, weights: int) -> str:
     """What passes cost."""
+
+    def cell(width: int) -> Callable[[dict], str]:
+        return lambda row: row["cells"][width]
+
     columns: dict[str, Callable[[dict], str]] = {"M": lambda row: row["name"]}
-    for width in costs.seconds:
-        columns[str(width)] = lambda row, width=width: row["cells"][width]
+    columns |= {str(width): cell(width) for width in costs.seconds}
     rows = [
         {"name": "ms", "cells": {m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
         {"name": "v(M)", "cells": {m: f"{v:.2f}" for m, v in costs.v.items()}},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from benchmarks import report
 from mlx_t5.checkpoints.quantization import Recipe
@@ -21,17 +22,18 @@ from model import expected_parameters
 BITS = (None, 8, 4)
 
 
-def _config(sizes: tuple[int, ...], **others: object) -> T5Config:
+def _config(sizes: tuple[int, ...], **others: Any) -> T5Config:
     names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
-    return T5Config(**dict(zip(names, sizes, strict=True)), **others)
+    shape: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    return T5Config(**shape, **others)
 
 
 def _t5(*sizes: int) -> T5Config:
     return _config((32128, *sizes))
 
 
-def _gated(vocab_size: int, *sizes: int, **others: object) -> T5Config:
-    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+def _gated(vocab_size: int, *sizes: int, **others: Any) -> T5Config:
+    gated: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     return _config((vocab_size, *sizes), **(gated | others))
 
 
@@ -83,7 +85,7 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    ways = {bits: Recipe.choose(bits) if bits else None for bits in BITS}
+    ways = {bits: Recipe.from_options(bits) if bits else None for bits in BITS}
     weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)

@@ -38,7 +38,7 @@ def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
         )
 
 
-def shown(args: argparse.Namespace) -> dict[str, Any]:
+def header_fields(args: argparse.Namespace) -> dict[str, Any]:
     """What the header says about models and prompts, with paths as short as can be."""
     here = os.path.join(os.getcwd(), "")
     names = args.model.removeprefix(here), args.draft_model.removeprefix(here)

@@ -75,7 +75,11 @@ def run(args: argparse.Namespace, command: str) -> int:
 def every_system(
     subject: Subject, dtype: str, args: argparse.Namespace, scratch: Path
 ) -> tuple[dict[str, tuple[Decode, str]], dict[str, str]]:
-    """What decodes one prompt and where, by name; and why others could not be had."""
+    """Sets up every system that can be had.
+
+    Returns:
+        By name what decodes one prompt and on which device, and by name why another is missing.
+    """
     here = report.environment(dtype)["device"]
     systems = {
         name: (own(decoder, args.max_tokens), here) for name, decoder in ours(subject, args).items()

@@ -139,7 +139,7 @@ def check_writable(*files: Path | None) -> None:
     """
     for file in files:
         if file is not None:
-            output.check_output(str(file), None)
+            output.check_output_file(str(file), None)
 
 
 def write_json(file: Path | None, record: dict) -> None:
@@ -150,6 +150,6 @@ def write_json(file: Path | None, record: dict) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} is no JSON")

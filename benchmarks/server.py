@@ -91,6 +91,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []
     try:
+        assert process.stderr is not None, "it is a pipe"
         for line in process.stderr:
             lines.append(line)
             if found := re.search(r"at http://(\S+)", line):
@@ -210,7 +211,7 @@ def run(args: argparse.Namespace, command: str) -> int:
             raise UserError(str(error).removeprefix("error: ")) from None
         facts = report.environment(dtype_of(addresses[SINGLE]))
         own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
-        print(report.header(facts, command, **options.shown(args), **own), flush=True)
+        print(report.header(facts, command, **options.header_fields(args), **own), flush=True)
         rows = rows_of(measure(addresses, prompts, args.clients, settings, args.repeats))
     print(f"\n{report.markdown(COLUMNS, rows)}")
     report.write_json(args.json, {"command": command, "environment": facts, "rows": rows})

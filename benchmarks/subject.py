@@ -33,7 +33,8 @@ class Passes:
     """
 
     def __init__(self, model: T5):
-        self.model, self.widths = model, Counter()
+        self.model = model
+        self.widths: Counter[int] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -69,8 +70,8 @@ class Subject:
         tokenizer: of both.
     """
 
-    target: T5 | Passes
-    draft: T5 | Passes
+    target: T5
+    draft: T5
     tokenizer: Any
 
     @classmethod
@@ -149,12 +150,12 @@ def begin(
     report.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
     facts = report.environment(report.dtype_of(subject.target), packages)
-    print(report.header(facts, command, **options.shown(args), **more))
+    print(report.header(facts, command, **options.header_fields(args), **more))
     return subject, facts
 
 
 def decoding(
-    decoder: SpeculativeDecoder, turns: Sequence[Sequence[str]], batch_size: int, **options: Any
+    decoder: SpeculativeDecoder, turns: Sequence[Sequence[Any]], batch_size: int, **options: Any
 ) -> Callable[[int], list[Result]]:
     """What decodes the prompts of a turn, in batches of this size, by `generate`'s options."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import options, plot, report, theory, workload
-from benchmarks.costs import Costs
+from benchmarks.costs import PairCosts
 from benchmarks.extras import needed
 from benchmarks.figures import beside_theory, cost_meter, figures, measure
 from benchmarks.quality import points, quality
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
     """What the picture says about where it comes from."""
-    run = options.shown(args)
+    run = options.header_fields(args)
     return (
         f"{run['target']} with {run['draft'] if args.way == DRAFT else args.way}: prompts "
         f"{run['prompts']} timed {args.repeats} times, {judged} judged\n"
@@ -109,7 +109,7 @@ def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
 
 def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
-) -> tuple[list[dict], Costs, dict]:
+) -> tuple[list[dict], PairCosts, dict]:
     """Times regular decoding, every setting and the passes in turns.
 
     Returns:
@@ -121,6 +121,7 @@ def timings(
         ways[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
     meter = cost_meter(subject, prompts, args.num_draft)
     timed, costs = measure(ways, len(turns), args.repeats, meter)
+    assert costs is not None, "they were measured"
     regular = timed[REGULAR]
     rows = [
         {"delta": delta, "num_draft": n, **figures(timed[delta, n], regular)}
@@ -131,7 +132,7 @@ def timings(
     return with_theory(rows, costs), costs, own
 
 
-def with_theory(rows: Sequence[dict], costs: Costs) -> list[dict]:
+def with_theory(rows: Sequence[dict], costs: PairCosts) -> list[dict]:
     """Adds theory's speed-up, from one alpha for all settings of a delta.
 
     That alpha is the mean of theirs, as theory knows no other influence on it.
@@ -152,7 +153,7 @@ def judge(
 
     def texts(decoder: Any) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
-        return [result.text for result in turn(0)]
+        return [result.text or "" for result in turn(0)]
 
     lossless = texts(subject.regular())
     return [

@@ -29,7 +29,7 @@ from mlx_t5.checkpoints.folder import (
     write_json,
     write_shards,
 )
-from mlx_t5.checkpoints.output_folder import check_output
+from mlx_t5.checkpoints.output_folder import check_output_folder
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.errors import UserError
@@ -116,7 +116,7 @@ def grow(
     if seed < 0:
         raise UserError(f"the seed must be 0 or more, not {seed}")
     try:
-        check_output(path, overwrite, is_model_file)
+        check_output_folder(path, overwrite, is_model_file)
         if path == source.resolve():
             raise UserError(f"{path} is the source; choose another --path")
         raw = read_config(source)

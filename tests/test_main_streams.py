@@ -181,8 +181,8 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
         ("tqdm", ["main.py", "--json"], "requirements.txt"),
-        ("mlx", ["server.py"], "requirements-server.txt"),
-        ("uvicorn", ["server.py"], "requirements-server.txt"),
+        ("mlx", ["server.py"], "requirements/server.txt"),
+        ("uvicorn", ["server.py"], "requirements/server.txt"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_cure(package, argv, requirements):

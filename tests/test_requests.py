@@ -70,11 +70,13 @@ def test_each_token_says_who_wrote_it():
 
 def test_each_row_says_whether_its_proposals_are_judged_together():
     wanted = [Settings(temp=1.0), Settings(temp=1.0, block_verification=False), Settings()]
-    sampling = Sampling.of_rows([Row([5], settings, row_key(0, 0)) for settings in wanted], (EOS,))
+    sampling = Sampling.from_rows(
+        [Row([5], settings, row_key(0, 0)) for settings in wanted], (EOS,)
+    )
     assert sampling.block.tolist() == [True, False, False]
     assert (
         sampling.any_block
-        and not Sampling.of_rows([Row([5], wanted[1], row_key(0, 0))], (EOS,)).any_block
+        and not Sampling.from_rows([Row([5], wanted[1], row_key(0, 0))], (EOS,)).any_block
     )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -50,12 +50,12 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, laid out without gaps."""
+        """Size in bytes, without gaps between the elements."""
         return self.size * self.itemsize
 
     @property
@@ -70,7 +70,7 @@ class StoredTensor:
         """Whether the elements lie in the file in row-major order without gaps."""
         return self.strides == row_major(self.shape) or self.size == 0
 
-    def blocks(self, file: BinaryIO, max_bytes: int) -> Iterator[mx.array]:
+    def blocks(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
         """Yields the tensor as blocks of whole rows (slices along the first dimension), in order.
 
         A tensor with gaps or in another order (a slice, a transposed view) is first read in whole.
@@ -104,14 +104,14 @@ class StoredTensor:
                 f"only {', '.join(READABLE)} can be read: save the checkpoint in one of these"
             )
 
-    def read(self, file: BinaryIO) -> mx.array:
+    def read(self, file: FileIO) -> mx.array:
         """The whole tensor in its stored type; `file` and errors as in `blocks`."""
         blocks = list(self.blocks(file, max(1, self.nbytes)))
         return blocks[0] if blocks else self._to_mlx(np.empty(self.shape, READABLE[self.dtype][1]))
 
-    def _elements(self, file: BinaryIO, start: int, count: int) -> np.ndarray:
+    def _elements(self, file: FileIO, start: int, count: int) -> np.ndarray:
         flat = np.empty(count, np.dtype(READABLE[self.dtype][1]).newbyteorder("<"))
-        buffer = memoryview(flat).cast("B") if count else memoryview(b"")
+        buffer = flat.data.cast("B") if count else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):
             n = file.readinto(buffer)
@@ -121,7 +121,7 @@ class StoredTensor:
             buffer = buffer[n:]
         return flat
 
-    def _strided(self, file: BinaryIO) -> np.ndarray:
+    def _strided(self, file: FileIO) -> np.ndarray:
         flat = self._elements(file, 0, self.extent)
         steps = tuple(step * self.itemsize for step in self.strides)
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)

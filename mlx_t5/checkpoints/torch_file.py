@@ -50,7 +50,7 @@ def read_torch(path: Path) -> list[StoredTensor]:
 def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
     """The state dict, and for each storage key where its bytes start and how many they are."""
     try:
-        with _Archive(path) as file, zipfile.ZipFile(file) as archive:
+        with _Archive(path) as whole, zipfile.ZipFile(whole) as archive:
             entries = {info.filename: info for info in archive.infolist()}
             roots = [name for name in entries if name.partition("/")[2] == "data.pkl"]
             if len(roots) != 1:
@@ -162,7 +162,7 @@ def _place(
 class _Archive(io.FileIO):
     """A file for `zipfile`, which reads the list of entries at once, however long it is."""
 
-    def read(self, size: int = -1) -> bytes:
-        if size > MAX_PICKLE:
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > MAX_PICKLE:
             raise UserError("its list of entries is too large for a list of tensors")
         return super().read(size)

@@ -15,6 +15,7 @@ import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from mlx_t5.checkpoints.limits import MAX_RANK, natural
 from mlx_t5.errors import UserError, shown
@@ -101,7 +102,7 @@ _LITERALS = frozenset(
 _CONTAINERS = MappingProxyType({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple})
 
 
-def _check_key(key: object) -> None:
+def _check_key(key: Any) -> None:
     """Refuses keys that take long to hash or to compare: nested tuples, huge numbers and texts."""
     if type(key) not in (str, int):
         raise UserError(f"damaged: a {type(key).__name__} as a dictionary key")
@@ -120,7 +121,7 @@ class Machine:
         self._memo: dict[int, object] = {}
         self.storages: dict[str, Storage] = {}
 
-    def run(self) -> object:
+    def run(self) -> Any:
         """The object the pickle describes, made of plain containers, `Storage` and `Tensor`."""
         for n, (opcode, argument, _) in enumerate(pickletools.genops(self._stream)):
             if n == self._most:
@@ -128,7 +129,7 @@ class Machine:
             self._step(opcode.name, argument)
         return self._stack.pop()
 
-    def _step(self, op: str, argument: object) -> None:
+    def _step(self, op: str, argument: Any) -> None:
         stack = self._stack
         if op in _LITERALS:
             stack.append(argument)
@@ -196,7 +197,7 @@ class Machine:
             raise UserError("damaged: a tensor constructor with too many arguments")
         self._stack.append(name.call(*arguments))
 
-    def _storage(self, identity: object) -> Storage:
+    def _storage(self, identity: Any) -> Storage:
         kind, name, key, _, size, *view = identity
         if kind != "storage" or type(name) is not _Name or not name.storage or type(key) is not str:
             raise UserError("damaged: a persistent id that is no storage")

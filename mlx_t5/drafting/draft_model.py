@@ -190,7 +190,7 @@ class DraftModel:
         if gamma == 0:
             return None
         logits = self._catch_up(committed, gamma)
-        history = History.of(committed) if sampling.processing else None
+        history = History.align(committed) if sampling.processing else None
         tokens, q, sound = [], [], []
         for i in range(gamma):
             if i > 0:

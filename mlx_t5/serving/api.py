@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, GroupedMetadata, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mlx_t5.ranges import COUNTABLE, RANGES
+from mlx_t5.ranges import LARGEST_COUNT, RANGES
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
@@ -83,7 +83,7 @@ class Request(BaseModel):
 class Decoding(Request):
     """How to decode. What is absent or null takes the server's default."""
 
-    max_tokens: Annotated[int, Within("max_tokens", COUNTABLE)] | None = None
+    max_tokens: Annotated[int, Within("max_tokens", LARGEST_COUNT)] | None = None
     temperature: Annotated[Number, Within("temp", MAX_TEMPERATURE)] | None = Field(
         None, description="0, the default, is greedy"
     )
@@ -109,7 +109,7 @@ class Decoding(Request):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
+        """The stop strings; () if there are none."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -222,7 +222,7 @@ class ChatRequest(OpenAIRequest):
     """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
-    max_completion_tokens: Annotated[int, Within("max_tokens", COUNTABLE)] | None = None
+    max_completion_tokens: Annotated[int, Within("max_tokens", LARGEST_COUNT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     response_format: TextFormat | None = None

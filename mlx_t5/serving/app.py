@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from mlx_t5.serving import answers, api
 from mlx_t5.serving.description import add_description
-from mlx_t5.serving.errors import ApiError, ErrorBody, of_status, of_validation, place
+from mlx_t5.serving.errors import ApiError, ErrorBody, error_of_status, error_of_validation, place
 from mlx_t5.serving.guard import Guard, has_key
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import ClientGone, Exchange, Service
@@ -109,11 +109,11 @@ def _add_handlers(app: FastAPI) -> None:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             return respond(ApiError(415, "send JSON, with Content-Type: application/json"))
-        return respond(of_validation(error.errors()))
+        return respond(error_of_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def of_framework(request: Request, error: HTTPException) -> Response:
-        return respond(of_status(error.status_code, error.detail, error.headers))
+        return respond(error_of_status(error.status_code, error.detail, error.headers))
 
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
@@ -157,7 +157,7 @@ def _add_generation(app: FastAPI) -> None:
         return answers.Prediction(
             text=result.text,
             finish_reason=result.finish_reason,
-            stats=answers.Counts.of(last.stats),
+            stats=answers.Counts.from_stats(last.stats),
         )
 
 

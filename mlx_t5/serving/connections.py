@@ -25,8 +25,8 @@ from mlx_t5.serving.guard import Guard, refuse
 
 # Far above what --max-batch and --max-queue let in, so that a user has nothing to choose; and below
 # the descriptors that a process gets (1024 on Linux, 256 on macOS), as the rest needs some too.
-MOST_CONNECTIONS = 512
-OTHER_DESCRIPTORS = 64
+MAX_CONNECTIONS = 512
+OTHER_DESCRIPTORS = 64  # files and sockets besides connections
 HEAD_SECONDS = 30  # in which a request has to begin
 REFUSAL_SECONDS = 5  # that one too many stays open, to be told
 
@@ -34,13 +34,13 @@ REFUSAL_SECONDS = 5  # that one too many stays open, to be told
 def most_connections() -> int:
     """How many connections this process can have."""
     if sys.platform == "win32":
-        return MOST_CONNECTIONS
+        return MAX_CONNECTIONS
     import resource
 
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return max(1, min(MOST_CONNECTIONS, descriptors - OTHER_DESCRIPTORS))
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, descriptors - OTHER_DESCRIPTORS))
 
 
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
@@ -50,7 +50,7 @@ async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     await refuse(ApiError(503, message, headers=headers), send)
 
 
-class Connection(AutoHTTPProtocol):
+class Connection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
     """uvicorn's protocol with a limit on connections.
 
     Attributes:
@@ -78,7 +78,7 @@ class Connection(AutoHTTPProtocol):
             self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Says nothing: who asks for websockets is answered over HTTP, as it may be.
+        """Logs nothing: a request for a websocket is answered over HTTP, as is allowed.
 
         uvicorn would advise to install a library that is of no use here.
         """

@@ -78,8 +78,8 @@ class Failure:
     message: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """What clients are told of an exception; where it came from is logged."""
+    def from_error(cls, error: Exception) -> Failure:
+        """Returns what clients are told of an exception; logs where it came from."""
         log.error("decoding failed: %s", place(error))
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
             message = "no memory left for this batch; try again later, or with a shorter prompt"

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from benchmarks import command_line, compare, figures
-from benchmarks.costs import Costs
+from benchmarks.costs import PairCosts
 from benchmarks.subject import REGULAR
 from benchmarks.timing import Ratio, Timed
 
 SMALL = ["--dtype", "float32", "--repeats", "1"]
-COSTS = Costs({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)
+COSTS = PairCosts({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)
 
 
 def test_a_way_is_judged_by_the_best_fixed_number_of_its_own(monkeypatch):

@@ -11,8 +11,12 @@ def test_the_header_shortens_paths_and_names_the_prompts():
     args = argparse.Namespace(model=folder, draft_model="t5-small", prompts=None)
     args.task, args.count = "mixed", 9
     models = {"target": os.path.join("demo", "target"), "draft": "t5-small"}
-    assert options.shown(args) == {**models, "prompts": "9 of mixed"}
+    assert options.header_fields(args) == {**models, "prompts": "9 of mixed"}
     args.task, args.repeats = ["fix", "translate", "fix"], 3
-    assert options.shown(args) == {**models, "prompts": "9 of fix and translate", "repeats": 3}
+    assert options.header_fields(args) == {
+        **models,
+        "prompts": "9 of fix and translate",
+        "repeats": 3,
+    }
     args.prompts = "file"
-    assert options.shown(args)["prompts"] == "9 of file"
+    assert options.header_fields(args)["prompts"] == "9 of file"

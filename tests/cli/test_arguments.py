@@ -17,7 +17,7 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import COUNTABLE, RANGES
+from mlx_t5.ranges import LARGEST_COUNT, RANGES
 from mlx_t5.requests import Settings
 
 NUMBERS = [name for name, allowed in RANGES.items() if allowed.kind is not bool]
@@ -31,7 +31,7 @@ NUMBERS = [name for name, allowed in RANGES.items() if allowed.kind is not bool]
         (within(NUM_DRAFT), "3", 3),
         (within(NUM_DRAFT), "auto", "auto"),
         (within(RANGES["temp"]), "0", 0.0),
-        (within(RANGES["max_tokens"]), str(10**20), COUNTABLE),
+        (within(RANGES["max_tokens"]), str(10**20), LARGEST_COUNT),
         (within(RANGES["seed"]), str(2**64 - 1), 2**64 - 1),
     ],
 )

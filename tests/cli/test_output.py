@@ -15,12 +15,12 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
     (tmp_path / "p.txt").write_text("one\n")
     name = str(tmp_path / "p.txt")
     with pytest.raises(UserError, match="is a folder"):
-        output.check_output(str(tmp_path), None)
+        output.check_output_file(str(tmp_path), None)
     with pytest.raises(UserError, match="there is no folder"):
-        output.check_output(str(tmp_path / "none" / "out.txt"), None)
+        output.check_output_file(str(tmp_path / "none" / "out.txt"), None)
     with pytest.raises(UserError, match="is the input file too"):
-        output.check_output(str(tmp_path / "." / "p.txt"), name)
-    output.check_output(str(tmp_path / "out.txt"), name)
+        output.check_output_file(str(tmp_path / "." / "p.txt"), name)
+    output.check_output_file(str(tmp_path / "out.txt"), name)
     assert not (tmp_path / "out.txt").exists()
 
 

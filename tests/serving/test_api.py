@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from mlx_t5.ranges import RANGES
 from mlx_t5.serving import api
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
-from mlx_t5.serving.errors import of_validation
+from mlx_t5.serving.errors import error_of_validation
 
 MANY = 90_000
 TURN = {"role": "user", "content": "x"}
@@ -59,7 +59,7 @@ def test_a_body_that_is_wrong_everywhere_makes_few_complaints(kind, body):
     with pytest.raises(ValidationError) as wrong:
         kind.model_validate(body)
     assert wrong.value.error_count() <= 2 * 64 + 2
-    error = of_validation(wrong.value.errors())
+    error = error_of_validation(wrong.value.errors())
     assert error.status == 400 and len(error.content["error"]["message"]) < 500
 
 

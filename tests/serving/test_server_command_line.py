@@ -83,7 +83,7 @@ def test_without_the_extra_requirements_it_says_what_to_install():
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 2
     assert process.stderr == (
-        "error: fastapi is not installed; pip install -r requirements-server.txt\n"
+        "error: fastapi is not installed; pip install -r requirements/server.txt\n"
     )
 
 
