@@ -100,7 +100,7 @@ def listener(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         bound.close()
         message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
         raise UserError(message) from None
