@@ -36,6 +36,7 @@ try:
         Recipe,
         quantize_predicate,
     )
+    from mlx_t5.checkpoints.small_files import place
     from mlx_t5.checkpoints.stored_tensor import READABLE
     from mlx_t5.errors import UserError
     from mlx_t5.network.config import T5Config
@@ -130,7 +131,7 @@ def convert(
     """
     if not str(mlx_path):
         raise UserError("--mlx-path is empty; name the folder to write")
-    path = Path(mlx_path).expanduser().resolve()
+    path = place(mlx_path)
     wanted = (q_bits, q_group_size, q_mode, quant_predicate)
     if not quantize and wanted != (None, None, "affine", None):
         flags = "--q-bits, --q-group-size, --q-mode and --quant-predicate"
@@ -238,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     options = vars(_parser().parse_args(argv))
     source, path = options.pop("model"), options.pop("mlx_path")
-    default = Path("models") / Path(source).expanduser().resolve().name
+    default = Path("models") / place(source).name
     print(convert(source, default if path is None else path, **options))
     return 0
 

@@ -30,6 +30,7 @@ from mlx_t5.checkpoints.folder import (
     write_shards,
 )
 from mlx_t5.checkpoints.output_folder import check_output_folder
+from mlx_t5.checkpoints.small_files import place
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.errors import UserError
@@ -112,7 +113,7 @@ def grow(
         UserError: a size is less than the source's, the output exists, the source is no T5, or
             there is too little disk space. Nothing is left behind.
     """
-    source, path = Path(source), Path(path).expanduser().resolve()
+    source, path = Path(source), place(path)
     if seed < 0:
         raise UserError(f"the seed must be 0 or more, not {seed}")
     try:
@@ -194,7 +195,7 @@ def _main(argv: Sequence[str] | None) -> int:
     sizes = SHAPES[args.shape] | given
     small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
     print(f"{large:,} parameters; {args.source} computes it with {small:,}", file=sys.stderr)
-    print(Path(args.path).expanduser().resolve())
+    print(place(args.path))
     return 0
 
 

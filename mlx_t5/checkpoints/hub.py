@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
-from mlx_t5.checkpoints.small_files import SNAPSHOTS, TOKENIZER_FILES
+from mlx_t5.checkpoints.small_files import SNAPSHOTS, TOKENIZER_FILES, place
 from mlx_t5.errors import UserError
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -44,6 +44,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
         UserError: no such folder or repository, access is refused, no connection and nothing
             cached, or the repository has no weights this project reads.
     """
+    place(name)  # refuses what leads nowhere
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return folder

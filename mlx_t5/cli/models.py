@@ -93,6 +93,9 @@ def locate(name: str, convert: Convert) -> Path:
         UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
             folder was converted from another one.
     """
+    from mlx_t5.checkpoints.small_files import place
+
+    place(name)  # refuses what leads nowhere
     path = Path(name).expanduser()
     if not name:
         raise UserError("a model's name is empty; give a folder or a Hub id")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.checkpoints.small_files import (
+    CHAT_TEMPLATES,
     TOKENIZER_BYTES,
     TOKENIZER_FILES,
     read_small,
@@ -43,7 +44,7 @@ def load_tokenizer(folder: str | Path) -> Any:
         UserError: the files are damaged, or the vocabulary is missing.
     """
     folder = Path(folder)
-    for file in (folder / name for name in TOKENIZER_FILES):
+    for file in (folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)):
         if os.path.lexists(file):
             require_small(file)
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
