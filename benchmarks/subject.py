@@ -70,8 +70,8 @@ class Subject:
         tokenizer: of both.
     """
 
-    target: T5
-    draft: T5
+    target: Any  # T5, or `Passes` around one
+    draft: Any  # likewise
     tokenizer: Any
 
     @classmethod
@@ -163,7 +163,7 @@ def decoding(
         prompts = list(turns[turn])
         # Every prompt its own seed, the same in every repeat.
         seeds = [turn * len(turns[0]) + place for place in range(len(prompts))]
-        results = decoder.generate(prompts, batch_size=batch_size, seed=seeds, **options)
+        results = list(decoder.results(prompts, seed=seeds, batch_size=batch_size, **options))
         failed = next((result.error for result in results if result.error), None)
         if failed:
             raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")

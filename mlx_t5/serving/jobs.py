@@ -22,11 +22,17 @@ log = logging.getLogger(__name__)
 class Decoder(Protocol):
     """What serving needs of `decoder.SpeculativeDecoder`."""
 
-    model: Seq2Seq
     tokenizer: Any
-    drafter: Drafter | None
     defaults: Settings
     codec: Codec
+
+    @property
+    def model(self) -> Seq2Seq:
+        """The target."""
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Where proposals come from."""
 
     def generate(self, prompts: Any, max_tokens: int) -> Any:
         """Decodes one prompt or several."""
