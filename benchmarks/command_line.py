@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from mlx_t5.cli.arguments import Parser, not_installed, open_streams
+from mlx_t5.errors import UserError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SUBCOMMANDS = MappingProxyType(
@@ -39,19 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"error: {not_installed(error)}", file=sys.stderr)
         return 2
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def _run(argv: Sequence[str]) -> int:
     args = parser(argv).parse_args(argv)
 
     from benchmarks import report
-    from mlx_t5.errors import UserError
 
     try:
         return args.run(args, report.command(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return INTERRUPTED
 
