@@ -74,7 +74,7 @@ def test_importing_anything_without_a_blas(platform, wish, hints):
 @pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
 def test_the_real_one_is_loaded_before_mlx():
     tried, (described,) = importing("linux", "yes", "mkl")
-    assert tried == ["first"]
+    assert set(tried) == {"first"}
     assert re.search(r"cores, MKL 20\d\d\.\d, [\w-]+ kernels$", described)
 
 

@@ -60,7 +60,11 @@ def load(loader, mkl, wish="", flags=AVX512):
 def test_mkl_comes_first_with_threads_that_sleep(mkl):
     loader = Loader(*MKL, OPENBLAS)
     assert load(loader, mkl) == "MKL 2026.2, AVX-512 kernels"
-    assert loader.asked == [("libtbb.so.12", False), ("libmkl_rt.so.3", True)]
+    assert loader.asked == [
+        ("libtbb.so.12", False),
+        ("libmkl_rt.so.3", False),
+        ("libmkl_rt.so.3", True),
+    ]
     assert loader.threads == blas.TBB_THREADS
 
 
@@ -70,9 +74,23 @@ def test_the_users_threads_are_left_alone(mkl):
     assert loader.threads is None
 
 
-def test_mkl_on_a_processor_that_it_has_no_kernels_for(mkl):
-    loader = Loader(*MKL, processor=b"Intel(R) Architecture processors")
-    assert load(loader, mkl) == "MKL 2026.2, general kernels"
+@pytest.mark.parametrize(
+    ("others", "flags", "environment", "loaded"),
+    [
+        ([OPENBLAS], AVX512, {}, "OpenBLAS 0.3.21, SkylakeX kernels"),
+        ([OPENBLAS], AVX512, {"OPENBLAS_CORETYPE": "Zen"}, "MKL 2026.2, general kernels"),
+        ([OPENBLAS], AVX2, {}, "MKL 2026.2, general kernels"),
+        ([], AVX512, {}, "MKL 2026.2, general kernels"),
+    ],
+)
+def test_a_processor_for_which_mkl_has_general_kernels(mkl, others, flags, environment, loaded):
+    """There OpenBLAS is faster, if it has kernels for AVX-512."""
+    processor = b"Intel(R) Architecture processors"
+    loader = Loader(*MKL, *others, environment=environment, processor=processor)
+    assert load(loader, mkl, flags=flags) == loaded
+    last = ("libmkl_rt.so.3" if loaded.startswith("MKL") else OPENBLAS, True)
+    assert [name for name in loader.asked if name[1] and name[0] in loader.installed] == [last]
+    assert load(loader, mkl, "mkl", flags) == "MKL 2026.2, general kernels"
 
 
 @pytest.mark.parametrize("missing", ["libmkl_tbb_thread.so.3", "libtbb.so.12"])
