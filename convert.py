@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_t5.cli.arguments import Parser, not_installed, run
+from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
@@ -38,14 +39,13 @@ try:
     )
     from mlx_t5.checkpoints.small_files import place
     from mlx_t5.checkpoints.stored_tensor import READABLE
-    from mlx_t5.errors import UserError
     from mlx_t5.network.config import T5Config
     from mlx_t5.network.weights import cast, keep_float32, read_config
     from model import select_tensors
-except ImportError as error:
+except (ImportError, UserError) as error:
     if __name__ != "__main__":
         raise
-    Parser().error(not_installed(error))
+    Parser().error(str(error) if isinstance(error, UserError) else not_installed(error))
 
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 

@@ -163,6 +163,7 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
     from decoder import SpeculativeDecoder
+    from mlx_t5.backend import device_name
     from mlx_t5.cli import models
     from model import load
 
@@ -170,6 +171,8 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
     decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
+    if args.verbose:
+        _tell(f"on {device_name()}")
     return decoder
 
 

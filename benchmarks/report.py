@@ -6,16 +6,14 @@ import json
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import device_name, mx
+from mlx_t5.backend import blas_name, device_name, mx
 from mlx_t5.cli import output
-from mlx_t5.network.linear import openblas
 
 Columns = Mapping[str, Callable[[dict], str]]
 
@@ -51,24 +49,14 @@ TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 def threads(environment: Mapping[str, str] = os.environ) -> int:
     """Threads that a BLAS takes here: what the environment says, else all that we may use."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    for name in names if blas_name().startswith("OpenBLAS") else ():  # TBB's threads know neither
         value = environment.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def blas() -> str:
-    """What multiplies matrices on the CPU, as far as it is known."""
-    if sys.platform == "darwin":
-        return "Accelerate"
-    if "reference BLAS" in device_name():
-        return "MLX's reference BLAS"
-    described = openblas("openblas_get_config")
-    kernel = openblas("openblas_get_corename")
-    return f"{' '.join(described.split()[:2])} {kernel}" if described else "unknown"
 
 
 def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -84,7 +72,7 @@ def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": threads(),
         "device": "cpu" if on_cpu else "gpu",
-        "blas": blas() if on_cpu else None,
+        "blas": blas_name() if on_cpu else None,
         "mlx": mx.__version__,
         "python": platform.python_version(),
         "dtype": dtype,

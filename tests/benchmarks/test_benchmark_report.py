@@ -22,7 +22,10 @@ def test_a_figure_that_is_unknown_or_cannot_be():
     assert [report.texts(n) for n in (0, 2, None)] == ["equal", "2 DIFFER", "sampled"]
 
 
-def test_threads_are_what_the_blas_will_take():
+def test_threads_are_what_the_blas_will_take(monkeypatch):
+    monkeypatch.setattr(report, "blas_name", lambda: "MKL 2026.2, AVX2 kernels")
+    assert report.threads({"OMP_NUM_THREADS": "300"}) <= os.cpu_count()
+    monkeypatch.setattr(report, "blas_name", lambda: "OpenBLAS 0.3.21, Haswell kernels")
     assert report.threads({"OMP_NUM_THREADS": "3"}) == 3
     assert report.threads({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}) == 2
     assert 1 <= report.threads({"OMP_NUM_THREADS": "many"}) <= os.cpu_count()
