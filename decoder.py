@@ -30,7 +30,7 @@ from mlx_t5.network.memory import require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
 from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
-from mlx_t5.sampling.draws import Sampling
+from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_prompts, checked_samples, encoded, random_keys, split
@@ -68,7 +68,7 @@ class Engine:
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
         self.rows: list[Row] = []
         self.cache: Any = None  # a `Cache` while there are rows
-        self.sampling = Sampling.from_rows([], target.config.eos_token_ids)
+        self.sampling = sampling_of([], target.config.eos_token_ids)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
@@ -170,7 +170,7 @@ class Engine:
         """Makes `rows` the batch and collects their settings and keys."""
         self.rows = rows
         if rows:
-            self.sampling = Sampling.from_rows(rows, self.target.config.eos_token_ids)
+            self.sampling = sampling_of(rows, self.target.config.eos_token_ids)
 
 
 def commit(

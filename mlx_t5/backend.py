@@ -14,8 +14,12 @@ import os
 import sys
 
 from mlx_t5 import blas
+from mlx_t5.errors import UserError
 
-_loaded = blas.load(sys.platform)
+try:
+    _loaded = blas.load(sys.platform)
+except ValueError as error:
+    raise UserError(str(error)) from None
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 import mlx.nn as nn  # noqa: E402

@@ -14,6 +14,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, RANGES, checked, written
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling import draws as sampling
+from mlx_t5.sampling.rows import sampling_of
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -153,7 +154,7 @@ def test_processors_from_a_generator_are_asked_in_every_step():
 def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     logits = mx.array([[[300.0, 299.9, -200.0]]])
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
-    p = sampling.probabilities(logits, sampling.Sampling.from_rows([row], (EOS,)))
+    p = sampling.probabilities(logits, sampling_of([row], (EOS,)))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
 
 

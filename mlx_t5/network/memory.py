@@ -13,15 +13,17 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import Shape
 from mlx_t5.sizes import readable
+
+if TYPE_CHECKING:
+    from mlx_t5.network.weights import Shape
 
 SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})

@@ -9,14 +9,13 @@ Symbols: B rows, T positions a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
-from mlx_t5.sampling.processors import History, Processing
 
 if TYPE_CHECKING:
-    from mlx_t5.requests import Row
+    from mlx_t5.sampling.processors import Processing
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
@@ -75,24 +74,6 @@ class Sampling:
             processing=processing,
         )
 
-    @classmethod
-    def from_rows(cls, rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
-        """Collects the settings and keys of B rows; `eos` are the end tokens."""
-
-        def each(*names: str) -> list[list]:
-            return [[getattr(row.settings, name) for row in rows] for name in names]
-
-        rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-        penalty, ngram_size, min_tokens, custom = each(*rules)
-        processing = Processing.collect(penalty, ngram_size, min_tokens, custom, eos)
-        temp, top_k, top_p, delta, block = each(
-            "temp", "top_k", "top_p", "delta", "block_verification"
-        )
-        sampling = cls.collect(temp, top_k, top_p, delta, block, processing)
-        if sampling.all_greedy:
-            return sampling
-        return replace(sampling, keys=mx.stack([row.key for row in rows]))
-
     def step_keys(self, positions: Sequence[int]) -> mx.array | None:
         """Keys (B, 2) for the step at these positions; None if every row is greedy."""
         return None if self.all_greedy else fold(self.keys, mx.array(positions), 0)
@@ -114,7 +95,7 @@ class Sampling:
         """
         if not self.processing:
             return logits
-        return self.processing(History.align(committed).then(x), logits, [n + 1 for n in lengths])
+        return self.processing.after(committed, x, logits, [n + 1 for n in lengths])
 
 
 def row_key(seed: int, index: int) -> mx.array:
