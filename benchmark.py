@@ -7,8 +7,8 @@
     python benchmark.py memory     # what the public models take
     python benchmark.py server     # throughput and latency of server.py
 
-`sweep`, `peers` and `quantize` need requirements-benchmark.txt, `server` needs
-requirements-server.txt. All that is timed takes turns; see benchmarks/timing.py.
+`sweep`, `peers` and `quantize` need requirements/benchmark.txt, `server` needs
+requirements/server.txt. All that is timed takes turns; see benchmarks/timing.py.
 """
 
 import sys

@@ -14,43 +14,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlx_t5.cli.arguments import Parser, not_installed, open_streams
+from mlx_t5.cli.arguments import Parser, not_installed, run
+from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
     from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
     from mlx_t5.checkpoints.folder import (
         BLOCK_BYTES,
+        into_shards,
         is_model_file,
         new_model_folder,
-        split,
         write_json,
         write_shards,
     )
     from mlx_t5.checkpoints.hub import origin, resolve
-    from mlx_t5.checkpoints.output_folder import check_output
+    from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.quantization import (
-        MIXED,
+        MIXED_BITS,
         MODES,
         Quantization,
         Recipe,
         quantize_predicate,
     )
+    from mlx_t5.checkpoints.small_files import place
     from mlx_t5.checkpoints.stored_tensor import READABLE
-    from mlx_t5.errors import UserError
     from mlx_t5.network.config import T5Config
     from mlx_t5.network.weights import cast, keep_float32, read_config
     from model import select_tensors
-except ImportError as error:
+except (ImportError, UserError) as error:
     if __name__ != "__main__":
         raise
-    Parser().error(not_installed(error))
+    Parser().error(str(error) if isinstance(error, UserError) else not_installed(error))
 
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 
 
 @dataclass(frozen=True)
-class Step:
+class Conversion:
     """One tensor's way from the checkpoint to the output.
 
     Attributes:
@@ -117,7 +118,7 @@ def convert(
         q_bits: bits a weight; None is the mode's default.
         q_group_size: weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
-        quant_predicate: a recipe of `quantization.MIXED`, in place of `q_bits` and `q_mode`.
+        quant_predicate: a recipe of `quantization.MIXED_BITS`, in place of `q_bits` and `q_mode`.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: replace what an earlier conversion wrote to `mlx_path`.
 
@@ -130,23 +131,23 @@ def convert(
     """
     if not str(mlx_path):
         raise UserError("--mlx-path is empty; name the folder to write")
-    path = Path(mlx_path).expanduser().resolve()
+    path = place(mlx_path)
     wanted = (q_bits, q_group_size, q_mode, quant_predicate)
     if not quantize and wanted != (None, None, "affine", None):
         flags = "--q-bits, --q-group-size, --q-mode and --quant-predicate"
         raise UserError(f"{flags} quantise only together with -q")
-    recipe = Recipe.choose(*wanted) if quantize else None
+    recipe = Recipe.from_options(*wanted) if quantize else None
     if dtype not in READABLE:
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
     try:
-        check_output(path, overwrite, is_model_file)
+        check_output_folder(path, overwrite, is_model_file)
         folder = resolve(str(source), revision)
         if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
             raise UserError(f"{path} is the source; choose another --mlx-path")
         raw = read_config(folder)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe)
-            shards = split(steps, SHARD_BYTES)
+            shards = into_shards(steps, SHARD_BYTES)
             with new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, shards)
                 entry = _entry(recipe, steps) if recipe else None
@@ -156,7 +157,9 @@ def convert(
     return path
 
 
-def plan(raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, recipe: Recipe | None) -> list[Step]:
+def plan(
+    raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, recipe: Recipe | None
+) -> list[Conversion]:
     """What to do with each tensor, in the order they lie on the disk.
 
     Args:
@@ -177,15 +180,15 @@ def plan(raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, recipe: Recipe | No
     for source in filter(names.__contains__, checkpoint.names):
         checkpoint.require_readable(source)
         name, shape = names[source], checkpoint.shape(source)
-        how = recipe.of(name, shape) if recipe else None
+        how = recipe.for_layer(name, shape) if recipe else None
         stored = mx.float32 if keep_float32(name, dtype) else dtype
-        steps.append(Step(source, name, shape, stored, how))
+        steps.append(Conversion(source, name, shape, stored, how))
     if recipe:
         _check_groups(steps, recipe, dtype)
     return steps
 
 
-def _check_groups(steps: list[Step], recipe: Recipe, dtype: mx.Dtype) -> None:
+def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> None:
     if not any(step.quantization for step in steps):
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
@@ -194,16 +197,16 @@ def _check_groups(steps: list[Step], recipe: Recipe, dtype: mx.Dtype) -> None:
         print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
 
 
-def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Step]]) -> None:
+def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Conversion]]) -> None:
     """Writes every shard and the index."""
 
-    def blocks(step: Step) -> Iterator[dict[str, mx.array]]:
+    def blocks(step: Conversion) -> Iterator[dict[str, mx.array]]:
         return map(step.apply, checkpoint.blocks(step.source, BLOCK_BYTES))
 
     write_shards(folder, shards, blocks, "mlx", "converting")
 
 
-def _entry(recipe: Recipe, steps: list[Step]) -> dict:
+def _entry(recipe: Recipe, steps: list[Conversion]) -> dict:
     return recipe.entry({step.path: step.quantization for step in steps if step.quantization})
 
 
@@ -230,23 +233,14 @@ def write_config(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    open_streams()
-    args = _parser().parse_args(argv)
-    options = vars(args)
+    return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    options = vars(_parser().parse_args(argv))
     source, path = options.pop("model"), options.pop("mlx_path")
-    default = Path("models") / Path(source).expanduser().resolve().name
-    try:
-        path = convert(source, default if path is None else path, **options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        print(f"error: {not_installed(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
-    print(path)
+    default = Path("models") / place(source).name
+    print(convert(source, default if path is None else path, **options))
     return 0
 
 
@@ -265,8 +259,8 @@ def _parser() -> Parser:
     add("--q-mode", default="affine", choices=list(MODES), help="default: %(default)s")
     add(
         "--quant-predicate",
-        choices=list(MIXED),
-        help="mixed_4_6: 4 bits a weight, and 6 in attention's values and outputs; so the others",
+        choices=list(MIXED_BITS),
+        help="vo_4_6: 4 bits a weight, and 6 in attention's values and outputs; so the others",
     )
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")

@@ -16,7 +16,7 @@ target and q draft probabilities.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -30,7 +30,7 @@ from mlx_t5.network.memory import require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
 from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
-from mlx_t5.sampling.draws import Sampling
+from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_prompts, checked_samples, encoded, random_keys, split
@@ -64,10 +64,11 @@ class Engine:
             adaptive: how many to propose, for rows whose num_draft is "auto".
         """
         self.target, self.drafter, self.clock = target, drafter, clock
-        self.adaptive = adaptive
+        draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
+        self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
         self.rows: list[Row] = []
-        self.cache = None
-        self.sampling: Sampling | None = None
+        self.cache: Any = None  # a `Cache` while there are rows
+        self.sampling = sampling_of([], target.config.eos_token_ids)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
@@ -124,7 +125,7 @@ class Engine:
             if not sound and row.finish_reason is None:
                 first = "logits_processors, then the " if row.settings.logits_processors else ""
                 row.fail(NO_CHOICE.format(row.decided, first))
-            if self.adaptive and row.adapts:
+            if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
 
     def insert(self, rows: Sequence[Row]) -> None:
@@ -169,7 +170,7 @@ class Engine:
         """Makes `rows` the batch and collects their settings and keys."""
         self.rows = rows
         if rows:
-            self.sampling = Sampling.of_rows(rows, self.target.config.eos_token_ids)
+            self.sampling = sampling_of(rows, self.target.config.eos_token_ids)
 
 
 def commit(
@@ -190,7 +191,7 @@ def commit(
     """
     end = next((i for i, token in enumerate(tokens) if token in eos), None)
     row.ended = end is not None
-    if row.ended:
+    if end is not None:
         tokens = tokens[: end + 1]
     if row.watch:
         read = row.watch.take(tokens[: len(tokens) - row.ended])
@@ -246,13 +247,12 @@ class SpeculativeDecoder:
         if tokenizer is not None and draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
-        is_model = isinstance(draft_model, T5)
-        self.drafter = DraftModel(draft_model, model) if is_model else draft_model
+        self.drafter: Drafter | None = (
+            DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
+        )
         self.codec = Codec(tokenizer, model.config.vocab_size)
-        self.adaptive = None
-        if self.drafter:
-            draft, kinds = self.drafter.model, self.drafter.kinds
-            self.adaptive = Adaptive(lambda: costs or measure(model, draft), kinds)
+        draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
+        self.adaptive = Adaptive(lambda: costs or measure(model, draft), kinds)
 
     def generate(
         self,
@@ -314,31 +314,31 @@ class SpeculativeDecoder:
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
         batch_size = checked("batch_size", batch_size)
-        settings = self.codec.settings(self.defaults, **settings)
-        samples = checked_samples(num_samples, settings.temp)
+        chosen = self.codec.settings(self.defaults, **settings)
+        samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
         pairs = zip(prompts, random_keys(seed, samples), strict=False)
-        rows = chain.from_iterable(self.codec.rows(p, settings, k) for p, k in pairs)
+        rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
-        finished = batching.run(self.engine(settings), rows, batch_size, at_hand)
+        finished = batching.run(self.engine(chosen), rows, batch_size, at_hand)
         return map(self.codec.result, finished)
 
     def stream(
         self, prompt: str | Sequence[int], max_tokens: int = 256, seed: int = 0, **settings: Any
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
 
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
-        settings = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
+        chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         keys = next(random_keys(checked("seed", seed)))
-        (row,) = self.codec.rows(prompt, settings, keys, watched=True)
+        (row,) = self.codec.rows(prompt, chosen, keys, watched=True)
         if row.error:
             raise UserError(row.error)
         return self._follow(row)
 
-    def _follow(self, row: Row) -> Iterator[Chunk]:
+    def _follow(self, row: Row) -> Generator[Chunk, None, None]:
         """Decodes a row and yields what each step adds."""
         engine = self.engine(row.settings)
         batching.Queue(engine, 1, [row]).admit()

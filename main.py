@@ -16,23 +16,28 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_t5.cli.arguments import (
+    BAD_INPUT,
+    INTERRUPTED,
     Parser,
     add_models,
+    add_setting,
     add_speculation,
-    not_installed,
-    number,
-    open_streams,
+    run,
 )
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.output import Painter, Results, Totals, check_output
+from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import RANGES
+from mlx_t5.requests import Settings
+from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from decoder import SpeculativeDecoder
     from mlx_t5.requests import Result
 
@@ -41,13 +46,6 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
-# Options that the decoder takes by the same name.
-DECODING = (
-    *("max_tokens", "temp", "top_k", "top_p", "seed", "stop"),
-    *("repetition_penalty", "no_repeat_ngram_size", "min_tokens"),
-)
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 def build_parser() -> Parser:
@@ -96,67 +94,30 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
-    count = number(int, lambda n: n >= 1, "a whole number of at least 1")
-    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    temp = number(float, RANGES["temp"].holds, RANGES["temp"].expected)
-    seed = number(int, RANGES["seed"].holds, RANGES["seed"].expected)
-    top_p = number(float, lambda p: 0 < p <= 1, "a number above 0 and up to 1")
-
-    def add(*names: str, type: Callable, default: float, help: str) -> None:
-        metavar = names[-1].lstrip("-").replace("-", "_").upper()[0]
-        group.add_argument(
-            *names, type=type, default=default, metavar=metavar, help=f"{help} (default: {default})"
-        )
-
+    add = partial(add_setting, group)
     add_speculation(group, without="--regular-decode")
-    add("--temp", type=temp, default=0.0, help="temperature of sampling; 0 decodes greedily")
-    add("--top-k", type=natural, default=0, help="sample from the k likeliest tokens; 0: all")
-    add("--top-p", type=top_p, default=1.0, help="sample from the likeliest tokens of this mass")
-    add("--seed", type=seed, default=0, help="of sampling; the same seed, the same text")
-    add("-m", "--max-tokens", type=count, default=256, help="end a text after so many tokens")
-    add("--batch-size", type=count, default=8, help="prompts decoded at the same time")
-    add("--num-samples", type=count, default=1, help="texts a prompt; needs --temp above 0")
-    _rule_options(group, add)
+    add("--temp", help="temperature of sampling; 0 decodes greedily")
+    add("--top-k", help="sample from the k likeliest tokens; 0: all")
+    add("--top-p", help="sample from the likeliest tokens of this mass")
+    add("--seed", default=0, help="of sampling; the same seed, the same text")
+    add("-m", "--max-tokens", help="end a text after so many tokens")
+    add("--batch-size", default=8, help="prompts decoded at the same time")
+    add("--num-samples", default=1, help="texts a prompt; needs --temp above 0")
+    add("--repetition-penalty", help="above 1 makes tokens of the text so far less likely; 1: off")
+    add("--no-repeat-ngram-size", help="write no run of so many tokens twice; 0: off")
+    add("--min-tokens", help="no end before so many tokens; 0: off")
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="STRING",
+        help="end a text before this string; may be given several times",
+    )
     group.add_argument(
         "--regular-decode",
         action="store_true",
         help="the target alone, one token at a time, to compare with",
     )
-
-
-def _rule_options(group: argparse._ArgumentGroup, add: Callable) -> None:
-    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-    penalty = number(
-        float, RANGES["repetition_penalty"].holds, RANGES["repetition_penalty"].expected
-    )
-    add(
-        "--repetition-penalty",
-        type=penalty,
-        default=1.0,
-        help="above 1 makes tokens that the text already has less likely; 1: off",
-    )
-    add(
-        "--no-repeat-ngram-size",
-        type=natural,
-        default=0,
-        help="write no run of so many tokens twice; 0: off",
-    )
-    add("--min-tokens", type=natural, default=0, help="no end before so many tokens; 0: off")
-    group.add_argument(
-        "--stop",
-        action="append",
-        type=_stop_string,
-        default=[],
-        metavar="STRING",
-        help="end a text before this string; may be given several times",
-    )
-
-
-def _stop_string(text: str) -> str:
-    """An argparse type: text that can be searched for."""
-    if not text:
-        raise argparse.ArgumentTypeError("give at least one character")
-    return text
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,73 +129,59 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    closed = sys.stdout is None
-    open_streams()
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if closed and not args.output_file:
-        parser.error("standard output is closed; name an --output-file")
-    if args.num_samples > 1 and args.temp == 0:
-        parser.error("--num-samples: greedy samples would be equal; set --temp above 0")
-    try:
-        if args.input_file:
-            prompts = Lines(args.input_file)
-            count = prompts.count
-        else:
-            prompts = read_prompts(args.prompt or [DEFAULT_PROMPT])
-            count = len(prompts)
-        if args.output_file:
-            check_output(args.output_file, args.input_file)
-        return _run(args, prompts, count)
-    except KeyboardInterrupt:
-        _tell("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever reads our output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    except ImportError as error:
-        parser.error(not_installed(error))
-    except (UserError, OSError) as error:
-        parser.error(str(error))
+    return run(lambda: _main(build_parser().parse_args(argv)))
 
 
-def _run(args: argparse.Namespace, prompts: list[str] | Lines, count: int | None) -> int:
+def _main(args: argparse.Namespace) -> int:
+    settings = Settings(**{n: v for n, v in vars(args).items() if hasattr(Settings, n)})
+    if sys.__stdout__ is None and not args.output_file:
+        raise UserError("standard output is closed; name an --output-file")
+    if args.num_samples > 1 and settings.temp == 0:
+        raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+    prompts = _prompts(args)
+    if args.output_file:
+        check_output_file(args.output_file, args.input_file)
     decoder = _load(args)
-    if args.prompt is None and args.input_file is None:
+    if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
-    settings = {name: getattr(args, name) for name in DECODING}
-    if count == args.num_samples == 1 and not (
-        args.input_file or args.output_file or args.json
-    ):
-        return _stream(decoder, prompts[0], settings, painter)
-    return _write_all(decoder, prompts, count, settings, painter, args)
+    to_screen = not (args.output_file or args.json)
+    if to_screen and isinstance(prompts, list) and len(prompts) == args.num_samples == 1:
+        return _stream(decoder, prompts[0], args.seed, settings, painter)
+    return _write_all(decoder, prompts, settings, painter, args)
+
+
+def _prompts(args: argparse.Namespace) -> list[str] | Lines:
+    if args.input_file:
+        return Lines(args.input_file)
+    return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
 def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
     from decoder import SpeculativeDecoder
+    from mlx_t5.backend import device_name
     from mlx_t5.cli import models
     from model import load
 
-    chosen = models.choose(args.model, args.draft_model, convert, args.regular_decode)
+    chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
-    decoder = SpeculativeDecoder(
-        target, drafter, tokenizer, args.num_draft, args.delta, draft_tokenizer=other
-    )
+    decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
+    if args.verbose:
+        _tell(f"on {device_name()}")
     return decoder
 
 
 def _stream(
-    decoder: SpeculativeDecoder, prompt: str, settings: dict, painter: Painter | None
+    decoder: SpeculativeDecoder, prompt: str, seed: int, settings: Settings, painter: Painter | None
 ) -> int:
     """Show one text while it is generated."""
     status, stats = 0, None
-    with contextlib.closing(decoder.stream(prompt, **settings)) as chunks:
+    with contextlib.closing(decoder.stream(prompt, seed=seed, **vars(settings))) as chunks:
         try:
             for chunk in chunks:
                 stats, text = chunk.stats, chunk.text
@@ -256,39 +203,33 @@ def _stream(
 def _write_all(
     decoder: SpeculativeDecoder,
     prompts: list[str] | Lines,
-    count: int | None,
-    settings: dict,
+    settings: Settings,
     painter: Painter | None,
     args: argparse.Namespace,
 ) -> int:
     """Write every text, in order, as soon as it and all before it are finished."""
-    from tqdm import tqdm
-
-    from mlx_t5.text.detokenizer import StreamingDetokenizer
+    in_hand: deque[tuple[int, Any]] = deque()
+    results = decoder.results(
+        _noted(prompts, in_hand),
+        batch_size=args.batch_size,
+        num_samples=args.num_samples,
+        seed=args.seed,
+        ready=prompts.ready if isinstance(prompts, Lines) else lambda: True,
+        **vars(settings),
+    )
+    as_json = args.json or (args.output_file or "").endswith(".jsonl")
 
     def paint(result: Result) -> str:
+        assert painter is not None, "it is only called with --verbose"
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
 
-    as_json = args.json or (args.output_file or "").endswith(".jsonl")
-    # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
-    hidden = True if painter or (not args.output_file and sys.stdout.isatty()) else None
-    total = count and count * args.num_samples
     unit = "prompts" if args.num_samples == 1 else "texts"
     began, totals, status = time.perf_counter(), Totals(), 0
     with (
         Results(args.output_file, as_json, paint if painter else None) as output,
-        tqdm(total=total, unit=" " + unit, disable=hidden) as bar,
+        _bar(prompts, unit, args) as bar,
     ):
         try:
-            in_hand: deque[tuple[int, str | UserError]] = deque()
-            results = decoder.results(
-                _noted(prompts, in_hand),
-                batch_size=args.batch_size,
-                num_samples=args.num_samples,
-                ready=prompts.ready if isinstance(prompts, Lines) else lambda: True,
-                **settings,
-            )
-            began = time.perf_counter()  # what --num-draft auto measures first is no decoding
             for result in results:
                 status = max(status, _write(output, *in_hand[0], result))
                 totals.add(result.stats)
@@ -297,10 +238,20 @@ def _write_all(
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    of_all = f" of {total}" if total else ""
+    of_all = f" of {bar.total}" if bar.total else ""
     done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
     _tell(done + totals.summary(time.perf_counter() - began, unit))
     return status
+
+
+def _bar(prompts: list[str] | Lines, unit: str, args: argparse.Namespace) -> tqdm:
+    """Shows how many texts are finished, on standard error."""
+    from tqdm import tqdm
+
+    count = len(prompts) if isinstance(prompts, list) else prompts.count
+    # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
+    hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
+    return tqdm(total=count and count * args.num_samples, unit=" " + unit, disable=hidden)
 
 
 def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
@@ -310,16 +261,14 @@ def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
         yield prompt
 
 
-def _write(
-    output: Results, n: int, prompt: str | UserError, result: Result
-) -> int:
+def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
     unread = isinstance(prompt, UserError)
-    output.write("" if unread else prompt, result)
+    output.write(prompt if isinstance(prompt, str) else "", result)
     if not result.error:
         return 0
     _tell("error: " + ("" if unread else f"prompt {n}: ") + result.error)
-    return 2
+    return BAD_INPUT
 
 
 def _tell(line: str) -> None:

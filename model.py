@@ -155,7 +155,8 @@ class Stack(nn.Module):
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
-        self.layers = [(DecoderLayer if causal else EncoderLayer)(config) for _ in range(depth)]
+        layer = DecoderLayer if causal else EncoderLayer
+        self.layers: list[Any] = [layer(config) for _ in range(depth)]
         self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
         self.norm = RMSNorm(config)
         self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)

@@ -15,32 +15,32 @@ import ipaddress
 import logging
 import os
 import re
-import signal
-import socket
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import (
     Parser,
     add_models,
+    add_number,
     add_speculation,
-    not_installed,
-    number,
-    open_streams,
+    at_least,
+    run,
+    within,
 )
 from mlx_t5.errors import UserError
+from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import Limits, Service
+    from mlx_t5.serving.service import RequestLimits, Service
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
+REQUIREMENTS = "requirements/server.txt"
 
 
 def build_parser() -> Parser:
@@ -59,15 +59,12 @@ def build_parser() -> Parser:
 
 
 def _network_options(group: argparse._ArgumentGroup) -> None:
-    port = number(int, lambda n: 0 <= n < 65536, "a port from 0 to 65535")
     group.add_argument(
         "--host",
         default="127.0.0.1",
         help="address to listen on; one that others reach needs --api-key (default: %(default)s)",
     )
-    group.add_argument(
-        "--port", type=port, default=8080, help="0 takes a free one (default: %(default)s)"
-    )
+    add_number(group, "--port", type=within(PORTS), default=8080, help="0 takes a free one")
     group.add_argument(
         "--api-key",
         metavar="KEY",
@@ -86,16 +83,11 @@ def _network_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _limit_options(group: argparse._ArgumentGroup) -> None:
-    count = number(int, lambda n: n >= 1, "a whole number of at least 1")
-    natural = number(int, lambda n: n >= 0, "a whole number of at least 0")
-
-    def add(name: str, default: int, help: str, type=count) -> None:
-        group.add_argument(
-            name, type=type, default=default, metavar="N", help=f"{help} (default: {default})"
-        )
+    def add(name: str, default: int, help: str, least: int = 1) -> None:
+        add_number(group, name, type=at_least(least), default=default, help=help)
 
     add("--max-batch", 8, "texts decoded at the same time")
-    add("--max-queue", 128, "texts that wait at most; then clients are told to come back", natural)
+    add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
     add("--max-body", 1 << 20, "bytes of a request")
@@ -112,28 +104,43 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    open_streams()
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    return run(lambda: _main(build_parser().parse_args(argv)), REQUIREMENTS, interrupted="")
+
+
+def _main(args: argparse.Namespace) -> int:
+    _check_access(args)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
+    from convert import convert
+    from mlx_t5.cli import models
+    from mlx_t5.serving.connections import listener, serve
+
+    with listener(args.host, args.port) as bound:
+        chosen = models.choose_pair(args.model, args.draft_model, convert)
+        application = _application(args, chosen)
+        print(chosen.note, file=sys.stderr)
+        bound.listen()
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        where = f"http://{host}:{bound.getsockname()[1]}"
+        print(
+            f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
+        )
+        serve(application, bound, args.shutdown_seconds)
+    return 0
+
+
+def _check_access(args: argparse.Namespace) -> None:
+    """Refuses an address that others reach without a key, and a key that cannot be sent."""
     if not (is_loopback(args.host) or args.api_key or args.no_auth):
-        parser.error(
+        raise UserError(
             f"others can reach {args.host}: set --api-key, or say --no-auth if all of them may in"
         )
     if args.api_key == "":
-        parser.error("--api-key is empty; give a key, or leave it out if none is needed")
+        raise UserError("--api-key is empty; give a key, or leave it out if none is needed")
     if args.api_key and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", args.api_key):
-        parser.error(
+        raise UserError(
             "--api-key: use ASCII characters, no space at its ends: it travels in a header"
         )
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    try:
-        return _run(args)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except ImportError as error:
-        parser.error(not_installed(error, "requirements-server.txt"))
-    except (UserError, OSError) as error:
-        parser.error(str(error))
 
 
 def is_loopback(host: str) -> bool:
@@ -144,62 +151,24 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _run(args: argparse.Namespace) -> int:
-    import uvicorn  # noqa: F401  (what is missing is to show before models are loaded)
-
-    import mlx_t5.serving.app  # noqa: F401
-    from convert import convert
-    from mlx_t5.cli import models
-
-    with _listener(args.host, args.port) as listener:
-        chosen = models.choose(args.model, args.draft_model, convert)
-        application = _application(args, chosen)
-        print(chosen.note, file=sys.stderr)
-        listener.listen()
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        where = f"http://{host}:{listener.getsockname()[1]}"
-        print(
-            f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
-        )
-        _serve(application, listener, args.shutdown_seconds)
-    return 0
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket of this address, so that one in use is known before models are loaded."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except socket.gaierror as error:
-        raise UserError(f"--host {host}: {error.strerror}; give an address") from None
-    family, kind, protocol, _, address = found[0]
-    # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
-        raise UserError(message) from None
-    return listener
-
-
 def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import Limits
+    from mlx_t5.serving.service import RequestLimits
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
-    limits = Limits(args.max_prompt_tokens, args.max_tokens, rows)
+    limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
     service = _service(args, chosen, limits, metrics)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, args.max_body, names)
 
 
-def _service(args: argparse.Namespace, chosen: Pair, limits: Limits, metrics: Metrics) -> Service:
+def _service(
+    args: argparse.Namespace, chosen: Pair, limits: RequestLimits, metrics: Metrics
+) -> Service:
     from mlx_t5.serving.service import Service
     from mlx_t5.serving.worker import Worker
 
@@ -231,32 +200,6 @@ def model_name(chosen: Pair) -> str:
 
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name
-
-
-def _serve(application: Guard, listener: socket.socket, shutdown_seconds: int) -> None:
-    import uvicorn
-
-    from mlx_t5.serving.connections import Connection
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit and sig == signal.SIGINT:
-                os._exit(INTERRUPTED)  # the second Ctrl-C
-            super().handle_exit(sig, frame)
-
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        log_level="warning",
-        access_log=False,  # it would show what comes after the question mark of an address
-        server_header=False,
-        http=Connection,
-        ws="none",
-        timeout_graceful_shutdown=shutdown_seconds,
-    )
-    # uvicorn finishes what runs and then raises the signal again, which is to be no death.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from mlx_t5.cli.arguments import Parser, not_installed, open_streams
+from mlx_t5.cli.arguments import Parser, run
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SUBCOMMANDS = MappingProxyType(
     {
         "compare": "all ways of proposing beside regular decoding, and beside what theory predicts",
@@ -33,27 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0; 1 if texts differ that have to be equal; 2 for bad input; 130 after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    open_streams()
-    try:
-        return _run(argv)
-    except ImportError as error:
-        print(f"error: {not_installed(error)}", file=sys.stderr)
-        return 2
+    return run(lambda: _main(argv), interrupted="")
 
 
-def _run(argv: Sequence[str]) -> int:
+def _main(argv: Sequence[str]) -> int:
     args = parser(argv).parse_args(argv)
 
     from benchmarks import report
-    from mlx_t5.errors import UserError
 
-    try:
-        return args.run(args, report.command(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return args.run(args, report.command(argv))
 
 
 def parser(argv: Sequence[str]) -> Parser:

@@ -12,12 +12,14 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import options, report, workload
-from benchmarks.costs import Costs, weights_read
+from benchmarks.costs import PairCosts, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
-from benchmarks.options import AUTO, REGULAR, WAYS
+from benchmarks.options import REGULAR, WAYS
 from benchmarks.subject import Run, Subject, begin
 from benchmarks.timing import Timed
 from benchmarks.workload import Workload
+from mlx_t5.cli.arguments import add_setting
+from mlx_t5.requests import AUTO
 
 COLUMNS: report.Columns = {
     **report.WAY,
@@ -43,24 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 8, ["translate", "fix"])
     options.add_num_draft(parser, [2, 3, 4, 5, 6, 7, 8, AUTO])
-    add = parser.add_argument
-    add("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
-    add(
-        "--temp",
-        type=options.between(0, 100),
-        nargs="+",
-        default=[0.0],
-        metavar="T",
-        help="one table each (default: 0)",
-    )
-    add(
-        "--batch-size",
-        type=options.at_least(1),
-        nargs="+",
-        default=[1],
-        metavar="B",
-        help="rows in flight, one table each (default: 1)",
-    )
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
+    add_setting(parser, "--temp", default=[0.0], help="one table each")
+    add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
     options.add_measuring(parser, 3)
 
 
@@ -74,10 +61,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         for batch_size in args.batch_size:
             for prompts in sets:
                 for table in compare(subject, prompts, temp, batch_size, args):
-                    print(f"\n{written(table, weights_read(subject.target))}", flush=True)
+                    print(f"\n{table_text(table, weights_read(subject.target))}", flush=True)
                     tables.append(table)
     print(f"\n{NOTES}")
-    report.write_json(args.json, {"command": command, "environment": facts, "tables": tables})
+    report.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
     return int(differs and facts["dtype"] == "float32")
 
@@ -93,7 +80,7 @@ def compare(
     single = batch_size == 1
     turns = workload.cut(prompts.prompts, 1 if single else len(prompts.prompts))
     common = {"max_tokens": args.max_tokens, "temp": temp}
-    numbers = {(REGULAR, 0): REGULAR}
+    numbers: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
     numbers |= {(way, n): f"{way} {n}" for way in args.ways for n in args.num_draft}
     ways: dict[str, Callable[[int], Run]] = {
         name: subject.runs(way, n, turns, batch_size, **common)
@@ -101,7 +88,7 @@ def compare(
     }
     meter = cost_meter(subject, prompts, args.num_draft) if single else None
     timed, costs = measure(ways, len(turns), args.repeats, meter)
-    parts = {task: prompts.of(task) for task in dict.fromkeys(prompts.tasks)}
+    parts = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, places in parts.items() if single else [(prompts.name, [0])]:
         part = {name: each.only(places) for name, each in timed.items()}
         yield {
@@ -119,7 +106,7 @@ def rows_of(
     numbers: dict[tuple[str, int | str], str],
     timed: dict[str, Timed],
     greedy: bool,
-    costs: Costs | None,
+    costs: PairCosts | None,
 ) -> list[dict]:
     """The figures of every way and number, which `numbers` names; `of_best` None for regular."""
     regular = timed[REGULAR]
@@ -136,7 +123,7 @@ def rows_of(
     return rows
 
 
-def written(table: dict, weights: int) -> str:
+def table_text(table: dict, weights: int) -> str:
     """A table as it is printed; `weights` are the bytes that a target pass reads."""
     title = (
         f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "
@@ -150,11 +137,14 @@ def written(table: dict, weights: int) -> str:
     return "\n\n".join(parts)
 
 
-def costs_table(costs: Costs, weights: int) -> str:
+def costs_table(costs: PairCosts, weights: int) -> str:
     """What passes cost."""
+
+    def cell(width: int) -> Callable[[dict], str]:
+        return lambda row: row["cells"][width]
+
     columns: dict[str, Callable[[dict], str]] = {"M": lambda row: row["name"]}
-    for width in costs.seconds:
-        columns[str(width)] = lambda row, width=width: row["cells"][width]
+    columns |= {str(width): cell(width) for width in costs.seconds}
     rows = [
         {"name": "ms", "cells": {m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
         {"name": "v(M)", "cells": {m: f"{v:.2f}" for m, v in costs.v.items()}},

@@ -12,7 +12,7 @@ from mlx_t5.network.cache import Cache
 from model import T5
 
 OFFSET = 16  # target position at which passes are measured: the middle of a sentence
-LONGEST = 16  # v(M) is measured up to here at least, which is what auto uses at most
+MEASURED_POSITIONS = 16  # v(M) is measured up to here at least, which is what auto uses at most
 CHAIN = 5  # draft passes that follow each other, as nothing waits for the device while drafting
 
 
@@ -30,7 +30,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Costs:
+class PairCosts:
     """Medians over rounds.
 
     Attributes:
@@ -44,7 +44,7 @@ class Costs:
     c: float
 
     @classmethod
-    def of(cls, rounds: Sequence[Round]) -> Costs:
+    def from_rounds(cls, rounds: Sequence[Round]) -> PairCosts:
         """The medians of these rounds."""
         widths = rounds[0].target
         seconds = {m: statistics.median(each.target[m] for each in rounds) for m in widths}
@@ -69,11 +69,11 @@ class CostMeter:
             target: the model that verifies.
             draft: the model that proposes.
             source: source tokens of the row.
-            num_draft: the most proposals of a step, if that is more than `LONGEST` - 1.
+            num_draft: the most proposals of a step, if that is more than `MEASURED_POSITIONS` - 1.
             clock: seconds.
         """
         self.target, self.draft, self.clock = target, draft, clock
-        self.longest = max(LONGEST, num_draft + 1)
+        self.longest = max(MEASURED_POSITIONS, num_draft + 1)
         self.target_cache, self.draft_cache = (
             self._cache(model, source) for model in (target, draft)
         )

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from mlx_t5.errors import UserError
 
-REQUIREMENTS = "requirements-benchmark.txt"
+REQUIREMENTS = "requirements/benchmark.txt"
 
 
 def needed(name: str) -> ModuleType:

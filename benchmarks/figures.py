@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import theory
-from benchmarks.costs import CostMeter, Costs
+from benchmarks.costs import CostMeter, PairCosts
 from benchmarks.subject import Run, Subject, counts, decided
 from benchmarks.timing import Timed, Tokens, differing, median_total, speed_up, take_turns
 from benchmarks.workload import Workload
@@ -19,8 +19,8 @@ Decode = Callable[[int], Run]
 
 
 def measure(
-    ways: Mapping[Hashable, Decode], turns: int, repeats: int, meter: CostMeter | None = None
-) -> tuple[dict[Any, Timed], Costs | None]:
+    ways: Mapping[Any, Decode], turns: int, repeats: int, meter: CostMeter | None = None
+) -> tuple[dict[Any, Timed], PairCosts | None]:
     """Times every way, and the passes between them, so that a slower machine strikes both.
 
     Args:
@@ -28,6 +28,9 @@ def measure(
         turns: how many they have.
         repeats: how often each is done after a warm-up.
         meter: of the passes' costs; None to leave them out.
+
+    Returns:
+        The times of each way by its name, and what passes cost; None without a meter.
     """
     measuring: dict[Any, Callable[[int], Any]] = dict(ways)
     if meter:
@@ -37,7 +40,11 @@ def measure(
         return decided(outcome.results) if isinstance(outcome, Run) else 1
 
     timed = take_turns(measuring, turns, repeats, tokens)
-    costs = Costs.of([each for row in timed.pop(COSTS).outcomes for each in row]) if meter else None
+    costs = (
+        PairCosts.from_rounds([each for row in timed.pop(COSTS).outcomes for each in row])
+        if meter
+        else None
+    )
     return timed, costs
 
 
@@ -71,7 +78,7 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
     }
 
 
-def beside_theory(timed: Timed, regular: Timed, costs: Costs) -> dict[str, Any]:
+def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, Any]:
     """The speed-up of decoding that theory makes of acceptance and costs, and the measured one.
 
     Where all steps have gamma proposals the prediction is theory.py's S(gamma).
@@ -82,7 +89,7 @@ def beside_theory(timed: Timed, regular: Timed, costs: Costs) -> dict[str, Any]:
         costs: of passes over one row.
     """
     runs = [run for row in timed.outcomes for run in row]
-    widths = sum((run.widths for run in runs), Counter())
+    widths = sum((run.widths for run in runs), Counter[int]())
     alpha = theory.acceptance_probability(*by_position(_results(timed))) or 0.0
     draft_passes = sum(run.draft_passes for run in runs)
     spent = theory.cost(widths, draft_passes, costs.c, costs.v)
@@ -95,7 +102,7 @@ def beside_theory(timed: Timed, regular: Timed, costs: Costs) -> dict[str, Any]:
 
 
 def by_position(results: Sequence[Result]) -> tuple[list[int], list[int]]:
-    """How many steps had a first, second, … proposal, and how many of those were accepted."""
+    """Number of steps with a first, second, … proposal, and how many of these were accepted."""
     told = [result.stats.speculation for result in results]
     drafted = theory.added([each.drafted_by_position for each in told])
     return drafted, theory.added([each.accepted_by_position for each in told])

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from benchmarks import options, report
+from benchmarks import report
 from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, weight_bytes
 from mlx_t5.sizes import readable
@@ -20,17 +22,18 @@ from model import expected_parameters
 BITS = (None, 8, 4)
 
 
-def _config(sizes: tuple[int, ...], **others: object) -> T5Config:
+def _config(sizes: tuple[int, ...], **others: Any) -> T5Config:
     names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
-    return T5Config(**dict(zip(names, sizes, strict=True)), **others)
+    shape: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    return T5Config(**shape, **others)
 
 
 def _t5(*sizes: int) -> T5Config:
     return _config((32128, *sizes))
 
 
-def _gated(vocab_size: int, *sizes: int, **others: object) -> T5Config:
-    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+def _gated(vocab_size: int, *sizes: int, **others: Any) -> T5Config:
+    gated: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     return _config((vocab_size, *sizes), **(gated | others))
 
 
@@ -82,7 +85,7 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    ways = {bits: Recipe.choose(bits) if bits else None for bits in BITS}
+    ways = {bits: Recipe.from_options(bits) if bits else None for bits in BITS}
     weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)
@@ -90,9 +93,8 @@ def need(config: T5Config, source: int, target: int) -> Need:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add = parser.add_argument
-    add("--source", type=options.at_least(1), default=512, metavar="N", help="prompt's tokens")
-    add("--target", type=options.at_least(1), default=512, metavar="N", help="text's tokens")
+    add_number(parser, "--source", type=at_least(1), default=512, help="prompt's tokens")
+    add_number(parser, "--target", type=at_least(1), default=512, help="text's tokens")
 
 
 def run(args: argparse.Namespace, command: str) -> int:

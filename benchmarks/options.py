@@ -9,42 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import TASKS
+from mlx_t5.cli.arguments import NUM_DRAFT, add_number, add_setting, at_least, within
 from mlx_t5.cli.models import BUNDLED
 
-AUTO = "auto"  # in place of a number of proposals
 REGULAR = "regular"  # decoding by the target alone; below, what proposes
 DRAFT, LOOKUP, BOTH = WAYS = ("draft", "lookup", "draft+lookup")
-
-
-def at_least(lowest: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from here on."""
-
-    def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"give a whole number from {lowest}, not {text!r}")
-        return int(text)
-
-    return parse
-
-
-def between(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number in this range."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"give a number from {low} to {high}, not {text!r}")
-        return value
-
-    return parse
-
-
-def num_draft(text: str) -> int | str:
-    """An argparse type: a number of proposals, or auto."""
-    return AUTO if text == AUTO else at_least(1)(text)
+num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or auto
 
 
 def add_num_draft(
@@ -53,15 +23,8 @@ def add_num_draft(
     what: str = "numbers, or auto",
     kind: Callable[[str], int | str] = num_draft,
 ) -> None:
-    """How many proposals, one setting each; `kind` is `num_draft` or a narrower type."""
-    parser.add_argument(
-        "--num-draft",
-        type=kind,
-        nargs="+",
-        default=default,
-        metavar="N",
-        help=f"{what} (default: {' '.join(map(str, default))})",
-    )
+    """How many proposals, one setting each; `kind` is an argparse type."""
+    add_number(parser, "--num-draft", type=kind, default=default, help=what)
 
 
 def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
@@ -77,7 +40,7 @@ def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
         )
 
 
-def shown(args: argparse.Namespace) -> dict[str, Any]:
+def header_fields(args: argparse.Namespace) -> dict[str, Any]:
     """What the header says about models and prompts, with paths as short as can be."""
     here = os.path.join(os.getcwd(), "")
     names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
@@ -105,30 +68,12 @@ def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[st
         help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
         "target in each object",
     )
-    add(
-        "--count",
-        type=at_least(2),
-        default=count,
-        metavar="N",
-        help="prompts of each task (default: %(default)s)",
-    )
-    add(
-        "--max-tokens",
-        type=at_least(1),
-        default=200,
-        metavar="N",
-        help="longest text (default: %(default)s)",
-    )
+    add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each task")
+    add_setting(parser, "--max-tokens", default=200, help="longest text")
 
 
 def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
     """How often, and where to."""
-    add = parser.add_argument
-    add(
-        "--repeats",
-        type=at_least(1),
-        default=repeats,
-        metavar="N",
-        help="counted runs of each way on each prompt (default: %(default)s)",
-    )
-    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    what = "counted runs of each way on each prompt"
+    add_number(parser, "--repeats", type=at_least(1), default=repeats, help=what)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")

@@ -51,6 +51,9 @@ class Process:
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C is for this process, which ends the other
         )
+        pipes = self._process.stdin, self._process.stdout
+        assert pipes[0] and pipes[1], "both were asked for"
+        self._requests, self._answers = pipes[0], pipes[1]
         self._send(keywords)
 
     def __enter__(self) -> Process:
@@ -59,9 +62,9 @@ class Process:
     def __exit__(self, *exception: object) -> None:
         self._process.kill()
         self._process.wait()
-        self._process.stdout.close()
+        self._answers.close()
         with contextlib.suppress(OSError):  # a line that was never read
-            self._process.stdin.close()
+            self._requests.close()
         if self._log:
             self._log.close()
 
@@ -73,7 +76,7 @@ class Process:
                 line why.
         """
         self._send({"method": method, "keywords": keywords})
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line.endswith("\n"):
             raise UserError(self._how_it_died())
         answer = json.loads(line)
@@ -83,8 +86,8 @@ class Process:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):  # its last words may still be there to read
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(message) + "\n")
+            self._requests.flush()
 
     def _how_it_died(self) -> str:
         status = self._process.wait()
@@ -134,8 +137,8 @@ def main() -> None:
     """Serves standard input, and keeps standard output from everyone else."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdin.reconfigure(encoding="utf-8")
-    serve(sys.argv[1], sys.stdin, answers)
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8")
+    serve(sys.argv[1], requests, answers)
 
 
 if __name__ == "__main__":

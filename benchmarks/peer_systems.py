@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.extras import needed
-from benchmarks.options import AUTO
 from mlx_t5.errors import UserError
+from mlx_t5.requests import AUTO
 
 Ids = Sequence[Sequence[int]]  # source tokens of each prompt
 

@@ -1,8 +1,8 @@
 """`peers`: transformers and CTranslate2 on the same weights and prompts, in the same run.
 
 Each program has a process of its own, as the threads of several in one process slow each other
-down, and all have the same number of threads. They take turns prompt by prompt; who has no turn
-waits for a message.
+down, and all have the same number of threads: as many as ours takes. They take turns prompt by
+prompt; who has no turn waits for a message.
 
 Threads that spin while they wait take cores from whoever else computes; threads that sleep at once
 have to be woken hundreds of times a token. With GNU's OpenMP, which torch and CTranslate2 bring on
@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import options, report, workload
-from benchmarks.options import AUTO, DRAFT, REGULAR
+from benchmarks.options import DRAFT, REGULAR
 from benchmarks.peer_process import Process
 from benchmarks.peer_systems import Answer
 from benchmarks.timing import Timed, differing, speed_up, take_turns
+from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
+from mlx_t5.requests import AUTO
 
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
@@ -50,10 +52,15 @@ WAITING = {  # how threads wait for work, unless the user says something else
 }
 Decode = Callable[..., Answer]  # takes the keywords of `Program.timed` but num_draft
 
+
+def _over(name: str) -> Callable[[dict], str]:
+    return lambda row: str(row["over"].get(name, ""))
+
+
 COLUMNS: report.Columns = {
     **report.WAY,
     **report.SPEED,
-    **{f"over {name}": lambda row, name=name: str(row["over"].get(name, "")) for name in OTHERS},
+    **{f"over {name}": _over(name) for name in OTHERS},
     **report.TEXTS,
 }
 DECODING: report.Columns = {
@@ -75,22 +82,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, 16, "mixed")
     options.add_num_draft(parser, [5, AUTO], "ours and, if a number, assisted generation's")
-    add = parser.add_argument
-    add(
-        "--batch-size",
-        type=options.at_least(1),
-        nargs="+",
-        default=[1],
-        metavar="B",
-        help="prompts decoded together, one table each (default: 1)",
-    )
-    add(
-        "--pause",
-        type=options.between(0, 60),
-        default=0.15,
-        metavar="SECONDS",
-        help="before each turn, until other threads rest (default: %(default)s)",
-    )
+    what = "prompts decoded together, one table each"
+    add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
+    what = "seconds before each turn, until other threads rest"
+    add_number(parser, "--pause", type=between(0, 60), default=0.15, help=what)
     options.add_measuring(parser, 3)
 
 
@@ -101,9 +96,9 @@ def run(args: argparse.Namespace, command: str) -> int:
     tables: list[dict] = []
     with contextlib.ExitStack() as stack:
         pair = {"model": args.model, "draft_model": args.draft_model, "dtype": args.dtype}
-        ours = stack.enter_context(start(OURS, **pair))
+        ours = stack.enter_context(start(OURS, {}, **pair))
         facts = ours.call("describe")
-        print(report.header(facts, command, **options.shown(args)), flush=True)
+        print(report.header(facts, command, **options.header_fields(args)), flush=True)
         others = start_others(ours, facts, stack)
         programs, missing = describe(others)
         for program in programs.values():
@@ -118,22 +113,21 @@ def run(args: argparse.Namespace, command: str) -> int:
             tables.append(table)
     print(f"\n{NOTES}")
     record = {"command": command, "environment": facts, "programs": programs, "tables": tables}
-    report.write_json(args.json, record)
+    report.write_record(args.json, record)
     differs = any(row["different"] for table in tables for row in table["rows"] if row["ours"])
     return int(differs and facts["dtype"] == "float32")
 
 
-def start(name: str, **keywords: Any) -> Process:
-    """The process of one of `PROGRAMS`; the environment of all is the same."""
+def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process:
+    """The process of one of `PROGRAMS`, with more variables than those of how threads wait."""
     waiting = {variable: os.environ.get(variable, usual) for variable, usual in WAITING.items()}
-    environment = dict.fromkeys(THREADS, str(report.threads())) | waiting
-    return Process(PROGRAMS[name], environment, quiet=name != OURS, **keywords)
+    return Process(PROGRAMS[name], {**environment, **waiting}, quiet=name != OURS, **keywords)
 
 
 def start_others(
     ours: Process, facts: Mapping[str, Any], stack: contextlib.ExitStack
 ) -> dict[str, Process]:
-    """The processes of the other programs, by name.
+    """The processes of the other programs, by name; all have as many threads as ours.
 
     Args:
         ours: our own, which has the models' folders.
@@ -142,10 +136,13 @@ def start_others(
     """
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     target, draft = ours.call("folders", scratch=str(scratch))
-    common = {"target": target, "threads": report.threads()}
-    common |= {name: facts[name] for name in ("dtype", "device")}
+    common = {"target": target} | {name: facts[name] for name in ("threads", "dtype", "device")}
     own = {"transformers": {"draft": draft}, "CTranslate2": {"scratch": str(scratch / "ct2")}}
-    return {name: stack.enter_context(start(name, **common, **more)) for name, more in own.items()}
+    environment = dict.fromkeys(THREADS, str(facts["threads"]))
+    return {
+        name: stack.enter_context(start(name, environment, **common, **more))
+        for name, more in own.items()
+    }
 
 
 def describe(others: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:
@@ -163,10 +160,13 @@ def every_way(
     processes: Mapping[str, Process], num_draft: Sequence[int | str]
 ) -> dict[str, Decode]:
     """What decodes, by the name that tables have for it; our own comes first."""
-    fixed = [n for n in num_draft if n != AUTO]
-    numbers = {
-        OURS: {REGULAR: 0} | {f"{DRAFT} {n}": n for n in num_draft},
-        "transformers": {GREEDY: 0, ASSISTED: AUTO} | {f"{ASSISTED} {n}": n for n in fixed},
+    ours: dict[str, int | str] = {REGULAR: 0}
+    ours |= {f"{DRAFT} {n}": n for n in num_draft}
+    theirs: dict[str, int | str] = {GREEDY: 0, ASSISTED: AUTO}
+    theirs |= {f"{ASSISTED} {n}": n for n in num_draft if n != AUTO}
+    numbers: dict[str, dict[str, int | str]] = {
+        OURS: ours,
+        "transformers": theirs,
         "CTranslate2": {CT2: 0},
     }
 
@@ -267,11 +267,14 @@ def first_tokens(timed: Timed) -> Timed:
 def after_first(timed: Timed) -> Timed:
     """Times of decoding alone, where those of the first tokens were taken."""
     all_of_it, first = whole(timed), first_tokens(timed)
-    less = [
-        [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(*both, strict=True)]
-        for both in ((all_of_it.seconds, first.seconds), (all_of_it.tokens, first.tokens))
-    ]
-    return Timed(*less, all_of_it.outcomes)
+
+    def less(rows: list[list[Any]], others: list[list[Any]]) -> list[list[Any]]:
+        return [
+            [a - b for a, b in zip(*both, strict=True)] for both in zip(rows, others, strict=True)
+        ]
+
+    seconds = less(all_of_it.seconds, first.seconds)
+    return Timed(seconds, less(all_of_it.tokens, first.tokens), all_of_it.outcomes)
 
 
 def summarise(timed: Mapping[str, Timed]) -> list[dict]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from benchmarks import options, report, workload
 from benchmarks.extras import needed
@@ -23,7 +24,14 @@ from benchmarks.subject import Subject, begin, counts, decoding
 from benchmarks.workload import Workload
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import nn, tree_flatten
-from mlx_t5.checkpoints.quantization import MIXED, MODES, Quantization, Recipe, quantize_predicate
+from mlx_t5.checkpoints.quantization import (
+    MIXED_BITS,
+    MODES,
+    Quantization,
+    Recipe,
+    quantize_predicate,
+)
+from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import weight_bytes
@@ -33,7 +41,7 @@ from model import T5
 BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
 PLAIN = "bfloat16"
-# Layers that may want more bits: name → what to look for in their paths. `MIXED` has "v and o".
+# Layers that may need more bits: name → what to look for in their paths. `MIXED_BITS` has v and o.
 PARTS = MappingProxyType(
     {
         "q and k": r"\.[qk]$",
@@ -85,9 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser, dtype=False)
     options.add_prompts(parser, 100, ["mixed"])
-    add = parser.add_argument
-    add("--num-draft", type=options.at_least(1), default=5, metavar="N", help="default: 5")
-    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_number(parser, "--num-draft", type=at_least(1), default=5, help="tokens drafted at a time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.set_defaults(dtype="float32")
 
 
@@ -97,7 +104,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     subject, facts = begin(args, command, ["sacrebleu"], num_draft=args.num_draft)
     for name, model in ((args.model, subject.target), (args.draft_model, subject.draft)):
         require_unquantized(name, model)
-    tables = []
+    tables: list[dict[str, Any]] = []
     for task in [None] if args.prompts else list(dict.fromkeys(args.task)):
         prompts = workload.chosen(task, args.prompts, args.count)
         trial = Trial(subject, prompts, args)
@@ -107,7 +114,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         table = {"task": prompts.name, "count": len(prompts.prompts), "tokens": trial.positions}
         tables.append({**table, "targets": targets, "drafts": drafts})
     print(f"\n{NOTES}")
-    report.write_json(args.json, {"command": command, "environment": facts, "tables": tables})
+    report.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     rows = [row for table in tables for row in table["drafts"]]
     return int(any(row["exact_match_lossless"] < 100 for row in rows))
 
@@ -135,7 +142,7 @@ def _layers(model: T5) -> list[nn.Module]:
 
 def uniform(group: int) -> dict[str, Recipe | None]:
     """The same bits for every layer, and none at all."""
-    return {PLAIN: None} | {f"{bits} bits": Recipe.choose(bits, group) for bits in BITS}
+    return {PLAIN: None} | {f"{bits} bits": Recipe.from_options(bits, group) for bits in BITS}
 
 
 def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
@@ -143,18 +150,18 @@ def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
     result = uniform(group)
     for size in sorted(set(MODES["affine"][1]) - {group}):
         groups = f", groups of {size}"
-        result |= {f"{n} bits{groups}": Recipe.choose(n, size) for n in (4, 3)}
-        result |= {f"mixed_4_5{groups}": Recipe.choose(None, size, predicate="mixed_4_5")}
-    result |= {mode: Recipe.choose(mode=mode) for mode in MODES if mode != "affine"}
-    result |= {name: Recipe.choose(None, group, predicate=name) for name in MIXED}
+        result |= {f"{n} bits{groups}": Recipe.from_options(n, size) for n in (4, 3)}
+        result |= {f"vo_4_5{groups}": Recipe.from_options(None, size, predicate="vo_4_5")}
+    result |= {mode: Recipe.from_options(mode=mode) for mode in MODES if mode != "affine"}
+    result |= {name: Recipe.from_options(None, group, predicate=name) for name in MIXED_BITS}
     last = rf"encoder\.layers\.{config.num_layers - 1}\.|"
     last += rf"decoder\.layers\.{config.num_decoder_layers - 1}\."
-    four, five = Quantization.choose(4, group), Quantization.choose(5, group)
+    four, five = Quantization.from_options(4, group), Quantization.from_options(5, group)
     for part, where in {**PARTS, "last layers": last}.items():
         result[f"4 bits, 5 in {part}"] = Recipe(four, five, where)
     for low, high in ((2, 4), (2, 6), (3, 6), (4, 8)):
-        ways = (Quantization.choose(bits, group) for bits in (low, high))
-        result[f"{low} bits, {high} in v and o"] = Recipe(*ways)
+        most, special = (Quantization.from_options(bits, group) for bits in (low, high))
+        result[f"{low} bits, {high} in v and o"] = Recipe(most, special)
     return result
 
 
@@ -189,7 +196,7 @@ class Trial:
         """Decodes the prompts with the target as it is."""
         self.subject, self.prompts, self.args = subject, prompts, args
         own = self._decoded(subject.regular())
-        self.own = [result.text for result in own]
+        self.own = [result.text or "" for result in own]
         start = subject.target.config.decoder_start_token_id
         sources = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
         self.texts = Texts(sources, [[start, *result.tokens] for result in own])
@@ -225,7 +232,7 @@ class Trial:
             SpeculativeDecoder(target, draft, self.subject.tokenizer, self.args.num_draft)
         )
         counted = counts(results)
-        texts = [result.text for result in results]
+        texts = [result.text or "" for result in results]
         return {
             "way": way,
             "bytes": size,

@@ -31,7 +31,7 @@ def quantized(model: T5, recipe: Recipe | None) -> T5:
     weights = []
     for name, array in tree_flatten(model.parameters()):
         rows = cast(name, array, mx.bfloat16)
-        how = recipe.of(name, array.shape) if recipe else None
+        how = recipe.for_layer(name, array.shape) if recipe else None
         weights.append((name, _restored(how, name, rows) if how else rows.astype(mx.float32)))
     result = T5(model.config, separate_head=any(name == HEAD for name, _ in weights))
     result.load_weights(weights)

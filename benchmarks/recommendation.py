@@ -50,7 +50,7 @@ def _fastest(rows: Sequence[dict]) -> dict:
 
 
 def measures(rows: Sequence[dict]) -> tuple[str, str]:
-    """The figures that judge: against the references if these are known."""
+    """Names of the two figures that judge, against the references where these are known."""
     known = all(row["chrf"] is not None for row in rows)
     return ("exact_match", "chrf") if known else ("exact_match_lossless", "chrf_lossless")
 

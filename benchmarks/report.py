@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli import output
-from mlx_t5.errors import UserError
 
 Columns = Mapping[str, Callable[[dict], str]]
 
@@ -51,29 +49,16 @@ THEORY: Columns = {  # of decoding alone
 TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 
-def threads(environment: Mapping[str, str] = os.environ) -> int:
+def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
     """Threads that a BLAS takes here: what the environment says, else all that we may use."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    for name in names if blas.startswith("OpenBLAS") else ():  # TBB's threads know neither
         value = environment.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def blas() -> str:
-    """What multiplies matrices on the CPU, as far as it is known."""
-    from mlx_t5.backend import device_name
-    from mlx_t5.network.linear import openblas
-
-    if sys.platform == "darwin":
-        return "Accelerate"
-    if "reference BLAS" in device_name():
-        return "MLX's reference BLAS"
-    described = openblas("openblas_get_config")
-    kernel = openblas("openblas_get_corename")
-    return f"{' '.join(described.split()[:2])} {kernel}" if described else "unknown"
 
 
 def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -83,15 +68,15 @@ def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
         dtype: what the target computes in.
         packages: whose versions count too; those that are not installed are left out.
     """
-    from mlx_t5.backend import device_name, mx
+    from mlx_t5.backend import blas_name, device_name, mx
 
     on_cpu = mx.default_device().type == mx.cpu
     facts = {
         "machine": f"{platform.system()} {platform.machine()}, {device_name().split(', ')[0]}",
         "cores": os.cpu_count(),
-        "threads": threads(),
+        "threads": threads(blas_name()),
         "device": "cpu" if on_cpu else "gpu",
-        "blas": blas() if on_cpu else None,
+        "blas": blas_name() if on_cpu else None,
         "mlx": mx.__version__,
         "python": platform.python_version(),
         "dtype": dtype,
@@ -150,13 +135,10 @@ def check_writable(*files: Path | None) -> None:
     """
     for file in files:
         if file is not None:
-            try:
-                output.check_output(str(file), None)
-            except UserError as error:
-                raise UserError(str(error)) from None
+            output.check_output_file(str(file), None)
 
 
-def write_json(file: Path | None, record: dict) -> None:
+def write_record(file: Path | None, record: dict) -> None:
     """Writes all figures, if a file is wanted."""
     if file is not None:
         text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
@@ -164,6 +146,6 @@ def write_json(file: Path | None, record: dict) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} is no JSON")

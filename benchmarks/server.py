@@ -24,12 +24,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks import options, report, workload
-from benchmarks.options import AUTO
 from benchmarks.timing import Ratio, spread
+from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.errors import UserError
+from mlx_t5.requests import AUTO
 
 SERVER = Path(__file__).parent.parent / "server.py"
 WAYS = SINGLE, BATCHED = ("one at a time", "batched")
@@ -89,6 +91,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []
     try:
+        assert process.stderr is not None, "it is a pipe"
         for line in process.stderr:
             lines.append(line)
             if found := re.search(r"at http://(\S+)", line):
@@ -103,7 +106,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
         process.wait()
 
 
-def load(
+def send_all(
     address: str, prompts: Sequence[str], clients: int, options: dict
 ) -> tuple[float, list[float], list[dict]]:
     """Sends all prompts, with so many clients at a time.
@@ -152,11 +155,11 @@ def measure(
     measured = {(n, way): Measurement(way, n, len(prompts)) for n in clients for way in addresses}
     changed: dict[tuple[int, str], set[int]] = {key: set() for key in measured}
     for address in addresses.values():
-        load(address, prompts[: 2 * max(clients)], max(clients), options)
+        send_all(address, prompts[: 2 * max(clients)], max(clients), options)
     texts: list[str] = []
     for _ in range(repeats):
         for n, way in measured:
-            seconds, latencies, answers = load(addresses[way], prompts, n, options)
+            seconds, latencies, answers = send_all(addresses[way], prompts, n, options)
             one = measured[n, way]
             one.seconds.append(seconds)
             one.latencies += latencies
@@ -168,7 +171,7 @@ def measure(
     return list(measured.values())
 
 
-def rows_of(measured: Sequence[Measurement]) -> list[dict]:
+def table_rows(measured: Sequence[Measurement]) -> list[dict]:
     """The figures of every measurement; the speed-up is over serving one at a time."""
     single = {one.clients: one.seconds for one in measured if one.way == SINGLE}
     return [
@@ -206,17 +209,17 @@ def run(args: argparse.Namespace, command: str) -> int:
             }
         except RuntimeError as error:
             raise UserError(str(error).removeprefix("error: ")) from None
-        facts = report.environment(dtype_of(addresses[SINGLE]))
+        facts = report.environment(served_dtype(addresses[SINGLE]))
         own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
-        print(report.header(facts, command, **options.shown(args), **own), flush=True)
-        rows = rows_of(measure(addresses, prompts, args.clients, settings, args.repeats))
+        print(report.header(facts, command, **options.header_fields(args), **own), flush=True)
+        rows = table_rows(measure(addresses, prompts, args.clients, settings, args.repeats))
     print(f"\n{report.markdown(COLUMNS, rows)}")
-    report.write_json(args.json, {"command": command, "environment": facts, "rows": rows})
+    report.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
     may_differ = args.temp > 0 and args.num_draft == AUTO
     return int(any(row["different"] for row in rows) and not may_differ)
 
 
-def dtype_of(address: str) -> str:
+def served_dtype(address: str) -> str:
     """What a server's model computes in."""
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/v1/models")
@@ -229,16 +232,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 128, workload.MIXED)
-    add = parser.add_argument
-    number = {"type": options.at_least(1), "metavar": "N"}
-    add("--clients", nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64", **number)
-    add("--max-batch", default=8, help="default: %(default)s", **number)
-    add(
-        "--num-draft",
-        type=options.num_draft,
-        default=5,
-        metavar="N",
-        help="a number or auto (default: %(default)s)",
-    )
-    add("--temp", type=options.between(0, 100), default=0.0, help="default: %(default)s")
+    add = partial(add_number, parser)
+    add("--clients", type=at_least(1), default=[1, 4, 16, 64], help="requests at a time")
+    add("--max-batch", type=at_least(1), default=8, help="rows decoded at a time")
+    add("--num-draft", type=options.num_draft, default=5, help="a number or auto")
+    add_setting(parser, "--temp", help="of sampling; 0 is greedy")
     options.add_measuring(parser, 3)

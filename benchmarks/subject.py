@@ -31,7 +31,8 @@ class Passes:
     """
 
     def __init__(self, model: T5):
-        self.model, self.widths = model, Counter()
+        self.model = model
+        self.widths: Counter[int] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -67,8 +68,8 @@ class Subject:
         tokenizer: of both.
     """
 
-    target: T5 | Passes
-    draft: T5 | Passes
+    target: Any  # T5, or `Passes` around one
+    draft: Any  # likewise
     tokenizer: Any
 
     @classmethod
@@ -147,12 +148,12 @@ def begin(
     report.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
     facts = report.environment(report.dtype_of(subject.target), packages)
-    print(report.header(facts, command, **options.shown(args), **more))
+    print(report.header(facts, command, **options.header_fields(args), **more))
     return subject, facts
 
 
 def decoding(
-    decoder: SpeculativeDecoder, turns: Sequence[Sequence[str]], batch_size: int, **options: Any
+    decoder: SpeculativeDecoder, turns: Sequence[Sequence[Any]], batch_size: int, **options: Any
 ) -> Callable[[int], list[Result]]:
     """What decodes the prompts of a turn, in batches of this size, by `generate`'s options."""
 
@@ -160,7 +161,7 @@ def decoding(
         prompts = list(turns[turn])
         # Every prompt its own seed, the same in every repeat.
         seeds = [turn * len(turns[0]) + place for place in range(len(prompts))]
-        results = decoder.generate(prompts, batch_size=batch_size, seed=seeds, **options)
+        results = list(decoder.results(prompts, seed=seeds, batch_size=batch_size, **options))
         failed = next((result.error for result in results if result.error), None)
         if failed:
             raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import options, plot, report, theory, workload
-from benchmarks.costs import Costs
+from benchmarks.costs import PairCosts
 from benchmarks.extras import needed
 from benchmarks.figures import beside_theory, cost_meter, figures, measure
 from benchmarks.options import DRAFT, LOOKUP, REGULAR
@@ -22,6 +23,7 @@ from benchmarks.quality import points, quality
 from benchmarks.recommendation import explain, recommend
 from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import Workload
+from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
 from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
@@ -43,16 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     options.add_models(parser)
     options.add_prompts(parser, 6, "mixed")
-    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", options.at_least(1))
+    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", at_least(1))
     add = parser.add_argument
-    add(
-        "--delta",
-        type=options.between(0, 1),
-        nargs="+",
-        default=[0.0, 0.5, 0.9, 1.0],
-        metavar="D",
-        help="0 is always among them (default: 0 0.5 0.9 1)",
-    )
+    add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help="0 is always among them")
     add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="what proposes (default: draft)")
     _add_quality(parser)
     options.add_measuring(parser, 3)
@@ -67,29 +62,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--quality-count",
-        type=options.at_least(1),
-        default=60,
-        metavar="N",
-        help="prompts by which quality is judged (default: %(default)s)",
-    )
-    add(
-        "--quality-batch",
-        type=options.at_least(1),
-        default=20,
-        metavar="B",
-        help="decoded at the same time there (default: %(default)s)",
-    )
-    add(
-        "--tolerance",
-        type=options.between(0, 100),
-        default=1.0,
-        metavar="POINTS",
-        help="loss of exact match and of chrF that the recommended setting may have "
-        "(default: %(default)s)",
-    )
+    add = partial(add_number, parser)
+    what = "prompts by which quality is judged"
+    add("--quality-count", type=at_least(1), default=60, help=what)
+    add("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
+    what = "points of exact match and of chrF that the recommended setting may lose"
+    add("--tolerance", type=between(0, 100), default=1.0, help=what)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
@@ -105,7 +83,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     subject, facts = begin(args, command, packages, judged=count)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
     rows, costs, regular = timings(subject, prompts, settings, args)
-    qualities = judge(subject, judged, settings, args)
+    qualities = quality_of(subject, judged, settings, args)
     rows = [row | own for row, own in zip(rows, qualities, strict=True)]
     print(f"\n{report.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
@@ -113,7 +91,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     write_csv(sheet, rows)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
-    report.write_json(figures_file, {**record, "costs": costs, "regular": regular, "rows": rows})
+    report.write_record(figures_file, {**record, "costs": costs, "regular": regular, "rows": rows})
     print(f"wrote {sheet}, {picture} and {figures_file}")
     changed = any(row["delta"] == 0 and row["different"] for row in rows)
     return int(changed and facts["dtype"] == "float32")
@@ -121,7 +99,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
     """What the picture says about where it comes from."""
-    run = options.shown(args)
+    run = options.header_fields(args)
     return (
         f"{run['target']} with {run['draft'] if args.way == DRAFT else args.way}: prompts "
         f"{run['prompts']} timed {args.repeats} times, {judged} judged\n"
@@ -132,7 +110,7 @@ def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
 
 def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
-) -> tuple[list[dict], Costs, dict]:
+) -> tuple[list[dict], PairCosts, dict]:
     """Times regular decoding, every setting and the passes in turns.
 
     Returns:
@@ -144,6 +122,7 @@ def timings(
         ways[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
     meter = cost_meter(subject, prompts, args.num_draft)
     timed, costs = measure(ways, len(turns), args.repeats, meter)
+    assert costs is not None, "they were measured"
     regular = timed[REGULAR]
     rows = [
         {"delta": delta, "num_draft": n, **figures(timed[delta, n], regular)}
@@ -154,7 +133,7 @@ def timings(
     return with_theory(rows, costs), costs, own
 
 
-def with_theory(rows: Sequence[dict], costs: Costs) -> list[dict]:
+def with_theory(rows: Sequence[dict], costs: PairCosts) -> list[dict]:
     """Adds theory's speed-up, from one alpha for all settings of a delta.
 
     That alpha is the mean of theirs, as theory knows no other influence on it.
@@ -168,14 +147,14 @@ def with_theory(rows: Sequence[dict], costs: Costs) -> list[dict]:
     return result
 
 
-def judge(
+def quality_of(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> list[dict]:
     """The quality of every setting's texts."""
 
     def texts(decoder: Any) -> list[str]:
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
-        return [result.text for result in turn(0)]
+        return [result.text or "" for result in turn(0)]
 
     lossless = texts(subject.regular())
     return [

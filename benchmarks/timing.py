@@ -53,8 +53,11 @@ class Timed:
 
     def only(self, turns: Sequence[int]) -> Timed:
         """The same of these turns alone."""
-        columns = (self.seconds, self.tokens, self.outcomes)
-        return Timed(*([[row[turn] for turn in turns] for row in rows] for rows in columns))
+
+        def chosen(rows: list[list[Any]]) -> list[list[Any]]:
+            return [[row[turn] for turn in turns] for row in rows]
+
+        return Timed(chosen(self.seconds), chosen(self.tokens), chosen(self.outcomes))
 
     def total_seconds(self) -> float:
         """Seconds of all turns, each by the median of its repeats."""
@@ -124,14 +127,14 @@ def take_turns(
     timed = {name: Timed() for name in ways}
     names = list(ways)
     for repeat in range(WARM_UP, repeats):
-        rows = {name: ([], [], []) for name in names}
+        rows: dict[str, tuple[list, list, list]] = {name: ([], [], []) for name in names}
         for turn in range(turns):
             for name in order(names, repeat, turn):
                 before()
                 began = clock()
                 outcome = ways[name](turn)
-                seconds = clock() - began
-                figures = (seconds, tokens(outcome), outcome)
+                took = clock() - began
+                figures = (took, tokens(outcome), outcome)
                 for row, figure in zip(rows[name], figures, strict=True):
                     row.append(figure)
         if repeat != WARM_UP:

@@ -34,7 +34,7 @@ class Workload:
     references: list[str] | None
     tasks: list[str]
 
-    def of(self, task: str) -> list[int]:
+    def positions(self, task: str) -> list[int]:
         """The places of the prompts of one task."""
         return [place for place, own in enumerate(self.tasks) if own == task]
 
@@ -66,13 +66,10 @@ def from_file(path: str, count: int) -> Workload:
         UserError: the file cannot be used.
     """
     prompts: list[str] = []
-    try:
-        for line in itertools.islice(input.Lines(path), count):
-            if isinstance(line, UserError):
-                raise line
-            prompts.append(line)
-    except UserError as error:
-        raise UserError(str(error)) from None
+    for line in itertools.islice(input.Lines(path), count):
+        if isinstance(line, UserError):
+            raise line
+        prompts.append(line)
     references = None
     if path.endswith(".jsonl"):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")[: len(prompts)]
@@ -82,9 +79,9 @@ def from_file(path: str, count: int) -> Workload:
     return Workload(name, prompts, references, [name] * len(prompts))
 
 
-def chosen(task: str, file: str | None, count: int) -> Workload:
-    """The prompts that the options ask for."""
-    return from_file(file, count) if file else held_out(task, count)
+def chosen(task: str | None, file: str | None, count: int) -> Workload:
+    """The prompts that the options ask for: those of a file, or the held-out ones of a task."""
+    return from_file(file, count) if file else held_out(task or MIXED, count)
 
 
 def cut(items: Sequence[Any], size: int) -> list[list[Any]]:

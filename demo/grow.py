@@ -23,15 +23,16 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.folder import (
     BLOCK_BYTES,
+    into_shards,
     is_model_file,
     new_model_folder,
-    split,
     write_json,
     write_shards,
 )
-from mlx_t5.checkpoints.output_folder import check_output
+from mlx_t5.checkpoints.output_folder import check_output_folder
+from mlx_t5.checkpoints.small_files import place
 from mlx_t5.checkpoints.stored_tensor import READABLE
-from mlx_t5.cli.arguments import Parser
+from mlx_t5.cli.arguments import Parser, run
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
@@ -112,11 +113,11 @@ def grow(
         UserError: a size is less than the source's, the output exists, the source is no T5, or
             there is too little disk space. Nothing is left behind.
     """
-    source, path = Path(source), Path(path).expanduser().resolve()
+    source, path = Path(source), place(path)
     if seed < 0:
         raise UserError(f"the seed must be 0 or more, not {seed}")
     try:
-        check_output(path, overwrite, is_model_file)
+        check_output_folder(path, overwrite, is_model_file)
         if path == source.resolve():
             raise UserError(f"{path} is the source; choose another --path")
         raw = read_config(source)
@@ -126,7 +127,7 @@ def grow(
         T5Config.from_dict(raw | sizes)  # refuses sizes that no model has
         with open_checkpoint(source) as checkpoint:
             tensors = plan(widening, checkpoint, dtype)
-            shards = split(tensors, SHARD_BYTES)
+            shards = into_shards(tensors, SHARD_BYTES)
             with new_model_folder(path, overwrite, source, shards) as partial:
                 write_shards(
                     partial, shards, lambda tensor: tensor.blocks(checkpoint, seed), "pt", "growing"
@@ -185,19 +186,16 @@ def grown_config(raw: dict, widening: Widening, dtype: str) -> dict:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
+    return run(lambda: _main(argv), interrupted="interrupted; nothing was written")
+
+
+def _main(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(argv)
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
-    try:
-        sizes = SHAPES[args.shape] | given
-        small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
+    sizes = SHAPES[args.shape] | given
+    small, large = grow(args.source, args.path, sizes, args.dtype, args.seed, args.overwrite)
     print(f"{large:,} parameters; {args.source} computes it with {small:,}", file=sys.stderr)
-    print(Path(args.path).expanduser().resolve())
+    print(place(args.path))
     return 0
 
 

@@ -4,54 +4,32 @@ Every module takes MLX from here, so that nothing imports it too early:
 
     from mlx_t5.backend import mx, nn
 
-The CPU wheel of MLX for Linux carries a reference BLAS that runs on one core: a product of two
-1024 x 1024 matrices takes 20 times as long as with OpenBLAS, and six rows cost six times as much
-as one, so that speculative decoding cannot pay. An OpenBLAS loaded into the process before MLX
-takes the place of the bundled one. On macOS and with CUDA nothing is changed.
+On a Linux CPU a fast BLAS has to be in the process by then; see `blas`. On macOS and with CUDA
+nothing is changed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
-from collections.abc import Callable
 
+from mlx_t5 import blas
+from mlx_t5.errors import UserError
 
-def load_openblas(
-    platform: str = sys.platform, loader: Callable[..., object] = ctypes.CDLL
-) -> bool:
-    """Load OpenBLAS so that an MLX imported afterwards uses it.
-
-    Args:
-        platform: as `sys.platform`; only Linux needs the library.
-        loader: opens a shared library by name and raises `OSError` if there is none.
-
-    Returns:
-        False if this platform could use OpenBLAS and it is not installed, True otherwise.
-    """
-    if not platform.startswith("linux"):
-        return True
-    for name in ("libopenblas.so.0", "libopenblas.so"):
-        try:
-            loader(name, mode=ctypes.RTLD_GLOBAL)
-        except OSError:
-            continue
-        return True
-    return False
-
-
-_found = load_openblas()
+try:
+    _loaded = blas.load(sys.platform)
+except ValueError as error:
+    raise UserError(str(error)) from None
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 import mlx.nn as nn  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 
 __all__ = [
+    "blas_name",
     "cpu_only",
     "device_name",
     "hint",
-    "load_openblas",
     "mx",
     "nn",
     "tree_flatten",
@@ -63,28 +41,34 @@ def cpu_only() -> bool:
     return not (mx.metal.is_available() or mx.cuda.is_available())
 
 
+def blas_name() -> str:
+    """What multiplies matrices on the CPU: library, version and kernels."""
+    return "Accelerate" if sys.platform == "darwin" else _loaded or blas.REFERENCE
+
+
 def device_name() -> str:
     """What computes, as far as it decides about speed: the GPU, or the CPU, its cores and BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
     if mx.default_device().type != mx.cpu:
         return name
-    return f"{name}, {os.cpu_count()} cores, {'system BLAS' if _found else 'reference BLAS'}"
+    return f"{name}, {os.cpu_count()} cores, {blas_name()}"
 
 
-def hint(found: bool, cpu: bool) -> str:
+def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
     """What to tell the user, or nothing.
 
     Args:
-        found: what `load_openblas` returned.
+        blas_in_use: what `blas_name` returns.
+        wish: the user's, from the environment; who wants no BLAS is not told to install one.
         cpu: what `cpu_only` returns.
     """
-    if found or not cpu:
+    if blas_in_use != blas.REFERENCE or wish or not cpu:
         return ""
     return (
-        "hint: OpenBLAS is not installed, so MLX computes on one core and about 20 times slower; "
-        "on Debian and Ubuntu: apt install libopenblas0-pthread\n"
+        "hint: there is no fast BLAS, so MLX computes on one core and about 20 times slower; on "
+        "x86-64: pip install -r requirements.txt, elsewhere the system's OpenBLAS is used\n"
     )
 
 
 if sys.stderr:  # None where it is closed
-    sys.stderr.write(hint(_found, cpu_only()))
+    sys.stderr.write(hint(blas_name(), os.environ.get(blas.VARIABLE, ""), cpu_only()))

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from mlx_t5.requests import Row
 
-WINDOW = 8  # prompts in hand for each row in flight
+PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one
 # prompt: rows in flight stand still while they are encoded, about as long as one long prompt takes.
-JOINING = 1024
+MAX_JOINING_TOKENS = 1024
 
 
 class Engine(Protocol):
@@ -49,7 +49,7 @@ class Queue:
         self._room = size  # rows beside which one was refused; tried again when there are fewer
 
     def admit(self) -> list[Row]:
-        """Lets rows join, as many as there are places and memory for.
+        """Lets as many rows join as there are places and memory for.
 
         Returns:
             Those that cannot be decoded at all, finished by `error`.
@@ -57,7 +57,7 @@ class Queue:
         running = len(self.engine.rows)
         if not self.waiting or running >= min(self.size, self._room):
             return []
-        everyone, joining = self.waiting, choose(self.waiting, self.size - running)
+        everyone, joining = self.waiting, next_group(self.waiting, self.size - running)
         self.remove(joining)  # at once: one on which the engine breaks must not be tried again
         all_fit = self._insert(joining)
         failed = [row for row in joining if row.error]
@@ -68,14 +68,14 @@ class Queue:
         return failed
 
     def remove(self, rows: Iterable[Row]) -> None:
-        """Takes rows out that are in; nobody has to wait on their account any longer."""
+        """Takes rows out of the batch; nobody has to wait on their account any longer."""
         gone = set(map(id, rows))
         left = [row for row in self.waiting if id(row) not in gone]
         if len(left) < len(self.waiting):
             self.waiting, self._room = left, self.size
 
     def _insert(self, rows: Sequence[Row]) -> bool:
-        """Inserts rows, or half of them and then the others; False once one has to wait."""
+        """Inserts rows, at first all, then halves of them; False once one has to wait."""
         try:
             self.engine.insert(rows)
             return True
@@ -115,7 +115,7 @@ def run(
     in_hand: deque[Row] = deque()
     queue = Queue(engine, batch_size)
     while True:
-        while len(in_hand) < WINDOW * batch_size and (not in_hand or ready(total)):
+        while len(in_hand) < PROMPTS_A_ROW * batch_size and (not in_hand or ready(total)):
             row = next(rows, None)
             if row is None:
                 break
@@ -132,11 +132,11 @@ def run(
             yield in_hand.popleft()
 
 
-def choose(waiting: Sequence[Row], count: int) -> list[Row]:
-    """Up to `count` rows to join: the oldest, and those nearest to it in length.
+def next_group(waiting: Sequence[Row], count: int) -> list[Row]:
+    """Returns up to `count` rows to join: the oldest, and those nearest to it in length.
 
-    Their sources are at most `JOINING` tokens together; equal ones, which are encoded once, count
-    once.
+    Together their sources have at most `MAX_JOINING_TOKENS` tokens; equal sources are encoded once
+    and count once.
     """
     first = len(waiting[0].ids)
     near = sorted(range(1, len(waiting)), key=lambda i: abs(len(waiting[i].ids) - first))
@@ -144,7 +144,7 @@ def choose(waiting: Sequence[Row], count: int) -> list[Row]:
     for row in (waiting[i] for i in near[: count - 1]):
         sources.add(tuple(row.ids))
         longest = max(longest, len(row.ids))
-        if len(sources) > 1 and len(sources) * longest > JOINING:
+        if len(sources) > 1 and len(sources) * longest > MAX_JOINING_TOKENS:
             break
         chosen.append(row)
     return chosen

@@ -17,10 +17,10 @@ from mlx_t5.errors import UserError, shown
 # Models compute in float32. Below its smallest normal number, digits are lost, and GPUs take 0.
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 # A factor up to this, or one over it, turns no logit into infinity.
-FACTOR = 1e30
-COUNTABLE = 2**31 - 1  # an int32; no text has more tokens and no vocabulary more ids
-MOST_ROWS = 1024  # in flight; more would wait for each other, and for longer to begin
-SHOWN = 60  # characters of a value in an error
+LARGEST_FACTOR = 1e30
+LARGEST_COUNT = 2**31 - 1  # an int32; no text has more tokens and no vocabulary more ids
+MAX_ROWS = 1024  # in flight; more would wait for each other, and for longer to begin
+VALUE_CHARACTERS = 60  # characters of a value in an error
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Range:
             return value if value in self.besides else None
         if isinstance(value, bool) or self.kind is bool:
             return value if isinstance(value, bool) and self.kind is bool else None
-        if not isinstance(value, Integral if self.kind is int else Real):
+        numbers: Any = Integral if self.kind is int else Real
+        if not isinstance(value, numbers):
             return None
         if not self.least <= value <= self.most:
             return self.kind(value) if value in self.besides else None
@@ -65,7 +66,7 @@ class Range:
         return self.fit(value) is not None
 
 
-def _count(least: int, expected: str, ceiling: float = COUNTABLE, **others: Any) -> Range:
+def _count(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
     return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
 
 
@@ -86,13 +87,13 @@ RANGES = MappingProxyType(
             0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=("auto",)
         ),
         "repetition_penalty": Range(
-            float, 1 / FACTOR, FACTOR, "a number from 1e-30 to 1e30 (1 is off)"
+            float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"
         ),
         "no_repeat_ngram_size": _count(0, _OFF),
         "min_tokens": _count(0, _OFF),
         "block_verification": Range(bool, 0, 1, "True or False"),
         # Of a whole call:
-        "batch_size": _count(1, _POSITIVE, ceiling=MOST_ROWS),
+        "batch_size": _count(1, _POSITIVE, ceiling=MAX_ROWS),
         "num_samples": _count(1, _POSITIVE, ceiling=math.inf),
         "seed": Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
     }
@@ -122,7 +123,7 @@ def written(value: Any) -> str:
         text = repr(value)
     except Exception:  # such as an integer of thousands of digits, which Python does not write out
         text = f"too large an {type(value).__name__} to be shown"
-    return shown(text, SHOWN)
+    return shown(text, VALUE_CHARACTERS)
 
 
 def is_listlike(value: Any) -> bool:

@@ -64,7 +64,7 @@ class Settings:
         fitting["stop"] = _several(
             "stop",
             [self.stop] if isinstance(self.stop, str) else self.stop,
-            lambda text: isinstance(text, str) and text,
+            lambda text: isinstance(text, str) and text != "",
             "a string or several, of at least one character each",
         )
         fitting["logits_processors"] = _several(
@@ -223,7 +223,7 @@ class Row:
             stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
-        """Decided tokens from `start` on, without EOS, and who wrote each."""
+        """Returns the decided tokens from `start` on, without EOS, and who wrote each of them."""
         end = self.decided - self.ended
         return self.committed[1 + start : 1 + end], self.writers[start:end]
 

@@ -65,6 +65,6 @@ def decoder():
     from mlx_t5.cli import models
     from model import load
 
-    chosen = models.choose(None, str(models.BUNDLED / "draft") + "+lookup", convert)
+    chosen = models.choose_pair(None, str(models.BUNDLED / "draft") + "+lookup", convert)
     target, drafter, tokenizer, other = models.load_pair(chosen, "float32", load)
     return SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)

@@ -1,90 +1,93 @@
-"""OpenBLAS is loaded before MLX where it helps, and missed once where it is absent."""
+"""A fast BLAS is loaded before MLX where it helps, and missed once where there is none."""
 
-import ctypes
+import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from mlx_t5 import backend
-from mlx_t5.backend import hint, load_openblas, mx
+from mlx_t5 import backend, blas
+from mlx_t5.backend import hint, mx
+from mlx_t5.blas import REFERENCE
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 
 ROOT = Path(backend.__file__).resolve().parents[1]
 
 
-class Loader:
-    """A stand-in for `ctypes.CDLL` on a machine with these libraries."""
-
-    def __init__(self, *installed):
-        self.installed, self.asked = installed, []
-
-    def __call__(self, name, mode=ctypes.DEFAULT_MODE):
-        self.asked.append((name, mode))
-        if name not in self.installed:
-            raise OSError(name)
-
-
-def test_loads_for_all_libraries_that_follow():
-    loader = Loader("libopenblas.so.0")
-    assert load_openblas("linux", loader)
-    assert loader.asked == [("libopenblas.so.0", ctypes.RTLD_GLOBAL)]
-
-
-def test_takes_the_development_name():
-    loader = Loader("libopenblas.so")
-    assert load_openblas("linux", loader)
-    assert loader.asked[-1] == ("libopenblas.so", ctypes.RTLD_GLOBAL)
-
-
-def test_says_that_it_is_absent():
-    assert not load_openblas("linux", Loader())
-
-
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_leaves_other_systems_alone(platform):
-    loader = Loader("libopenblas.so.0")
-    assert load_openblas(platform, loader)
-    assert loader.asked == []
+def installed(name):
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def test_hint():
-    """Only where OpenBLAS is missed: absent, and no GPU to compute on."""
-    assert "apt install" in hint(found=False, cpu=True)
-    assert hint(found=True, cpu=True) == hint(found=False, cpu=False) == ""
-    assert hint(found=True, cpu=False) == ""
+    """Only where a BLAS is missed: none is loaded nor refused, and no GPU to compute on."""
+    assert "pip install" in hint(REFERENCE, "", cpu=True)
+    assert hint("OpenBLAS 0.3.21, Zen kernels", "", cpu=True) == ""
+    assert hint(REFERENCE, "none", cpu=True) == hint(REFERENCE, "", cpu=False) == ""
 
 
 RUN = """
 import ctypes, sys
+from importlib import metadata
 platform, installed = sys.argv[1:]
 libraries = ctypes.CDLL
 
 def open_library(name, *args, **kwargs):
-    if "openblas" not in str(name):
+    if "openblas" not in str(name) and "libmkl_rt" not in str(name):
         return libraries(name, *args, **kwargs)
     print("late" if "mlx.core" in sys.modules else "first")
     if installed == "no":
         raise OSError(name)
+    return libraries(name, *args, **kwargs)
 
 ctypes.CDLL, sys.platform = open_library, platform
 import model, decoder, mlx_t5.network.weights
+from mlx_t5.backend import device_name
+print(device_name(), file=sys.stderr)
 """
 
 
-@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of OpenBLAS")
-@pytest.mark.parametrize(
-    ("platform", "installed", "loads", "hints"),
-    [("linux", "yes", ["first"], 0), ("linux", "no", ["first"] * 2, 1), ("darwin", "no", [], 0)],
-)
-def test_importing_anything(platform, installed, loads, hints):
-    """Whatever is imported first: OpenBLAS before MLX, at most one hint, on standard error."""
+def importing(platform, installed, wish=""):
+    """Standard output and lines of standard error of a process that imports everything."""
+    environment = {**os.environ, blas.VARIABLE: wish}
     arguments = [sys.executable, "-c", RUN, platform, installed]
-    result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == loads
-    assert result.stderr.count("hint:") == hints
-    assert result.stderr.count("\n") == hints
+    result = subprocess.run(
+        arguments, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    )
+    return result.stdout.split(), result.stderr.splitlines()
+
+
+@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
+@pytest.mark.parametrize(("platform", "wish", "hints"), [("linux", "", 1), ("darwin", "", 0)])
+def test_importing_anything_without_a_blas(platform, wish, hints):
+    """Whatever is imported first: at most one hint, on standard error."""
+    tried, errors = importing(platform, "no", wish)
+    assert set(tried) == ({"first"} if hints else set())
+    assert [line.startswith("hint:") for line in errors] == [True] * hints + [False]
+
+
+@pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
+def test_the_real_one_is_loaded_before_mlx():
+    tried, (described,) = importing("linux", "yes", "mkl")
+    assert set(tried) == {"first"}
+    assert re.search(r"cores, MKL 20\d\d\.\d, [\w-]+ kernels$", described)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no choice but on Linux")
+@pytest.mark.parametrize("command", ["main.py", "convert.py --model x", "benchmark.py sweep"])
+def test_an_unknown_wish_is_one_line(command):
+    environment = {**os.environ, blas.VARIABLE: "blis"}
+    arguments = [sys.executable, *command.split()]
+    result = subprocess.run(
+        arguments, cwd=ROOT, capture_output=True, text=True, env=environment, input=""
+    )
+    assert result.returncode == 2
+    assert result.stderr == "error: T5_BLAS must be mkl, openblas or none, not blis\n"
 
 
 def test_cpu_only():

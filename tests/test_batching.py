@@ -25,7 +25,7 @@ def test_the_oldest_joins_first_with_those_of_like_length():
     waiting = rows([5, 90, 6, 88, 4, 30])
 
     def chosen(waiting, count):
-        return [len(row.ids) for row in batching.choose(waiting, count)]
+        return [len(row.ids) for row in batching.next_group(waiting, count)]
 
     assert chosen(waiting, 3) == [5, 6, 4]
     assert chosen(waiting[1:], 2) == [90, 88]
@@ -93,7 +93,7 @@ def test_only_a_window_is_in_hand():
             yield row
 
     for done, _ in enumerate(batching.run(Engine(ENDING, None), source(), 2)):
-        assert drawn - done <= 2 * batching.WINDOW + 1
+        assert drawn - done <= 2 * batching.PROMPTS_A_ROW + 1
     assert drawn == 200
 
 

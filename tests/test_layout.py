@@ -1,6 +1,6 @@
 """The shape of the house: imports go down only, and the library knows no file of the root.
 
-    python tests/test_layout.py    # prints the floors
+python tests/test_layout.py    # prints the floors
 """
 
 from __future__ import annotations

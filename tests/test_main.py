@@ -10,6 +10,7 @@ import pytest
 
 import main
 from command_line import ROOT, start
+from mlx_t5.backend import device_name
 from mlx_t5.cli.output import one_line
 from model import T5
 
@@ -52,6 +53,7 @@ def test_without_options_the_bundled_pair_translates():
 
 def test_json_has_exactly_the_promised_keys(run):
     status, out, err = run("--model", str(BUNDLED / "target"), "--json", "-v")
+    assert f"on {device_name()}\n" in err
     assert status == 0
     record = json.loads(out)
     assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]

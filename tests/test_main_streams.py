@@ -16,6 +16,8 @@ import pytest
 import main
 from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
+from mlx_t5.cli.input import Lines
+from mlx_t5.requests import Settings
 
 PATIENCE = 120
 
@@ -93,16 +95,22 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
                     del result
                     most = max(most, alive())
 
-    def many():
-        for i in range(300):
-            prompt = Prompt(i)
-            prompts.append(weakref.ref(prompt))
-            yield prompt
+    class Many(Lines):
+        count = None
+
+        def __init__(self):
+            self._prompts = self._made()
+
+        def _made(self):
+            for i in range(300):
+                prompt = Prompt(i)
+                prompts.append(weakref.ref(prompt))
+                yield prompt
 
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     args = main.build_parser().parse_args(argv)
-    assert main._write_all(FakeDecoder(), many(), None, {}, None, args) == 0
+    assert main._write_all(FakeDecoder(), Many(), Settings(), None, args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 
@@ -173,8 +181,8 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
         ("tqdm", ["main.py", "--json"], "requirements.txt"),
-        ("mlx", ["server.py"], "requirements-server.txt"),
-        ("uvicorn", ["server.py"], "requirements-server.txt"),
+        ("mlx", ["server.py"], "requirements/server.txt"),
+        ("uvicorn", ["server.py"], "requirements/server.txt"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_cure(package, argv, requirements):

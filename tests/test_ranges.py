@@ -11,9 +11,10 @@ from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import COUNTABLE, MOST_ROWS, RANGES, checked, written
+from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, RANGES, checked, written
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling import draws as sampling
+from mlx_t5.sampling.rows import sampling_of
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -72,14 +73,14 @@ def test_a_bad_value_is_refused_in_one_line(name):
         ("max_tokens", np.int64(3), 3),
         ("max_tokens", np.array(3), 3),
         ("max_tokens", mx.array(3), 3),
-        ("max_tokens", 10**20, COUNTABLE),
+        ("max_tokens", 10**20, LARGEST_COUNT),
         ("temp", np.float32(0.5), 0.5),
         ("temp", np.float16(0), 0.0),
         ("temp", 1, 1.0),
         ("temp", 2.0**-126, 2.0**-126),
         ("temp", Fraction(1, 2), 0.5),
-        ("top_k", 2**31, COUNTABLE),
-        ("top_k", HUGE, COUNTABLE),
+        ("top_k", 2**31, LARGEST_COUNT),
+        ("top_k", HUGE, LARGEST_COUNT),
         ("top_p", 1, 1.0),
         ("top_p", 1e-46, 2.0**-126),
         ("top_p", 5e-324, 2.0**-126),
@@ -87,12 +88,12 @@ def test_a_bad_value_is_refused_in_one_line(name):
         ("num_draft", np.uint8(4), 4),
         ("num_draft", "auto", "auto"),
         ("num_draft", np.str_("auto"), "auto"),
-        ("num_draft", 10**20, COUNTABLE),
+        ("num_draft", 10**20, LARGEST_COUNT),
         ("repetition_penalty", 1e-30, 1e-30),
-        ("no_repeat_ngram_size", 3 * 10**9, COUNTABLE),
-        ("min_tokens", 10**20, COUNTABLE),
+        ("no_repeat_ngram_size", 3 * 10**9, LARGEST_COUNT),
+        ("min_tokens", 10**20, LARGEST_COUNT),
         ("block_verification", np.bool_(False), False),
-        ("batch_size", 10**20, MOST_ROWS),
+        ("batch_size", 10**20, MAX_ROWS),
         ("num_samples", 10**9, 10**9),
         ("seed", np.uint64(2**64 - 1), 2**64 - 1),
     ],
@@ -153,7 +154,7 @@ def test_processors_from_a_generator_are_asked_in_every_step():
 def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     logits = mx.array([[[300.0, 299.9, -200.0]]])
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
-    p = sampling.probabilities(logits, sampling.Sampling.of_rows([row], (EOS,)))
+    p = sampling.probabilities(logits, sampling_of([row], (EOS,)))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
 
 

@@ -5,7 +5,8 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, always, drafter, random_table, without
 from mlx_t5.requests import Row, Settings
-from mlx_t5.sampling.draws import Sampling, row_key
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.sampling.rows import sampling_of
 
 V = 7
 TABLE = random_table(V)
@@ -70,11 +71,11 @@ def test_each_token_says_who_wrote_it():
 
 def test_each_row_says_whether_its_proposals_are_judged_together():
     wanted = [Settings(temp=1.0), Settings(temp=1.0, block_verification=False), Settings()]
-    sampling = Sampling.of_rows([Row([5], settings, row_key(0, 0)) for settings in wanted], (EOS,))
+    sampling = sampling_of([Row([5], settings, row_key(0, 0)) for settings in wanted], (EOS,))
     assert sampling.block.tolist() == [True, False, False]
     assert (
         sampling.any_block
-        and not Sampling.of_rows([Row([5], wanted[1], row_key(0, 0))], (EOS,)).any_block
+        and not sampling_of([Row([5], wanted[1], row_key(0, 0))], (EOS,)).any_block
     )
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_small
-from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
-from mlx_t5.checkpoints.torch_pickle import read_torch
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
+from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
 
 SAFETENSORS = "model.safetensors"
@@ -42,10 +43,10 @@ class Checkpoint:
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self.names = list(self._tensors)
         self.metadata = metadata
-        self._files: dict[Path, BinaryIO] = {}
+        self._files: dict[Path, FileIO] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape."""
+        """The sizes of the tensor's dimensions."""
         return self._tensors[name].shape
 
     def dtype(self, name: str) -> str:
@@ -53,11 +54,11 @@ class Checkpoint:
         return self._tensors[name].dtype
 
     def nbytes(self, name: str) -> int:
-        """Bytes of the tensor in its stored type."""
+        """The tensor's size in bytes, in its stored type."""
         return self._tensors[name].nbytes
 
     def storage(self, name: str) -> Hashable:
-        """A value that two names have in common exactly if they are the same bytes read alike."""
+        """A value that two names share exactly if they mean the same bytes, read alike."""
         tensor = self._tensors[name]
         return tensor.path, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
 
@@ -66,7 +67,7 @@ class Checkpoint:
         self._tensors[name].require_readable()
 
     def read(self, name: str) -> mx.array:
-        """One whole tensor in its stored type.
+        """Reads one whole tensor in its stored type.
 
         Raises:
             UserError: the type is none of those above, or the file has been cut short.
@@ -75,20 +76,20 @@ class Checkpoint:
         return tensor.read(self._open(tensor.path))
 
     def blocks(self, name: str, max_bytes: int) -> Iterator[mx.array]:
-        """One tensor in its stored type as blocks of whole rows of at most about `max_bytes`."""
+        """Yields one tensor, in its stored type, in blocks of whole rows of about `max_bytes`."""
         tensor = self._tensors[name]
         return tensor.blocks(self._open(tensor.path), max_bytes)
 
     def items(self) -> Iterator[tuple[str, mx.array]]:
-        """Every (name, tensor), one at a time, in the order of `names`."""
+        """Yields every (name, tensor), one at a time, in the order of `names`."""
         return ((name, self.read(name)) for name in self.names)
 
     def close(self) -> None:
-        """Closes the files that reading has opened; reading again opens them again."""
+        """Closes the files that reading has opened; they are opened again when needed."""
         while self._files:
             self._files.popitem()[1].close()
 
-    def _open(self, path: Path) -> BinaryIO:
+    def _open(self, path: Path) -> FileIO:
         if path not in self._files:
             self._files[path] = open(path, "rb", buffering=0)
         return self._files[path]
@@ -106,7 +107,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """Finds and lists the weights in a folder; safetensors go before `.bin`, a file before shards.
+    """Finds the weights in a folder; prefers safetensors to `.bin`, and one file to shards.
 
     Args:
         folder: holds `model.safetensors`, `pytorch_model.bin`, or either's `.index.json` and the
@@ -155,7 +156,7 @@ def _open_sharded(index: Path) -> Checkpoint:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """The index's tensor name -> file name, every file name being a plain one.
+    """Reads an index: tensor name → file name, which must be a plain name.
 
     Raises:
         UserError: the index is no such mapping, or names a file outside its folder.
@@ -173,7 +174,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
-    """The tensors of all files; of a name in several files, the one the index points to."""
+    """Merges the tensors of all files; where several have a name, the index decides."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0

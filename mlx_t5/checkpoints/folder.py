@@ -29,23 +29,23 @@ _WEIGHTS = re.compile(
 )
 
 
-class Step(Protocol):
+class OutputTensor(Protocol):
     """One tensor on its way to the disk, where it may become several arrays."""
 
     def outputs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Type and shape of each array, by name, in the order they are stored."""
 
 
-S = TypeVar("S", bound=Step)
+S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file of this name can be one that was written here."""
+    """Whether this module may have written a file of this name."""
     return name in SMALL_FILES or _WEIGHTS.fullmatch(name) is not None
 
 
-def split(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
-    """Cuts the steps into shards of at most `shard_bytes`, but at least one tensor, each."""
+def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
+    """Cuts the steps into shards of at most `shard_bytes`, or of one larger tensor."""
     shards: list[list[S]] = []
     room = 0
     for step in steps:
@@ -60,12 +60,12 @@ def split(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:
 
 @contextmanager
 def new_model_folder(
-    path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[Step]]
+    path: Path, overwrite: bool, source: Path, shards: Sequence[Sequence[OutputTensor]]
 ) -> Iterator[Path]:
     """`new_folder` with the source's tokenizer and configuration in it.
 
     Args:
-        path: as checked by `check_output`.
+        path: as checked by `check_output_folder`.
         overwrite: whether to replace what is at `path`.
         source: the folder to copy the small files from; links out of it are refused.
         shards: what will be written, to see first that the disk has room for it.
@@ -97,7 +97,7 @@ def write_shards(
 
     Args:
         folder: where to.
-        shards: from `split`.
+        shards: from `into_shards`.
         blocks: gives a step's rows, in order: the next ones of each of its arrays, by name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: what the progress bar says.
@@ -128,7 +128,7 @@ def write_json(path: Path, value: dict) -> None:
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """MLX keeps freed buffers for reuse; blocks of many sizes would pile up there."""
+    """Limits the buffers that MLX keeps for reuse: blocks of many sizes would pile up there."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

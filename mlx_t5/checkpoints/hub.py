@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
-from mlx_t5.checkpoints.small_files import SNAPSHOTS, TOKENIZER_FILES
+from mlx_t5.checkpoints.small_files import SNAPSHOTS, TOKENIZER_FILES, place
 from mlx_t5.errors import UserError
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -28,7 +28,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
-    """The folder that holds the model `name` names.
+    """Returns the folder that holds the model of this name.
 
     Args:
         name: a local folder, which is returned as it is without touching the network; or a Hub id
@@ -44,6 +44,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
         UserError: no such folder or repository, access is refused, no connection and nothing
             cached, or the repository has no weights this project reads.
     """
+    place(name)  # refuses what leads nowhere
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return folder
@@ -53,7 +54,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
 
 
 def full_id(name: str) -> str:
-    """A Hub id with its owner, where one without an owner is known to stand for it."""
+    """Adds the owner to a Hub id that is known without one."""
     return _RENAMED.get(name, name)
 
 
@@ -132,7 +133,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """A snapshot that an earlier download has completed."""
+    """Returns the snapshot of an earlier, complete download."""
     from huggingface_hub import snapshot_download
 
     for main in (SAFETENSORS, TORCH):

@@ -21,8 +21,8 @@ from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 
-def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
-    """Refuses an output folder that must not be written to; clears away what killed runs left.
+def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> None:
+    """Refuses an output folder that must not be written to; removes what killed runs left.
 
     Args:
         path: where the folder shall be.
@@ -49,10 +49,10 @@ def check_output(path: Path, overwrite: bool, ours: Callable[[str], bool]) -> No
 
 @contextmanager
 def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a folder to write into, which becomes `path` when the block ends without an error.
+    """Yields a folder to write into, which becomes `path` when the block ends without an error.
 
     Args:
-        path: as checked by `check_output`; its parents are made.
+        path: as checked by `check_output_folder`; its parents are made.
         overwrite: whether to replace what is at `path`; it stays there until the end.
 
     Raises:
@@ -97,7 +97,7 @@ def _undo(path: Path, partial: Path, old: Path) -> None:
 
 @contextmanager
 def _ended_by_exceptions() -> Iterator[None]:
-    """Lets signals that would end this process at once end it as an exception does.
+    """Turns signals that would end the process at once into an exception.
 
     Only in the main thread, which alone can have that, and only where nothing else was asked for:
     `nohup` has SIGHUP ignored.
@@ -157,7 +157,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the folder's entries safe against a power cut, where the system can."""
+    """Flushes the folder's entries to the disk, where the system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

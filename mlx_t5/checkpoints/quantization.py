@@ -27,9 +27,10 @@ MODES = MappingProxyType(
         "nvfp4": ((4,), (16,)),
     }
 )
-# Named as mlx-lm names its recipes: the bits of most layers, and those of `v` and `o`.
-MIXED = MappingProxyType(
-    {"mixed_3_4": (3, 4), "mixed_3_5": (3, 5), "mixed_4_5": (4, 5), "mixed_4_6": (4, 6)}
+# vo_A_B: A bits in most layers, B in attention's `v` and `o`. mlx-lm's `mixed_A_B` mean something
+# else (B bits in `v`, in the feed-forward's output and in the head, not at every depth).
+MIXED_BITS = MappingProxyType(
+    {"vo_3_4": (3, 4), "vo_3_5": (3, 5), "vo_4_5": (4, 5), "vo_4_6": (4, 6)}
 )
 VALUES_AND_OUTPUTS = r"\.[vo]$"
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
@@ -55,10 +56,10 @@ class Quantization:
     mode: str
 
     @classmethod
-    def choose(
+    def from_options(
         cls, bits: int | None = None, group_size: int | None = None, mode: str = "affine"
     ) -> Quantization:
-        """The wanted quantisation, what is None being the mode's default.
+        """Returns the quantisation that these options ask for; None is the mode's default.
 
         Raises:
             UserError: MLX has no such combination.
@@ -74,7 +75,7 @@ class Quantization:
         return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether rows of this length divide into groups; if not, mlx-lm leaves the layer alone."""
+        """Whether a weight's rows divide into groups; if not, it stays as it is, as in mlx-lm."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
 
     def nbytes(self, shape: tuple[int, ...], width: int) -> int:
@@ -113,42 +114,43 @@ class Recipe:
     where: str = VALUES_AND_OUTPUTS
 
     @classmethod
-    def choose(
+    def from_options(
         cls,
         bits: int | None = None,
         group_size: int | None = None,
         mode: str = "affine",
         predicate: str | None = None,
     ) -> Recipe:
-        """The wanted recipe, what is None being the mode's default.
+        """Returns the recipe that these options ask for; None is the mode's default.
 
         Args:
             bits: of every layer.
             group_size: of every layer.
             mode: of every layer.
-            predicate: one of `MIXED`, which says the bits itself.
+            predicate: one of `MIXED_BITS`, which says the bits itself.
 
         Raises:
             UserError: MLX has no such combination.
         """
         if predicate is None:
-            return cls(Quantization.choose(bits, group_size, mode))
-        if predicate not in MIXED:
-            known = ", ".join(MIXED)
+            return cls(Quantization.from_options(bits, group_size, mode))
+        if predicate not in MIXED_BITS:
+            known = ", ".join(MIXED_BITS)
             raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
         if bits is not None or mode != "affine":
             wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
             raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
-        return cls(*(Quantization.choose(each, group_size) for each in MIXED[predicate]))
+        low, high = (Quantization.from_options(each, group_size) for each in MIXED_BITS[predicate])
+        return cls(low, high)
 
-    def of(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """How a parameter of this name and shape is quantised; None if it is left as it is."""
+    def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+        """Returns how to quantise a parameter of this name and shape; None leaves it as it is."""
         path = name.removesuffix(".weight")
         how = self.special if self.special and re.search(self.where, path) else self.general
         return how if quantize_predicate(path) and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
-        """What config.json says of it: the general way, and by path the layers that differ.
+        """The entry for config.json: the general way, and by path the layers that differ.
 
         Args:
             layers: every quantised layer by its path.

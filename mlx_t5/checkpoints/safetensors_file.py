@@ -18,7 +18,8 @@ from types import MappingProxyType, TracebackType
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.stored_tensor import MAX_RANK, MAX_TENSORS, StoredTensor, natural, row_major
+from mlx_t5.checkpoints.limits import MAX_RANK, MAX_TENSORS, natural
+from mlx_t5.checkpoints.stored_tensor import StoredTensor, row_major
 from mlx_t5.errors import UserError, shown
 
 _MAX_HEADER = 1 << 22  # bytes; that of t5-11b takes 60 kB
@@ -45,10 +46,13 @@ _CODES = MappingProxyType({name: (code, size) for code, (name, size) in _TYPES.i
 
 
 def read_header(path: Path) -> tuple[list[StoredTensor], dict[str, str]]:
-    """The tensors that a safetensors file holds, in the order of its bytes, and its metadata.
+    """Reads the header of a safetensors file.
 
     Args:
         path: the file; nothing but its header is read.
+
+    Returns:
+        Its tensors, in the order of their bytes, and its metadata, text by name.
 
     Raises:
         UserError: the file is cut short, or its header is malformed or lies about the file.
@@ -103,7 +107,7 @@ def _tensor(path: Path, name: str, info: dict, data_start: int) -> StoredTensor:
 
 
 def data_size(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Bytes that tensors, given as to `SafetensorsWriter`, take in a file besides its header."""
+    """Bytes of tensors in a file, without its header; arguments as for `SafetensorsWriter`."""
     return sum(math.prod(shape) * _CODES[dtype][1] for dtype, shape in tensors.values())
 
 
@@ -140,7 +144,7 @@ class SafetensorsWriter:
         self._put(len(text).to_bytes(8, "little") + text)
 
     def append(self, name: str, rows: mx.array) -> None:
-        """Writes the next rows of one tensor; rows of several tensors may come interleaved."""
+        """Writes the next rows of one tensor; tensors may be interleaved."""
         # numpy has no bfloat16; its bytes are the same under any 16-bit type.
         rows = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
         data = np.ascontiguousarray(np.array(rows, copy=False))
@@ -149,18 +153,18 @@ class SafetensorsWriter:
             raise ValueError(f"more data for {name} than its shape has room for")
         if data.nbytes:
             self._file.seek(self._data_start + start)
-            self._put(data.reshape(-1).view(np.uint8))
+            self._put(data.reshape(-1).view(np.uint8).data)
         self._next[name] = start + data.nbytes
 
     def close(self) -> None:
-        """Checks that every tensor is complete and hands the file to the disk."""
+        """Checks that every tensor is complete and flushes the file to the disk."""
         short = [name for name, position in self._next.items() if position != self._end[name]]
         if short:
             raise ValueError(f"{self._path}: incomplete tensors: {', '.join(short)}")
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def _put(self, data: bytes | np.ndarray) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while len(view):
             view = view[self._file.write(view) :]

@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, shown
 from mlx_t5.sizes import readable
 
 TOKENIZER_FILES = (
@@ -20,9 +20,23 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+# Not copied or fetched, as T5 has no chats; but transformers reads them where they are.
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
 SNAPSHOTS = "snapshots"  # in the Hub's cache: models--OWNER--NAME/snapshots/COMMIT
 TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones take 35 MB
+
+
+def place(name: str | Path) -> Path:
+    """Where a path that somebody has typed leads: `~` and links are followed.
+
+    Raises:
+        UserError: it leads nowhere: there is no such user, or links run in a circle.
+    """
+    try:
+        return Path(name).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
+        raise UserError(f"{shown(str(name))} leads nowhere ({error}); check the path") from None
 
 
 def read_small(path: Path, limit: int = JSON_BYTES) -> bytes:

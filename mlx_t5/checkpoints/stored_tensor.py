@@ -11,20 +11,15 @@ the system takes them back, and a file cut short while it is mapped kills the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError, shown
-
-# What is checked before anything is computed from it, so that no small file takes long to refuse.
-# t5-11b has 560 tensors of at most two dimensions.
-MAX_TENSORS = 1 << 15
-MAX_RANK = 8
 
 # Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
 # numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
@@ -55,12 +50,12 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, laid out without gaps."""
+        """Size in bytes, without gaps between the elements."""
         return self.size * self.itemsize
 
     @property
@@ -75,7 +70,7 @@ class StoredTensor:
         """Whether the elements lie in the file in row-major order without gaps."""
         return self.strides == row_major(self.shape) or self.size == 0
 
-    def blocks(self, file: BinaryIO, max_bytes: int) -> Iterator[mx.array]:
+    def blocks(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
         """Yields the tensor as blocks of whole rows (slices along the first dimension), in order.
 
         A tensor with gaps or in another order (a slice, a transposed view) is first read in whole.
@@ -109,14 +104,14 @@ class StoredTensor:
                 f"only {', '.join(READABLE)} can be read: save the checkpoint in one of these"
             )
 
-    def read(self, file: BinaryIO) -> mx.array:
+    def read(self, file: FileIO) -> mx.array:
         """The whole tensor in its stored type; `file` and errors as in `blocks`."""
         blocks = list(self.blocks(file, max(1, self.nbytes)))
         return blocks[0] if blocks else self._to_mlx(np.empty(self.shape, READABLE[self.dtype][1]))
 
-    def _elements(self, file: BinaryIO, start: int, count: int) -> np.ndarray:
+    def _elements(self, file: FileIO, start: int, count: int) -> np.ndarray:
         flat = np.empty(count, np.dtype(READABLE[self.dtype][1]).newbyteorder("<"))
-        buffer = memoryview(flat).cast("B") if count else memoryview(b"")
+        buffer = flat.data.cast("B") if count else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):
             n = file.readinto(buffer)
@@ -126,7 +121,7 @@ class StoredTensor:
             buffer = buffer[n:]
         return flat
 
-    def _strided(self, file: BinaryIO) -> np.ndarray:
+    def _strided(self, file: FileIO) -> np.ndarray:
         flat = self._elements(file, 0, self.extent)
         steps = tuple(step * self.itemsize for step in self.strides)
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
@@ -134,11 +129,6 @@ class StoredTensor:
     def _to_mlx(self, array: np.ndarray) -> mx.array:
         result = mx.array(array)
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
-
-
-def natural(values: Sequence[object]) -> bool:
-    """Whether values can be the shape, strides or offsets of a tensor."""
-    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The parser of every command line, and the options that several share.
+"""What every command line has in common: its parser, its exit status, and options several share.
 
 Nothing here imports MLX, so `--help` and mistakes need not wait for it.
 """
@@ -6,14 +6,24 @@ Nothing here imports MLX, so `--help` and mistakes need not wait for it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import math
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
-from mlx_t5.ranges import written
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import RANGES, Range, written
+from mlx_t5.requests import Settings
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+# On a command line, regular decoding is asked for by another option than 0 proposals.
+NUM_DRAFT = replace(RANGES["num_draft"], least=1, expected="a whole number, at least 1, or auto")
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +34,40 @@ class Parser(argparse.ArgumentParser):
         message = " ".join(message.removeprefix("argument ").split())
         if message.startswith("unrecognized"):
             message += "; see --help"
-        self.exit(2, f"error: {message}\n")
+        self.exit(BAD_INPUT, f"error: {message}\n")
+
+
+def run(
+    command: Callable[[], int],
+    requirements: str = "requirements.txt",
+    interrupted: str = "interrupted",
+) -> int:
+    """Runs a command line and turns what goes wrong into one line on standard error.
+
+    Args:
+        command: parses the arguments, does the work and returns the exit status.
+        requirements: the file that lists the packages it needs.
+        interrupted: what to tell after Ctrl-C.
+
+    Returns:
+        The exit status.
+    """
+    open_streams()
+    try:
+        return command()
+    except KeyboardInterrupt:
+        if interrupted:
+            print(interrupted, file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever reads our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except ImportError as error:
+        message = not_installed(error, requirements)
+    except (UserError, OSError) as error:
+        message = str(error)
+    print(f"error: {message}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:
@@ -50,22 +93,84 @@ def open_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def number(kind: Callable, fits: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
-    """An argparse type: a number that fits; `wanted` tells the user what does."""
+def within(allowed: Range) -> Callable[[str], Any]:
+    """An argparse type: what a range allows."""
 
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"give {wanted}, not {written(text)}")
-        return value
+    def parse(text: str) -> Any:
+        value: Any = text
+        with contextlib.suppress(ValueError):
+            value = allowed.kind(text)
+        fitting = allowed.fit(value)
+        if fitting is None:
+            raise argparse.ArgumentTypeError(f"give {allowed.expected}, not {written(text)}")
+        return fitting
 
     return parse
 
 
-def add_models(group: argparse._ArgumentGroup) -> None:
+def at_least(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from here on."""
+    return within(Range(int, least, math.inf, f"a whole number, at least {least}"))
+
+
+def between(low: float, high: float) -> Callable[[str], float]:
+    """An argparse type: a number in this range."""
+    return within(Range(float, low, high, f"a number from {low} to {high}"))
+
+
+def add_number(
+    group: argparse._ActionsContainer,
+    *names: str,
+    type: Callable[[str], Any],
+    default: Any,
+    help: str,
+    metavar: str = "N",
+) -> None:
+    """Adds an option that takes a number, or several where its default is a list.
+
+    Args:
+        group: what to add it to.
+        names: of the option.
+        type: as argparse has it.
+        default: where the option is absent.
+        help: what it does; the default is added.
+        metavar: what the number is called there.
+    """
+    several = isinstance(default, list)
+    shown = " ".join(map(str, default)) if several else default
+    group.add_argument(
+        *names,
+        type=type,
+        default=default,
+        nargs="+" if several else None,
+        metavar=metavar,
+        help=f"{help} (default: {shown})",
+    )
+
+
+def add_setting(
+    group: argparse._ActionsContainer,
+    *names: str,
+    help: str,
+    default: Any = None,
+    allowed: Range | None = None,
+) -> None:
+    """Adds the option of a setting, with its name.
+
+    Args:
+        group: what to add it to.
+        names: of the option, the setting's own last.
+        help: what it does; the default is added.
+        default: where the option is absent; None takes that of `Settings`.
+        allowed: None takes its range in `RANGES`.
+    """
+    name = names[-1].removeprefix("--").replace("-", "_")
+    default = getattr(Settings, name) if default is None else default
+    allowed, metavar = allowed or RANGES[name], name[0].upper()
+    add_number(group, *names, type=within(allowed), default=default, help=help, metavar=metavar)
+
+
+def add_models(group: argparse._ActionsContainer) -> None:
     """Adds the options that name the models."""
     group.add_argument(
         "--model",
@@ -90,31 +195,21 @@ def add_models(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_speculation(group: argparse._ArgumentGroup, without: str) -> None:
+def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
     """Adds --num-draft and --delta.
 
     Args:
         group: what to add them to.
         without: how this command line is told to decode without a draft.
     """
-    gamma = number(
-        lambda text: text if text == "auto" else int(text),
-        lambda n: n == "auto" or n >= 1,
-        f"a whole number of at least 1 or auto (or {without} for no draft)",
-    )
-    group.add_argument(
+    add_setting(
+        group,
         "--num-draft",
-        type=gamma,
-        default=5,
-        metavar="N",
-        help="tokens the draft proposes at a time; auto: as many as pay at the moment "
-        "(default: %(default)s)",
+        help="tokens the draft proposes at a time; auto: as many as pay at the moment",
+        allowed=replace(NUM_DRAFT, expected=f"{NUM_DRAFT.expected} (or {without} for no draft)"),
     )
-    group.add_argument(
+    add_setting(
+        group,
         "--delta",
-        type=number(float, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-        default=0.0,
-        metavar="D",
-        help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes "
-        "(default: %(default)s)",
+        help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
     )

@@ -15,7 +15,7 @@ import string
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TextIO, TypeVar
+from typing import Generic, TextIO, TypeVar, cast
 
 from mlx_t5.errors import UserError
 
@@ -77,7 +77,7 @@ class Lines:
         return next(self._prompts)
 
     def ready(self) -> bool:
-        """Whether the next prompt, or the end, is there without waiting for whoever writes it."""
+        """Whether the next prompt, or the end, can be read without waiting for the writer."""
         return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
 
     def _read(self) -> Iterator[str | UserError]:
@@ -153,14 +153,14 @@ def _checked(text: str, where: str) -> str:
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator whose items are drawn in a thread, a bounded number of them ahead.
+    """An iterator that draws a bounded number of items ahead, in a thread.
 
     An exception of the source is raised in the place of the item that it prevented. The thread is
     a daemon: a source that never ends does not keep the process from ending.
     """
 
     def __init__(self, items: Iterable[Item], ahead: int = 64) -> None:
-        """Begins to draw; `ahead` items at most wait to be taken."""
+        """Starts to draw; at most `ahead` items wait to be taken."""
         self._drawn: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(ahead)
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 
@@ -185,7 +185,7 @@ class ReadAhead(Generic[Item]):
         if end is not None:
             self._drawn.put((None, end))  # it stays the end
             raise end
-        return item
+        return cast(Item, item)
 
     def _next(self) -> tuple[Item | None, BaseException | None]:
         while True:  # a Ctrl-C that comes just before a wait begins does not end it: short ones

@@ -39,10 +39,10 @@ class Pair:
     note: str
 
 
-def choose(
+def choose_pair(
     model: str | None, draft_model: str | None, convert: Convert, regular: bool = False
 ) -> Pair:
-    """Find, and if need be convert, the models to run.
+    """Finds the models to run, and converts them if need be.
 
     Args:
         model: name of the target; None takes t5-11b where it and t5-small are converted, and the
@@ -56,6 +56,8 @@ def choose(
     Raises:
         UserError: there is no such model, or it cannot be converted.
     """
+    draft: Path | None
+    usual_draft: Path | None
     if model is None:
         target, usual_draft, why = _default_pair()
     else:
@@ -91,6 +93,9 @@ def locate(name: str, convert: Convert) -> Path:
         UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
             folder was converted from another one.
     """
+    from mlx_t5.checkpoints.small_files import place
+
+    place(name)  # refuses what leads nowhere
     path = Path(name).expanduser()
     if not name:
         raise UserError("a model's name is empty; give a folder or a Hub id")
@@ -118,8 +123,8 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
         load: reads a model's folder, as `model.load` does.
 
     Returns:
-        The target, the drafter (None for regular decoding), the target's tokenizer and the draft's,
-        None if there is none.
+        The target, the drafter (None for regular decoding), the target's tokenizer (None if its
+        folder has none) and the draft's (None if it has none, or there is no draft).
 
     Raises:
         UserError: a model cannot be read, or the two do not fit each other.
@@ -134,7 +139,7 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
             print(f"warning: {large}", file=sys.stderr, flush=True)
     target, tokenizer = load(chosen.target, dtype)
     draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
-    drafter = DraftModel(draft, target) if draft else None
+    drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy

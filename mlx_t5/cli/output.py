@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 
-def check_output(output_file: str, input_file: str | None) -> None:
-    """See before the work begins that its results can be written.
+def check_output_file(output_file: str, input_file: str | None) -> None:
+    """Checks, before the work begins, that its results can be written.
 
     Raises:
         UserError: the folder is missing or closed, or the file is the input itself.
@@ -58,7 +58,7 @@ class Painter:
         return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
     def paint(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
-        """Text coloured token by token.
+        """Colours text token by token.
 
         Args:
             pieces: the text that each token completed.
@@ -71,7 +71,7 @@ class Painter:
     def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
         """A whole result, coloured, on one line; the detokenizer is a fresh one."""
         pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
-        left = len(result.text)  # the tokens of a stop string are not shown
+        left = len(result.text or "")  # the tokens of a stop string are not shown
         for i, piece in enumerate(pieces):
             pieces[i] = piece[:left]
             left -= len(pieces[i])
@@ -103,16 +103,15 @@ class Results:
             self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
-        """Write one result; an empty line, or JSON with the error, where there is no text."""
+        """Writes one result; an empty line, or JSON with the error, where there is no text."""
         paint = None if result.error else self._paint
         line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
         if paint and self._aside:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
-        self._file = self._file or open(
-            self._path, "w", encoding="utf-8", errors="backslashreplace"
-        )
+        if self._path and not self._file:
+            self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")
         print(line, file=self._file, flush=True)
 
 

@@ -22,7 +22,7 @@ from functools import cached_property
 
 from mlx_t5.drafting.costs import LONGEST, Costs
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
-from mlx_t5.requests import AUTO, Row
+from mlx_t5.requests import Row
 
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {
@@ -161,9 +161,7 @@ class Adaptive:
         return self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP
 
 
-def proposal_limits(
-    rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive | None
-) -> list[Limits]:
+def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -> list[Limits]:
     """How many tokens of each kind each row of a batch may be proposed in the next step.
 
     Args:
@@ -176,7 +174,8 @@ def proposal_limits(
     for row in rows:
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         remaining = row.settings.max_tokens - row.decided - 1
-        if row.settings.num_draft != AUTO:
+        limit: Limits
+        if isinstance(row.settings.num_draft, int):
             limit = dict.fromkeys(drafter.usual, row.settings.num_draft)
         elif not row.adapts:
             limit = adaptive.fixed

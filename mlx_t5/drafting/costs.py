@@ -87,7 +87,8 @@ def ladder(
         points: numbers of positions, by importance; the first is 1.
         clock: seconds.
     """
-    began, first = clock(), {}
+    began = clock()
+    first: dict[int, float] = {}
     for n in points:
         spent = clock() - began
         if len(first) >= NEEDED and spent + 3 * max(first.values()) > BUDGET_SECONDS:

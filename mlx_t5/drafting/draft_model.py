@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
@@ -72,17 +72,19 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch, which are known by their place.
+    """Proposes tokens for the rows of one batch, which are known by their place."""
 
-    Attributes:
-        model: the model that is asked, None if there is none.
-        kinds: all kinds of proposals it can make.
-        usual: those it makes when it is given one number.
-    """
+    @property
+    def model(self) -> Seq2Seq | None:
+        """The model that is asked, None if there is none."""
 
-    model: Seq2Seq | None
-    kinds: Sequence[str]
-    usual: Sequence[str]
+    @property
+    def kinds(self) -> Sequence[str]:
+        """All kinds of proposals it can make."""
+
+    @property
+    def usual(self) -> Sequence[str]:
+        """Those it makes when it is given one number."""
 
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
@@ -154,7 +156,7 @@ class DraftModel:
                     "draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
-        self.cache = None
+        self.cache: Any = None  # a `Cache` while there are rows
         self.fed: list[int] = []  # positions of each row that the cache has seen
         self.sources: list[int] = []  # source tokens of each row
 
@@ -190,33 +192,36 @@ class DraftModel:
         if gamma == 0:
             return None
         logits = self._catch_up(committed, gamma)
-        history = History.of(committed) if sampling.processing else None
-        tokens, q, sound = [], [], []
+        process = sampling.processing
+        history = History.align(committed) if process else None
+        xs: list[mx.array] = []
+        qs: list[mx.array] = []
+        sound: list[mx.array] = []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
-                logits = self.model.decode(self._known(tokens[-1]), self.cache, positions)
+                logits = self.model.decode(self._known(xs[-1]), self.cache, positions)
             logits = logits[..., : self.target.config.vocab_size]
-            if history:
+            if process and history:
                 # Not needed for the output, but it makes the draft guess better.
-                history = history.then(tokens[-1] if tokens else None)
+                history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
-                logits = sampling.processing(history, self._widen(logits, -mx.inf), counts)
+                logits = process(history, self._widen(logits, -mx.inf), counts)
             sound.append(finite(logits))
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
-                q.append(probabilities(logits, sampling))
-                token = sample(q[-1][:, 0], fold(keys, i, DRAFT))[:, None]
+                qs.append(probabilities(logits, sampling))
+                token = sample(qs[-1][:, 0], fold(keys, i, DRAFT))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
-            tokens.append(token)
+            xs.append(token)
         # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         # Ids that only the target has get no mass.
-        q = self._widen(mx.concatenate(q, axis=1), 0) if q else None
-        tokens, sound = (mx.concatenate(each, axis=1) for each in (tokens, sound))
-        none, writers = [None] * len(lengths), ["draft"] * len(lengths)
-        return Proposal(tokens, q, lengths, none, writers, sound)
+        q = self._widen(mx.concatenate(qs, axis=1), 0) if qs else None
+        x, sounds = mx.concatenate(xs, axis=1), mx.concatenate(sound, axis=1)
+        rows = len(lengths)
+        return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, sounds)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""

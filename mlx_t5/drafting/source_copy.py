@@ -143,7 +143,7 @@ class SourceCopy:
         if not any(copies):
             return None
         rows = [
-            copy.tokens[: limit.get(copy.kind, 0)] if copy else []
+            list(copy.tokens[: limit.get(copy.kind, 0)]) if copy else []
             for copy, limit in zip(copies, limits, strict=True)
         ]
         lengths = [len(row) for row in rows]
@@ -216,8 +216,10 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     """The rows that copy from one proposal and the others from the other."""
     if not any(copies.lengths):
         return replace(drafts, copies=copies.copies)
-    width = max(copies.tokens.shape[1], drafts.tokens.shape[1])
-    a, b = (mx.pad(p.tokens, ((0, 0), (0, width - p.tokens.shape[1]))) for p in (copies, drafts))
+    a, b = copies.tokens, drafts.tokens
+    assert a is not None and b is not None and drafts.sound is not None, "as both propose"
+    width = max(a.shape[1], b.shape[1])
+    a, b = (mx.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in (a, b))
     copying = mx.array([n > 0 for n in copies.lengths])[:, None]
     tokens, q = mx.where(copying, a, b), drafts.q
     if q is not None:

@@ -38,7 +38,7 @@ class Slots:
     seen: int
 
     def write(self, array: mx.array, new: mx.array) -> mx.array:
-        """Put `new` (B, H, T, d_kv) at the positions of `array` (B, H, N, d_kv).
+        """Writes `new` (B, H, T, d_kv) at the positions of `array` (B, H, N, d_kv).
 
         Lazy, and without a copy if the caller keeps no other reference to `array`.
         """
@@ -59,7 +59,7 @@ class Cache:
     def __init__(
         self, cross: list[tuple[mx.array, mx.array]], mask: mx.array | None, capacity: int
     ):
-        """Start with the prompts' cross-attention and empty self-attention.
+        """Starts with the prompts' cross-attention and empty self-attention.
 
         Args:
             cross: keys and values of every layer, each (B, H, S, d_kv).
@@ -76,17 +76,17 @@ class Cache:
 
     @property
     def batch(self) -> int:
-        """Number of rows B."""
+        """The number of rows B."""
         return self.keys[0].shape[0]
 
     @property
     def capacity(self) -> int:
-        """Number of slots N: positions 0 … N-1 can be written."""
+        """The number of slots N: positions 0 … N-1 can be written."""
         return self.keys[0].shape[2]
 
     @property
     def source(self) -> int:
-        """Number of source positions S, padding included."""
+        """The number of source positions S, padding included."""
         return self.cross_keys[0].shape[2]
 
     @property
@@ -96,7 +96,7 @@ class Cache:
         return [*self.keys, *self.values, *self.cross_keys, *self.cross_values, *mask]
 
     def slots(self, offsets: list[int] | mx.array, length: int) -> Slots:
-        """Place `length` new tokens a row behind the offsets.
+        """Places `length` new tokens a row behind the offsets.
 
         Args:
             offsets: absolute position of each row's first new token. A list is best: with an
@@ -123,20 +123,24 @@ class Cache:
     def update(
         self, layer: int, keys: mx.array, values: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
-        """Write new keys and values (B, H, T, d_kv); return all that attention has to see."""
+        """Writes new keys and values (B, H, T, d_kv) of a layer into their slots.
+
+        Returns:
+            The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
+        """
         self.keys[layer] = slots.write(self.keys[layer], keys)
         self.values[layer] = slots.write(self.values[layer], values)
         return self.keys[layer][:, :, : slots.seen], self.values[layer][:, :, : slots.seen]
 
     def reserve(self, capacity: int) -> None:
-        """Grow to at least `capacity` slots, keeping what they hold."""
+        """Grows to at least `capacity` slots, keeping what they hold."""
         if capacity > self.capacity:
             capacity = round_up(capacity)
             self.keys = [_widen(a, capacity) for a in self.keys]
             self.values = [_widen(a, capacity) for a in self.values]
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these rows, in this order."""
+        """Keeps only these rows, in this order."""
         if rows == list(range(self.batch)):
             return
         index = mx.array(rows, dtype=mx.int32)
@@ -146,7 +150,7 @@ class Cache:
             self.mask = self.mask[index]
 
     def trim(self, source: int, capacity: int) -> None:
-        """Give back the memory of what lies beyond, where that is at least half of it.
+        """Frees the positions beyond these, if they are at least half of all.
 
         Args:
             source: source positions that the longest row has.
@@ -162,7 +166,7 @@ class Cache:
             self.values = [_narrow(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
-        """Add the rows of `other` at the end; the shorter of the two is padded to the longer."""
+        """Adds the rows of `other` at the end; the shorter of the two is padded to the longer."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
@@ -187,6 +191,6 @@ def _narrow(array: mx.array, length: int) -> mx.array:
 
 
 def _widen(array: mx.array, length: int) -> mx.array:
-    """Pad axis 2 of (B, H, N, d_kv) with zeros."""
+    """Pads axis 2 of (B, H, N, d_kv) with zeros."""
     missing = length - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

@@ -3,19 +3,73 @@
 from __future__ import annotations
 
 import reprlib
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType
+from typing import Any
 
 from mlx_t5.errors import UserError
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
-ACTIVATIONS = (
+ACTIVATION_NAMES = (
     "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
     "relu6", "tanh",
 )  # fmt: skip
-_MOST_ENDS = 256
+_MAX_END_TOKENS = 256  # ids in eos_token_id
 # No published size comes near; a larger one is a broken or a hostile file.
-_LIMIT = 2**24
-_MOST_LAYERS = 256  # of a stack
+_MAX_SIZE = 2**24
+_MAX_LAYERS = 256  # of a stack
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What an entry of config.json may be.
+
+    Attributes:
+        holds: whether a value from the file is of this kind.
+        wanted: the same in words, for an error.
+    """
+
+    holds: Callable[[Any], bool]
+    wanted: str
+
+
+def _whole(least: int) -> _Kind:
+    wanted = f"an integer between {least} and {_MAX_SIZE}"
+    return _Kind(lambda value: type(value) is int and least <= value <= _MAX_SIZE, wanted)
+
+
+_SIZE, _TOKEN = _whole(1), _whole(0)
+_FLAG = _Kind(lambda value: type(value) is bool, "true or false")
+_NAME = _Kind(lambda value: isinstance(value, str), "a string")
+_EPSILON = _Kind(lambda v: type(v) in (int, float) and 0 <= v < 1, "a number between 0 and 1")
+# What each entry has to be; `eos_token_id` may also be a list.
+_KINDS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        "vocab_size": _SIZE,
+        "d_model": _SIZE,
+        "d_kv": _SIZE,
+        "d_ff": _SIZE,
+        "num_layers": _SIZE,
+        "num_heads": _SIZE,
+        "model_type": _NAME,
+        "num_decoder_layers": _SIZE,
+        "relative_attention_num_buckets": _SIZE,
+        "relative_attention_max_distance": _SIZE,
+        "layer_norm_epsilon": _EPSILON,
+        "feed_forward_proj": _NAME,
+        "dense_act_fn": _NAME,
+        "is_gated_act": _FLAG,
+        "tie_word_embeddings": _FLAG,
+        "scale_decoder_outputs": _FLAG,
+        "pad_token_id": _TOKEN,
+        "eos_token_id": _TOKEN,
+        "decoder_start_token_id": _TOKEN,
+    }
+)
+
+
+_DERIVED: Any = None  # default of the fields that `__post_init__` derives from others
 
 
 @dataclass(frozen=True)
@@ -43,18 +97,18 @@ class T5Config:
     num_layers: int
     num_heads: int
     model_type: str = "t5"
-    num_decoder_layers: int | None = None  # as many as `num_layers`
+    num_decoder_layers: int = _DERIVED  # as many as `num_layers`
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
-    feed_forward_proj: str | None = None
-    dense_act_fn: str | None = None  # the last part of `feed_forward_proj`
-    is_gated_act: bool | None = None  # as `feed_forward_proj` says
+    feed_forward_proj: str = _DERIVED
+    dense_act_fn: str = _DERIVED  # the last part of `feed_forward_proj`
+    is_gated_act: bool = _DERIVED  # as `feed_forward_proj` says
     tie_word_embeddings: bool = True
     scale_decoder_outputs: bool | None = None
     pad_token_id: int = 0
     eos_token_id: int = 1
-    decoder_start_token_id: int | None = None  # the padding token
+    decoder_start_token_id: int = _DERIVED  # the padding token
     more_eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
@@ -75,7 +129,7 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: dict) -> T5Config:
-        """Read what config.json holds; other entries are ignored, null counts as absent.
+        """Reads what config.json holds; other entries are ignored, and null counts as absent.
 
         Raises:
             UserError: not a T5 model, or an entry is missing, of a wrong type or out of range.
@@ -87,46 +141,49 @@ class T5Config:
                 f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "
                 f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
             )
-        given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
-        given.pop("more_eos_token_ids", None)  # no entry of config.json
+        given = {name: raw[name] for name in _KINDS if raw.get(name) is not None}
         if "eos_token_id" in given:
             given["eos_token_id"], *more = _end_tokens(given["eos_token_id"])
-            given["more_eos_token_ids"] = tuple(more)
-        for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"):
-            if name not in given:
-                raise UserError(f"config.json has no {name}; is this a T5 model?")
+        else:
+            more = []
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in given:
+                raise UserError(f"config.json has no {field.name}; is this a T5 model?")
         for name, value in given.items():
-            if name != "more_eos_token_ids":
-                _check(name, value, cls.__annotations__[name])
-        config = cls(**given)
+            _check(name, value)
+        config = cls(**given, more_eos_token_ids=tuple(more))
         config._check_together()
         return config
 
     def _check_together(self) -> None:
-        if self.dense_act_fn not in ACTIVATIONS:
+        if self.dense_act_fn not in ACTIVATION_NAMES:
             raise UserError(
                 f"config.json asks for the activation {self.dense_act_fn!r} "
-                f"(feed_forward_proj {self.feed_forward_proj!r}); known: {', '.join(ACTIVATIONS)}"
+                f"(feed_forward_proj {self.feed_forward_proj!r}); "
+                f"known: {', '.join(ACTIVATION_NAMES)}"
             )
-        if max(self.num_layers, self.num_decoder_layers) > _MOST_LAYERS:
-            raise UserError(f"config.json asks for more than {_MOST_LAYERS} layers")
-        if self.num_heads * self.d_kv > _LIMIT:
-            raise UserError(f"config.json: num_heads times d_kv is more than {_LIMIT}")
+        if max(self.num_layers, self.num_decoder_layers) > _MAX_LAYERS:
+            raise UserError(f"config.json asks for more than {_MAX_LAYERS} layers")
+        if self.num_heads * self.d_kv > _MAX_SIZE:
+            raise UserError(f"config.json: num_heads times d_kv is more than {_MAX_SIZE}")
         exact = self.relative_attention_num_buckets // 2
         if exact < 2 or not exact < self.relative_attention_max_distance <= 2**20:
             raise UserError(
                 "config.json: relative_attention_num_buckets must be at least 4, and "
                 "relative_attention_max_distance larger than half of it and at most 2^20"
             )
-        special = {"pad_token_id": [self.pad_token_id], "eos_token_id": self.eos_token_ids,
-                   "decoder_start_token_id": [self.decoder_start_token_id]}  # fmt: skip
+        special = {
+            "pad_token_id": [self.pad_token_id],
+            "eos_token_id": self.eos_token_ids,
+            "decoder_start_token_id": [self.decoder_start_token_id],
+        }
         for name, tokens in special.items():
             if max(tokens) >= self.vocab_size:
                 raise UserError(f"config.json: {name} is outside the vocabulary")
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All tokens that end a text; the first is `eos_token_id`."""
+        """The ids of all tokens that end a text; the first is `eos_token_id`."""
         return (self.eos_token_id, *self.more_eos_token_ids)
 
     @property
@@ -152,25 +209,15 @@ class T5Config:
 def _end_tokens(value: object) -> list[int]:
     """The end tokens of a config.json that gives one or a list."""
     ends = value if isinstance(value, list) else [value]
-    if not 0 < len(ends) <= _MOST_ENDS:
-        raise UserError(f"config.json: eos_token_id must be 1 to {_MOST_ENDS} tokens")
+    if not 0 < len(ends) <= _MAX_END_TOKENS:
+        raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
     for end in ends:
-        _check("eos_token_id", end, "int")
+        _check("eos_token_id", end)
     return list(dict.fromkeys(ends))
 
 
-def _check(name: str, value: object, kind: str) -> None:
-    """Raise unless a value from the file has the type and the range of its field."""
-    if kind.startswith("int"):
-        lowest = 0 if name.endswith("_id") else 1
-        ok = type(value) is int and lowest <= value <= _LIMIT
-        wanted = f"an integer between {lowest} and {_LIMIT}"
-    elif kind == "float":
-        ok = type(value) in (int, float) and 0 <= value < 1
-        wanted = "a number between 0 and 1"
-    elif kind.startswith("bool"):
-        ok, wanted = type(value) is bool, "true or false"
-    else:
-        ok, wanted = isinstance(value, str), "a string"
-    if not ok:
-        raise UserError(f"config.json: {name} must be {wanted}, not {reprlib.repr(value)}")
+def _check(name: str, value: object) -> None:
+    """Raises unless a value from the file is of its entry's kind."""
+    kind = _KINDS[name]
+    if not kind.holds(value):
+        raise UserError(f"config.json: {name} must be {kind.wanted}, not {reprlib.repr(value)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.network.cache import Cache
@@ -13,6 +13,7 @@ class Seq2Seq(Protocol):
     """An encoder, and a decoder that takes any number of new tokens; see `model.T5`."""
 
     config: T5Config
+    shared: Any  # the embedding
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model)."""

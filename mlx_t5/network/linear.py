@@ -1,24 +1,24 @@
 """Products with a weight matrix, in the form that reads the weights fastest.
 
-Decoding is bound by reading weights. For x (M, K) and a weight (N, K) most libraries do that well
-in any form, and then a product is simply `x @ weight.T`. OpenBLAS on x86 copies the weight into an
-order of its own first, which for few rows takes longer than to multiply, unless the product is
-small: its kernels for AVX-512 multiply up to a million pairs of numbers straight from where they
-are. So there, on a CPU, a product with a wide weight is made of many small ones.
+Decoding is bound by reading weights. For x (M, K) and a weight (N, K) the natural product is
+`x @ weight.T`. What is faster for few rows depends on the BLAS and its kernels; `FORMS` has what
+was measured (docs/performance.md). Nothing is timed at run time: on a machine that is busy that
+took 80 to 600 ms a number of rows and chose the slower form as often as not, and then equal
+commands would not even multiply alike.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
+import re
+from collections.abc import Callable
+from functools import cache
 
-from mlx_t5.backend import cpu_only, mx, nn
+from mlx_t5.backend import blas_name, cpu_only, mx, nn
 
-SMALL = 1_000_000  # pairs of numbers M x N x K that OpenBLAS multiplies without copying
-MOST_ROWS = 12  # with more, copying pays
-LEAST_WIDTH = 1024  # K from which copying costs more than further calls
-LEAST_BLOCK = 16  # rows of the weight that are worth a call
-KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")  # OpenBLAS's names of those for AVX-512
+LEAST_SIZE = 1 << 19  # entries of a weight; smaller ones stay in the processor's cache
+BLOCK = 128  # rows of the weight in a block
+
+Form = Callable[[mx.array, mx.array], mx.array]
 
 
 class Linear(nn.Linear):
@@ -26,61 +26,56 @@ class Linear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
-        self._in_parts = small_products(inputs)
 
     def __call__(self, x: mx.array) -> mx.array:
-        weight = self["weight"]
-        return product_in_parts(x, weight) if self._in_parts else x @ weight.T
+        return product(x, self["weight"])
 
 
 class Embedding(nn.Embedding):
     """An embedding that is the output head as well."""
 
-    def __init__(self, count: int, width: int):
-        super().__init__(count, width)
-        self._in_parts = small_products(width)
-
     def as_linear(self, x: mx.array) -> mx.array:
-        return product_in_parts(x, self.weight) if self._in_parts else super().as_linear(x)
+        return product(x, self.weight)
 
 
-def product_in_parts(x: mx.array, weight: mx.array) -> mx.array:
-    """x (M, K) times the transpose of `weight` (N, K): (M, N), by small products if they pay."""
-    block = block_rows(x.shape[0], *weight.shape) if weight.dtype == mx.float32 else 0
-    if not block:
-        return x @ weight.T
-    blocks = weight.reshape(-1, block, weight.shape[1])
+def product(x: mx.array, weight: mx.array) -> mx.array:
+    """x (M, K) times the transpose of `weight` (N, K): (M, N)."""
+    # A BLAS multiplies no other type, and a GPU needs none.
+    if weight.size < LEAST_SIZE or weight.dtype != mx.float32 or not cpu_only():
+        return whole(x, weight)
+    return fastest(x.shape[0], blas_name())(x, weight)
+
+
+def whole(x: mx.array, weight: mx.array) -> mx.array:
+    """The natural form."""
+    return x @ weight.T
+
+
+def in_blocks(x: mx.array, weight: mx.array) -> mx.array:
+    """By many small products."""
+    if weight.shape[0] % BLOCK:
+        return whole(x, weight)
+    blocks = weight.reshape(-1, BLOCK, weight.shape[1])
     return (x @ blocks.swapaxes(1, 2)).swapaxes(0, 1).flatten(1)
 
 
-def block_rows(m: int, n: int, k: int) -> int:
-    """Rows of a weight (n, k) to multiply at a time with m rows; 0 for all of them."""
-    if m > MOST_ROWS or k < LEAST_WIDTH or m * n * k <= SMALL:
-        return 0
-    block = n & -n  # the largest power of two that divides n
-    while block * m * k > SMALL:
-        block //= 2
-    return block if block >= LEAST_BLOCK else 0
+def turned(x: mx.array, weight: mx.array) -> mx.array:
+    """With the weight on the left."""
+    return (weight @ x.T).T
 
 
-def small_products(width: int) -> bool:
-    """Whether MLX computes with an OpenBLAS that does better with small parts of such a weight.
+# What `blas_name` says, the numbers of rows M, and their form.
+FORMS: tuple[tuple[str, range, Form], ...] = (
+    # It copies the weight into an order of its own first, but for products of up to a million
+    # pairs of numbers: 0.3 to 0.6 of the time.
+    ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), in_blocks),
+    ("MKL .*AVX-512", range(4, 7), in_blocks),  # 0.75 to 0.8
+    ("MKL .*AVX-512", range(7, 17), turned),  # 0.65 to 0.7: as long for 16 rows as for 4
+)
 
-    Args:
-        width: K.
-    """
-    if width < LEAST_WIDTH or not sys.platform.startswith("linux") or not cpu_only():
-        return False
-    return openblas("openblas_get_corename") in KERNELS
 
-
-def openblas(question: str) -> str | None:
-    """What OpenBLAS answers to one of its functions without arguments; None if it is not there."""
-    for name in ("libopenblas.so.0", "libopenblas.so"):
-        try:
-            ask = getattr(ctypes.CDLL(name), question)
-        except (OSError, AttributeError):
-            continue
-        ask.restype = ctypes.c_char_p
-        return ask().decode()
-    return None
+@cache
+def fastest(rows: int, blas: str) -> Form:
+    """The form to multiply so many rows in with this BLAS."""
+    found = (form for name, which, form in FORMS if rows in which and re.match(name, blas))
+    return next(found, whole)

@@ -13,22 +13,24 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import Shape
 from mlx_t5.sizes import readable
+
+if TYPE_CHECKING:
+    from mlx_t5.network.weights import Shape
 
 SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
 def limit() -> int:
-    """Bytes that can be used: what the GPU recommends or has, or nearly all of the machine's."""
+    """Bytes that may be used: what the GPU recommends or has, else most of the machine's memory."""
     facts = mx.device_info()
     for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
         if facts.get(name):
@@ -37,7 +39,7 @@ def limit() -> int:
 
 
 def require(needed: int) -> None:
-    """See that so many bytes are left, before something is begun that would fill the machine.
+    """Checks that so many bytes are free.
 
     Raises:
         RuntimeError: they are not, as when MLX cannot allocate.
@@ -48,13 +50,13 @@ def require(needed: int) -> None:
 
 
 def require_for(models: Sequence[Any], new: Sequence[Any], running: Sequence[Any]) -> None:
-    """See that there is room to encode new rows and to decode them beside those that run.
+    """Checks that there is room to encode new rows and to decode them beside the running ones.
 
-    That is besides what is held now, as the cache that they join is copied.
+    The space is needed on top of what is held now, as the cache that they join is copied.
 
     Args:
         models: target and draft; None where there is none.
-        new: rows, as of `results.Row`.
+        new: rows, as of `requests.Row`.
         running: likewise.
 
     Raises:
@@ -110,7 +112,7 @@ def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None 
     """
     total = 0
     for name, shape in shapes.items():
-        how = recipe.of(name, shape) if recipe else None
+        how = recipe.for_layer(name, shape) if recipe else None
         total += how.nbytes(shape, width) if how else math.prod(shape) * width
     return total
 

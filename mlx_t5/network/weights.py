@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, Checkpoint, read_weight_map
@@ -28,7 +29,7 @@ _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 
 
 def tensor_names(config: T5Config) -> dict[str, str]:
-    """Every tensor of a model with this config: its Hugging Face name → ours."""
+    """Returns every tensor of a model with this config: its Hugging Face name → ours."""
     names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
     projections = ("wi_0", "wi_1", "wo") if config.is_gated else ("wi", "wo")
     sublayers = {
@@ -53,7 +54,7 @@ def tensor_names(config: T5Config) -> dict[str, str]:
 
 
 def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
-    """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+    """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
     Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)
     only if it is not the embedding over again.
@@ -80,7 +81,7 @@ def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape])
 
 
 def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
-    """Compare tensors by name and shape.
+    """Compares tensors by name and shape.
 
     Raises:
         UserError: they differ; the message names the first few.
@@ -151,8 +152,8 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
-def quantize(model: nn.Module, entry: object, names: set[str]) -> None:
-    """Make those layers quantised whose scales are among `names`, as config.json describes.
+def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
+    """Quantises the layers whose scales are among `names`, as config.json describes.
 
     Args:
         model: changed in place; its weights are yet to be filled in.
@@ -177,7 +178,7 @@ def quantize(model: nn.Module, entry: object, names: set[str]) -> None:
 
 
 def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
-    """Every tensor of an MLX folder, read from disk when it is evaluated."""
+    """Yields every tensor of an MLX folder, read from disk when it is evaluated."""
     if (folder / SAFETENSORS).is_file():
         files = {SAFETENSORS}
     else:
@@ -190,7 +191,7 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
-    """Set every parameter, one at a time, in `dtype` where it is a floating-point number.
+    """Sets every parameter, one at a time, in `dtype` where it is a floating-point number.
 
     Args:
         model: has exactly the parameters that follow.

@@ -192,8 +192,27 @@ def verify(
     return accepted, mx.where(here, own, drafts)
 
 
-def _verify_sampled(logits, drafts, q, lengths, sampling, keys) -> tuple[mx.array, mx.array]:
-    """`verify` where some row samples; drafts (B, gamma + 1) end in a placeholder."""
+def _verify_sampled(
+    logits: mx.array,
+    drafts: mx.array,
+    q: mx.array | None,
+    lengths: mx.array,
+    sampling: Sampling,
+    keys: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """`verify` where some row samples.
+
+    Args:
+        logits: (B, T, V) float32 of the target.
+        drafts: (B, T) int32, gamma proposals and a placeholder.
+        q: (B, gamma, V) float32, the draft's probabilities; None if it was deterministic.
+        lengths: (B,) int32, how many proposals of each row are real.
+        sampling: settings of the rows.
+        keys: (B, 2) uint32 keys of this step.
+
+    Returns:
+        accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
+    """
     p = probabilities(logits, sampling)
     replacing = fold(keys, 0, REPLACE)
     if drafts.shape[1] == 1:

@@ -9,18 +9,17 @@ Symbols: B rows, T positions a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
-from mlx_t5.sampling.processors import History, Processing
 
 if TYPE_CHECKING:
-    from mlx_t5.requests import Row
+    from mlx_t5.sampling.processors import Processing
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
-TINIEST = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
+LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Sampling:
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
 
     @classmethod
-    def of(
+    def collect(
         cls,
         temp: Sequence[float],
         top_k: Sequence[int],
@@ -75,23 +74,6 @@ class Sampling:
             processing=processing,
         )
 
-    @classmethod
-    def of_rows(cls, rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
-        """Collects the settings and keys of B rows; `eos` are the end tokens."""
-
-        def each(*names: str) -> list[list]:
-            return [[getattr(row.settings, name) for row in rows] for name in names]
-
-        rules = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-        processing = Processing.of(*each(*rules), eos)
-        sampled = each("temp", "top_k", "top_p", "delta", "block_verification")
-        sampling = cls.of(*sampled, processing=processing)
-        return (
-            sampling
-            if sampling.all_greedy
-            else replace(sampling, keys=mx.stack([row.key for row in rows]))
-        )
-
     def step_keys(self, positions: Sequence[int]) -> mx.array | None:
         """Keys (B, 2) for the step at these positions; None if every row is greedy."""
         return None if self.all_greedy else fold(self.keys, mx.array(positions), 0)
@@ -113,7 +95,7 @@ class Sampling:
         """
         if not self.processing:
             return logits
-        return self.processing(History.of(committed).then(x), logits, [n + 1 for n in lengths])
+        return self.processing.after(committed, x, logits, [n + 1 for n in lengths])
 
 
 def row_key(seed: int, index: int) -> mx.array:
@@ -202,8 +184,8 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
     """Draws one token a row by an exponential race (the exponential form of the Gumbel-max trick).
 
-    Each token has a clock that rings after a time with the exponential distribution, at a rate
-    that is its weight. The first to ring is token x with probability weights(x) / sum of weights:
+    With an exponentially distributed time E(x) of mean 1 for each token, the token with the least
+    E(x) / weights(x) is x with probability weights(x) / sum of weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
 
     Args:
@@ -228,7 +210,7 @@ def waiting_times(u: mx.array) -> mx.array:
     of those is too rare to meet.
     """
     u = u[:, :-1] + u[:, -1:] * 2.0**-32
-    return mx.maximum(-mx.log1p(-u), TINIEST)
+    return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)
 
 
 def uniform(keys: mx.array, count: int) -> mx.array:

@@ -30,7 +30,7 @@ from mlx_t5.errors import UserError
 # proposals among the tokens that are never accepted, so a processor keeps no memory of its calls.
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
-NOTHING = -1  # stands in front of the first token of a shorter row
+PADDING = -1  # stands in front of the first token of a shorter row
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class History:
     """What the rows of a batch have written, aligned at the right: all end in the last column.
 
     Attributes:
-        tokens: (B, N) int32, NOTHING in front of shorter rows.
+        tokens: (B, N) int32, PADDING in front of shorter rows.
         lengths: how many tokens of each row there are.
     """
 
@@ -46,11 +46,11 @@ class History:
     lengths: list[int]
 
     @classmethod
-    def of(cls, committed: Sequence[Sequence[int]]) -> History:
+    def align(cls, committed: Sequence[Sequence[int]]) -> History:
         """Aligns rows of tokens that are known on the host."""
         lengths = [len(row) for row in committed]
         width = max(lengths)
-        aligned = [[NOTHING] * (width - len(row)) + list(row) for row in committed]
+        aligned = [[PADDING] * (width - len(row)) + list(row) for row in committed]
         return cls(mx.array(aligned, mx.int32), lengths)
 
     def then(self, tokens: mx.array | None) -> History:
@@ -86,7 +86,7 @@ class Processing:
     eos: tuple[int, ...]
 
     @classmethod
-    def of(
+    def collect(
         cls,
         penalty: Sequence[float],
         ngram_size: Sequence[int],
@@ -98,6 +98,23 @@ class Processing:
         if all(p == 1 for p in penalty) and not any(map(any, (ngram_size, min_tokens, custom))):
             return None
         return cls(list(penalty), list(ngram_size), list(min_tokens), list(custom), tuple(eos))
+
+    def after(
+        self,
+        committed: Sequence[Sequence[int]],
+        x: mx.array | None,
+        logits: mx.array,
+        counts: Sequence[int],
+    ) -> mx.array:
+        """Processes logits (B, T, V) that follow these tokens; see `__call__`.
+
+        Args:
+            committed: tokens of each row, known on the host.
+            x: (B, T - 1) tokens after them; None if there are none.
+            logits: see `__call__`.
+            counts: see `__call__`.
+        """
+        return self(History.align(committed).then(x), logits, counts)
 
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
         """Processes the logits of T positions a row, lazily.
@@ -167,7 +184,7 @@ def penalise_repetition(history: History, logits: mx.array, penalty: mx.array) -
 
 
 def repeats(history: History, logits: mx.array, n: int) -> mx.array:
-    """Which tokens would complete an n-gram that the row has written already.
+    """Marks the tokens that would complete an n-gram that the row has written already.
 
     At a position with P tokens before it, an n-gram that starts at column s counts if it is
     complete, s + n <= P, and its first n - 1 tokens are the last n - 1 of the P. So it is compared
@@ -184,7 +201,7 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     positions = logits.shape[1]
     # In front, so that the last n - 1 tokens exist at every position.
     missing = max(n + positions - 2 - history.tokens.shape[1], 0)
-    tokens = mx.pad(history.tokens, ((0, 0), (missing, 0)), constant_values=NOTHING)
+    tokens = mx.pad(history.tokens, ((0, 0), (missing, 0)), constant_values=PADDING)
     columns = tokens.shape[1]
     starts = columns - n + 1
     last = tokens[:, n - 1 :]  # (B, starts) the token that completes each n-gram
@@ -207,10 +224,10 @@ def too_early(history: History, positions: int, min_tokens: Sequence[int]) -> mx
 def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx.array:
     """(B, T, V) bool, true for tokens (B, 1, K) wherever they count (B or 1, T, K).
 
-    NOTHING, and ids that the logits do not have, go to a spare column.
+    PADDING, and ids that the logits do not have, go to a spare column.
     """
     batch, positions, vocab_size = shape
-    counts = counts & (tokens != NOTHING) & (tokens < vocab_size)
+    counts = counts & (tokens != PADDING) & (tokens < vocab_size)
     places = mx.where(counts, tokens, vocab_size)
     marks = mx.zeros((batch, positions, vocab_size + 1), mx.bool_)
     return mx.put_along_axis(marks, places, mx.array(True), axis=-1)[..., :vocab_size]

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel
 
@@ -22,6 +22,8 @@ from mlx_t5.serving.jobs import Progress
 from mlx_t5.serving.logprobs import TokenLogprob
 from mlx_t5.serving.spelling import Spelling
 
+Writer = Literal["draft", "copy", "target"]
+Reason = Literal["stop", "length"]
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -56,8 +58,8 @@ class Counts(BaseModel):
     tokens_per_second: float
 
     @classmethod
-    def of(cls, stats: Stats) -> Counts:
-        """Those of the engine."""
+    def from_stats(cls, stats: Stats) -> Counts:
+        """Takes them from the engine's statistics."""
         return cls(**{name: getattr(stats, name) for name in cls.model_fields})
 
 
@@ -65,10 +67,10 @@ class WrittenToken(BaseModel):
     """A token's text, and who wrote it."""
 
     text: str
-    writer: Literal["draft", "copy", "target"]
+    writer: Writer
 
 
-class Speculation(BaseModel):
+class SpeculationDetails(BaseModel):
     """Who wrote the tokens of a choice; their texts joined are the choice's text."""
 
     tokens: list[WrittenToken]
@@ -90,8 +92,8 @@ class Choice(BaseModel):
     index: int
     text: str
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    speculation: Speculation | None = None
+    finish_reason: Reason | None
+    speculation: SpeculationDetails | None = None
 
 
 class Completion(BaseModel):
@@ -141,8 +143,8 @@ class ChatChoice(BaseModel):
     message: ChatMessage | None = None
     delta: ChatMessage | None = None
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    speculation: Speculation | None = None
+    finish_reason: Reason | None
+    speculation: SpeculationDetails | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -160,7 +162,7 @@ class Prediction(BaseModel):
     """The answer of /predict."""
 
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Reason
     stats: Counts
 
 
@@ -185,18 +187,18 @@ def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
     )
 
 
-def speculation(progress: Progress) -> Speculation:
-    """Who wrote what in a chunk; what follows its last token is given to the target."""
+def speculation(progress: Progress) -> SpeculationDetails:
+    """Says who wrote what in a chunk; text after its last token counts as the target's."""
     chunk = progress.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # Of a stop string that several tokens make, the last ones have no piece.
     tokens = [
-        WrittenToken(text=text, writer=writer)
+        WrittenToken(text=text, writer=cast(Writer, writer))
         for text, writer in zip(chunk.pieces, chunk.writers, strict=False)
     ]
     if rest:
         tokens.append(WrittenToken(text=rest, writer="target"))
-    return Speculation(tokens=tokens, stats=Counts.of(progress.stats))
+    return SpeculationDetails(tokens=tokens, stats=Counts.from_stats(progress.stats))
 
 
 @dataclass
@@ -218,7 +220,7 @@ class CompletionForm:
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
 
-    def whole(self, choices: Sequence[BaseModel], counts: Usage | None, chunk: bool) -> BaseModel:
+    def whole(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
         """The answer, or a chunk of it; `counts` is left out if None."""
         more = {} if counts is None else {"usage": counts}
         return Completion(
@@ -241,7 +243,7 @@ class CompletionForm:
             **self._details(progress),
         )
 
-    def _details(self, progress: Progress) -> dict[str, Speculation]:
+    def _details(self, progress: Progress) -> dict[str, Any]:
         return {"speculation": speculation(progress)} if self.detailed else {}
 
     def _logprobs(self, progress: Progress) -> Logprobs:
@@ -251,7 +253,7 @@ class CompletionForm:
         self.offsets[progress.index] = end
         return Logprobs(
             tokens=tokens,
-            token_logprobs=[finite(entry.logprob) for entry in entries],
+            token_logprobs=[json_number(entry.logprob) for entry in entries],
             top_logprobs=list(map(self._by_text, entries, tokens)),
             text_offset=offsets,
         )
@@ -264,16 +266,16 @@ class CompletionForm:
         named: dict[str, float] = {}
         for token, value in entry.top:
             if token == entry.token:
-                named[text] = finite(value)
+                named[text] = json_number(value)
             elif (name := self.spell(token).text) != text:
-                named.setdefault(name, finite(value))
+                named.setdefault(name, json_number(value))
         return named
 
 
 class ChatForm(CompletionForm):
     """Makes the parts of one chat completion."""
 
-    def whole(self, choices: Sequence[BaseModel], counts: Usage | None, chunk: bool) -> BaseModel:
+    def whole(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
         """As in `CompletionForm`."""
         more = {} if counts is None else {"usage": counts}
         return ChatCompletion(
@@ -290,20 +292,22 @@ class ChatForm(CompletionForm):
         text, reason = text_of(progress, chunk)
         first = self.offsets.setdefault(progress.index, 0) == 0
         self.offsets[progress.index] = 1
-        role = {"role": "assistant"} if first or not chunk else {}
-        message = ChatMessage(content=text, **role)
+        role: dict[str, Any] = {"role": "assistant"} if first or not chunk else {}
+        message: dict[str, Any] = {
+            "delta" if chunk else "message": ChatMessage(content=text, **role)
+        }
         return ChatChoice(
             index=progress.index,
             logprobs=self._chat_logprobs(progress.logprobs) if self.logprobs else None,
             finish_reason=reason,
-            **{"delta" if chunk else "message": message},
+            **message,
             **self._details(progress),
         )
 
     def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
         def named(token: int, value: float) -> dict:
             text, spelled = self.spell(token)
-            return {"token": text, "logprob": finite(value), "bytes": spelled}
+            return {"token": text, "logprob": json_number(value), "bytes": spelled}
 
         content = [
             ChatTokenLogprob(
@@ -315,10 +319,13 @@ class ChatForm(CompletionForm):
         return ChatLogprobs(content=content, refusal=None)
 
 
-def text_of(progress: Progress, chunk: bool) -> tuple[str, str | None]:
-    """The text of a chunk, or the whole one, and why it ended if it has."""
+def text_of(progress: Progress, chunk: bool) -> tuple[str, Reason | None]:
+    """Returns the text, of this chunk or whole, and why it ended (None if it goes on)."""
     result = progress.chunk.result
-    return (progress.chunk.text if chunk else result.text), result.finish_reason if result else None
+    if result is None:
+        return progress.chunk.text, None
+    text = progress.chunk.text if chunk else result.text or ""
+    return text, cast(Reason, result.finish_reason)
 
 
 def completed(progress: Progress) -> list[str]:
@@ -335,6 +342,6 @@ def completed(progress: Progress) -> list[str]:
     return texts
 
 
-def finite(logprob: float) -> float:
+def json_number(logprob: float) -> float:
     """A log-probability that JSON can hold."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -8,14 +8,22 @@ unknown fields, only the first wrong one is complained of: a body may have 300,0
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from annotated_types import Ge, GroupedMetadata, Gt, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from mlx_t5.ranges import LARGEST_COUNT, RANGES
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
 MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
+MAX_TEMPERATURE = 2  # as in OpenAI's API
+MAX_SEED = 2**53 - 1  # what every JSON library reads exactly
 MAX_ALTERNATIVES = 20  # log-probabilities a token
 MAX_PARTS = 64  # of a chat message
 
@@ -28,6 +36,33 @@ TokenIds = Annotated[
 ]
 Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Zero = Annotated[Number, Field(ge=0, le=0, description="not supported: 0 or absent")]
+
+
+@dataclass(frozen=True)
+class Within(GroupedMetadata):
+    """Bounds of a field: what its setting may be.
+
+    Attributes:
+        setting: its name in `RANGES`.
+        most: that may be asked for here, if less.
+    """
+
+    setting: str
+    most: float = math.inf
+
+    def __iter__(self) -> Iterator[Any]:
+        """The bounds that a description of the field shows, and the check itself."""
+        allowed = RANGES[self.setting]
+        least = min([allowed.least, *(n for n in allowed.besides if not isinstance(n, str))])
+        yield Gt(0) if least == math.ulp(0.0) else Ge(least)
+        if (most := min(self.most, allowed.most)) < math.inf:
+            yield Le(most)
+        yield AfterValidator(self._fit)
+
+    def _fit(self, value: Any) -> Any:
+        if not RANGES[self.setting].holds(value):
+            raise ValueError(f"it must be {RANGES[self.setting].expected}")
+        return value
 
 
 class Request(BaseModel):
@@ -48,21 +83,21 @@ class Request(BaseModel):
 class Decoding(Request):
     """How to decode. What is absent or null takes the server's default."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
+    max_tokens: Annotated[int, Within("max_tokens", LARGEST_COUNT)] | None = None
+    temperature: Annotated[Number, Within("temp", MAX_TEMPERATURE)] | None = Field(
         None, description="0, the default, is greedy"
     )
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(
+    top_p: Annotated[Number, Within("top_p")] | None = None
+    seed: Annotated[int, Within("seed", MAX_SEED)] | None = Field(
         None, description="the same seed gives the same text; absent: another one each time"
     )
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    num_draft: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT)] | Literal["auto"] | None = Field(
+    num_draft: Annotated[int, Within("num_draft", MAX_NUM_DRAFT)] | Literal["auto"] | None = Field(
         None,
         description="proposals a step; 0 decodes regularly, auto takes as many as pay by the costs "
         "of greedy decoding",
     )
-    delta: Annotated[Number, Field(ge=0, le=1)] | None = Field(
+    delta: Annotated[Number, Within("delta")] | None = Field(
         None, description="leniency of the check: 0 gives the target's own output"
     )
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
@@ -74,7 +109,7 @@ class Decoding(Request):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
+        """The stop strings; () if there are none."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -105,6 +140,11 @@ class OpenAIRequest(Decoding):
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: str | None = Field(None, description="accepted and not used")
+
+    @property
+    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
+        """The prompts as a list, of texts or of token ids."""
+        raise NotImplementedError
 
     @property
     def alternatives(self) -> int | None:
@@ -140,10 +180,10 @@ class CompletionRequest(OpenAIRequest):
         return self
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list."""
+    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
+        """As in `OpenAIRequest`."""
         single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if single else self.prompt
+        return cast("list[str] | list[list[int]]", [self.prompt] if single else self.prompt)
 
     @property
     def alternatives(self) -> int | None:
@@ -187,7 +227,7 @@ class ChatRequest(OpenAIRequest):
     """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Within("max_tokens", LARGEST_COUNT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     response_format: TextFormat | None = None

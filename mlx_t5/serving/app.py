@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from mlx_t5.serving import answers, api
 from mlx_t5.serving.description import add_description
-from mlx_t5.serving.errors import ApiError, ErrorBody, of_status, of_validation, place
+from mlx_t5.serving.errors import ApiError, ErrorBody, error_of_status, error_of_validation, place
 from mlx_t5.serving.guard import Guard, has_key
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import ClientGone, Exchange, Service
@@ -47,7 +47,9 @@ REFUSALS = {
     500: "internal error",
     503: "no memory left, too many connections, shutting down, or decoding has failed",
 }
-ERRORS = {s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()
+}
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
@@ -92,7 +94,7 @@ def create_app(
     _add_information(app)
     _add_page(app)
     add_description(app, api_key is not None)
-    paths = {route.path for route in app.routes}
+    paths = {getattr(route, "path", "") for route in app.routes}
     return Guard(app, api_key, max_body, metrics, paths, is_own_name)
 
 
@@ -109,11 +111,11 @@ def _add_handlers(app: FastAPI) -> None:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             return respond(ApiError(415, "send JSON, with Content-Type: application/json"))
-        return respond(of_validation(error.errors()))
+        return respond(error_of_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def of_framework(request: Request, error: HTTPException) -> Response:
-        return respond(of_status(error.status_code, error.detail, error.headers))
+        return respond(error_of_status(error.status_code, error.detail, error.headers))
 
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
@@ -152,12 +154,13 @@ def _add_generation(app: FastAPI) -> None:
         """A prompt in, its text out."""
         exchange = await service.submit(body, [body.prompt], request.receive)
         (last,) = await exchange.finished()
-        result = last.chunk.result
-        service.log_texts([result.text])
+        text, reason = answers.text_of(last, chunk=False)
+        assert reason is not None, "its last event has the result"
+        service.log_texts([text])
         return answers.Prediction(
-            text=result.text,
-            finish_reason=result.finish_reason,
-            stats=answers.Counts.of(last.stats),
+            text=text,
+            finish_reason=reason,
+            stats=answers.Counts.from_stats(last.stats),
         )
 
 
@@ -178,10 +181,10 @@ async def _openai(
     )
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     made = form(service.model, service.spell, logprobs, detailed)
-    prompt_tokens = sum(map(len, exchange.job.prompts))
+    prompt_tokens = sum(len(prompt) for prompt in exchange.job.prompts)
     if not body.stream:
         last = await exchange.finished()
-        service.log_texts([event.chunk.result.text for event in last])
+        service.log_texts([answers.text_of(event, chunk=False)[0] for event in last])
         counts = answers.usage(prompt_tokens, [event.stats for event in last])
         whole = made.whole([made.choice(event, chunk=False) for event in last], counts, False)
         return JSONResponse(whole.model_dump(mode="json", exclude_unset=True))
@@ -212,7 +215,7 @@ async def _events(
         if prompt_tokens is not None:
             counts = answers.usage(prompt_tokens, [event.stats for event in last])
             yield _sse(made.whole([], counts, True))
-        service.log_texts([event.chunk.result.text for event in last])
+        service.log_texts([answers.text_of(event, chunk=False)[0] for event in last])
         yield "data: [DONE]\n\n"
     except ClientGone:
         return

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
-from mlx_t5.serving.guard import OPEN, has_key
+from mlx_t5.serving.guard import PUBLIC_PATHS, has_key
 
 TURN = ("system", "user")  # what a chat may consist of, or the second alone
 
@@ -26,8 +26,9 @@ def add_description(app: FastAPI, with_key: bool) -> None:
     async def describe(request: Request) -> Response:
         return JSONResponse(description(named=has_key(request.scope)))
 
-    (theirs,) = (route for route in app.routes if route.path == app.openapi_url)
-    app.routes[app.routes.index(theirs)] = Route(app.openapi_url, describe)
+    path = str(app.openapi_url)
+    (place,) = (i for i, each in enumerate(app.routes) if getattr(each, "path", None) == path)
+    app.routes[place] = Route(path, describe)
 
 
 def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dic
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if with_key and path not in OPEN:
+            if with_key and path not in PUBLIC_PATHS:
                 operation["security"] = [{"key": []}]
     if with_key:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -6,7 +6,7 @@ be read: a prompt must not end up in a log by way of an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -47,7 +47,7 @@ class ApiError(Exception):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
         self.status, self.headers = status, headers or {}
@@ -60,8 +60,8 @@ class ApiError(Exception):
         return self.body.model_dump()
 
 
-def of_status(status: int, detail: str, headers: dict[str, str] | None = None) -> ApiError:
-    """An error that the framework raised by its status alone."""
+def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    """Makes an error of a status that the framework raised."""
     message = {
         404: "there is nothing at this address; see /docs",
         405: "this address does not take this method; see /docs",
@@ -69,8 +69,8 @@ def of_status(status: int, detail: str, headers: dict[str, str] | None = None) -
     return ApiError(status, message, headers=headers)
 
 
-def of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """The first complaint of pydantic about a body.
+def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
+    """Makes an error of pydantic's first complaint about a body.
 
     A union complains once for each of its types; those about the same field are told together.
     """

@@ -9,7 +9,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,9 +21,9 @@ from mlx_t5.serving.metrics import Metrics
 log = logging.getLogger(__name__)
 
 # No key is asked for here: without it, nothing of these says more than the source code does.
-OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
-OPEN_FOLDERS = ("/page/", "/docs-assets/")
-KNOWN = "has_key"  # in a request's scope
+PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
+PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
+HAS_KEY = "has_key"  # in a request's scope
 BODY_SECONDS = 30  # in which a body has to arrive
 SEND_SECONDS = 60  # that a client may leave what it was sent unread
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
@@ -67,7 +67,7 @@ class Guard:
         began = time.monotonic()
         try:
             self._check_name(headers)
-            scope = {**scope, KNOWN: self._is_known(headers)}
+            scope = {**scope, HAS_KEY: self._is_known(headers)}
             self._check_key(scope)
             body = await self._body(headers, receive)
             await self._app(scope, _replay(body, receive), exchange.send)
@@ -81,7 +81,7 @@ class Guard:
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
     def _check_name(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses browsers that some page has led here under a name of its own.
+        """Refuses browsers that a page sent here under its own host name.
 
         Such a page (DNS rebinding) could otherwise read the answers as if they were its own.
         """
@@ -103,7 +103,7 @@ class Guard:
 
     def _check_key(self, scope: dict) -> None:
         path = scope["path"]
-        if not (has_key(scope) or path in OPEN or path.startswith(OPEN_FOLDERS)):
+        if not (has_key(scope) or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)):
             message = "wrong or missing API key; send it as Authorization: Bearer KEY"
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=challenge)
@@ -137,9 +137,9 @@ class Guard:
         return ApiError(413, message, headers={"Connection": "close"})
 
 
-def has_key(scope: dict) -> bool:
-    """Whether who asks may know everything: the key was sent, or none is needed."""
-    return scope[KNOWN]
+def has_key(scope: Mapping[str, Any]) -> bool:
+    """Whether the client may see everything: it sent the key, or none is needed."""
+    return scope[HAS_KEY]
 
 
 class _Exchange:

@@ -22,11 +22,17 @@ log = logging.getLogger(__name__)
 class Decoder(Protocol):
     """What serving needs of `decoder.SpeculativeDecoder`."""
 
-    model: Seq2Seq
     tokenizer: Any
-    drafter: Drafter | None
     defaults: Settings
     codec: Codec
+
+    @property
+    def model(self) -> Seq2Seq:
+        """The target."""
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Where proposals come from."""
 
     def generate(self, prompts: Any, max_tokens: int) -> Any:
         """Decodes one prompt or several."""
@@ -78,8 +84,8 @@ class Failure:
     message: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """What clients are told of an exception; where it came from is logged."""
+    def from_error(cls, error: Exception) -> Failure:
+        """Returns what clients are told of an exception; logs where it came from."""
         log.error("decoding failed: %s", place(error))
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
             message = "no memory left for this batch; try again later, or with a shorter prompt"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from mlx_t5.requests import Stats
+from mlx_t5.requests import Row, Stats
 
-WINDOW = 10.0  # seconds over which tokens/s is taken
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+WINDOW_SECONDS = 10.0  # seconds over which tokens/s is taken
+BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
@@ -36,14 +36,17 @@ class Metrics:
             "t5_request_seconds",
             "From the first byte of a request to the last of its response",
             ["path"],
-            buckets=SECONDS,
+            buckets=BUCKET_SECONDS,
             registry=r,
         )
         self.queue_seconds = Histogram(
-            "t5_queue_seconds", "A row's wait for a place", buckets=SECONDS, registry=r
+            "t5_queue_seconds", "A row's wait for a place", buckets=BUCKET_SECONDS, registry=r
         )
         self.first_token_seconds = Histogram(
-            "t5_first_token_seconds", "From request to first token", buckets=SECONDS, registry=r
+            "t5_first_token_seconds",
+            "From request to first token",
+            buckets=BUCKET_SECONDS,
+            registry=r,
         )
         self._cancelled = Counter("t5_cancelled_rows", "Rows whose client went away", registry=r)
         self._finished = Counter("t5_finished_rows", "Rows decoded", ["reason"], registry=r)
@@ -59,12 +62,12 @@ class Metrics:
         self._drafted = Counter("t5_drafted_tokens", "Proposals verified", registry=r)
         self._accepted = Counter("t5_accepted_tokens", "Proposals kept", registry=r)
         self._step_seconds = Histogram(
-            "t5_step_seconds", "A step of the whole batch", buckets=SECONDS, registry=r
+            "t5_step_seconds", "A step of the whole batch", buckets=BUCKET_SECONDS, registry=r
         )
         self._occupancy = Histogram(
             "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)], registry=r
         )
-        speed = Gauge("t5_tokens_per_second", f"Over the last {WINDOW:.0f} s", registry=r)
+        speed = Gauge("t5_tokens_per_second", f"Over the last {WINDOW_SECONDS:.0f} s", registry=r)
         speed.set_function(self.tokens_per_second)
         rate = Gauge("t5_acceptance_rate", "Proposals kept / verified", registry=r)
         rate.set_function(self.acceptance_rate)
@@ -74,44 +77,56 @@ class Metrics:
         Gauge(name, help, registry=self.registry).set_function(read)
 
     def stepped(self, rows: int, seconds: float) -> None:
-        """A step of the engine with so many rows."""
+        """Counts a step of the engine with so many rows."""
         self._occupancy.observe(rows)
         self._step_seconds.observe(seconds)
 
     def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
-        """What a step decided, over all its rows."""
+        """Counts what a step decided, over all its rows."""
         self._tokens.inc(tokens)
         self._calls.inc(calls)
         self._drafted.inc(drafted)
         self._accepted.inc(accepted)
         now = self._clock()
         self._written.append((now, tokens))
-        while self._written and self._written[0][0] < now - WINDOW:
+        while self._written and self._written[0][0] < now - WINDOW_SECONDS:
             self._written.popleft()
 
     def finished(self, stats: Stats, reason: str) -> None:
-        """A row is done."""
+        """Counts a finished row."""
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
 
     def cancelled(self, rows: int) -> None:
-        """So many rows were withdrawn."""
+        """Counts rows whose clients withdrew them."""
         self._cancelled.inc(rows)
 
     def tokens_per_second(self) -> float:
-        """Over the last `WINDOW` seconds."""
-        since = self._clock() - WINDOW
-        return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW
+        """Tokens a second, over the last `WINDOW_SECONDS`."""
+        since = self._clock() - WINDOW_SECONDS
+        return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW_SECONDS
 
     def acceptance_rate(self) -> float:
-        """Of all proposals so far; 0 before the first."""
+        """The share of all proposals so far that was accepted; 0 before the first."""
         drafted = _value(self._drafted)
         return _value(self._accepted) / drafted if drafted else 0.0
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Returns everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
+def counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
+    """What these rows have so far: tokens decided, target calls, proposals and accepted ones."""
+    stats = [row.stats for row in rows]
+    return (
+        sum(row.decided for row in rows),
+        sum(s.target_calls for s in stats),
+        sum(s.drafted for s in stats),
+        sum(s.accepted for s in stats),
+    )
+
+
 def _value(counter: Counter) -> float:
-    return next(s.value for s in counter.collect()[0].samples if s.name.endswith("_total"))
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return next(sample.value for sample in samples if sample.name.endswith("_total"))

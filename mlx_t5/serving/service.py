@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import RANGES
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
@@ -40,7 +39,7 @@ class ClientGone(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a request may ask for.
 
     Attributes:
@@ -58,7 +57,7 @@ class Exchange:
     """One job's events, in the event loop."""
 
     def __init__(self, cancel: Callable[[Job], None]):
-        self.job: Job | None = None
+        self.job: Job  # given by whoever makes the exchange, before anything else
         self._cancel = cancel
         self._events: asyncio.Queue[Progress | Failure | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -114,7 +113,7 @@ class Service:
     def __init__(
         self,
         worker: Worker,
-        limits: Limits,
+        limits: RequestLimits,
         model: str,
         num_draft: int | str,
         delta: float,
@@ -202,15 +201,16 @@ class Service:
             raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
 
     def _settings(self, body: api.Decoding) -> Settings:
-        given = {
-            "max_tokens": body.max_tokens or min(USUAL_MAX_TOKENS, self.limits.max_tokens),
+        max_tokens = body.max_tokens or min(USUAL_MAX_TOKENS, self.limits.max_tokens)
+        given: dict[str, Any] = {
+            "max_tokens": max_tokens,
             "temp": body.temperature,
             "top_p": body.top_p,
             "delta": body.delta,
             "num_draft": body.wanted_draft,
             "stop": body.stops,
         }
-        if given["max_tokens"] > self.limits.max_tokens:
+        if max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )
@@ -219,10 +219,6 @@ class Service:
         if asked and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         given = {name: value for name, value in given.items() if value is not None}
-        for name, value in given.items():  # the schema knows no limits of float32
-            if name in RANGES and not RANGES[name].holds(value):
-                field = {"temp": "temperature"}.get(name, name)
-                raise ApiError(400, f"{field}: it must be {RANGES[name].expected}", field)
         return replace(self.defaults, **given)
 
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:

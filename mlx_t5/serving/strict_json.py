@@ -33,7 +33,7 @@ class StrictRequest(Request):
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's garbage collection is off: it goes through 300,000 lists of a body time and again.
+    """Pauses garbage collection, which would scan a body's 300,000 lists again and again.
 
     They hold no garbage, and the event loop would wait ten times as long.
     """

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.costs import LONGEST
-from mlx_t5.requests import AUTO
 from mlx_t5.serving.jobs import Decoder
 from mlx_t5.text.prompts import encoded
 
-SOURCE = 8  # tokens of the dummy prompt
+DUMMY_TOKENS = 8  # tokens of the dummy prompt
 
 
 def warm_up(decoder: Decoder) -> None:
@@ -21,11 +20,11 @@ def warm_up(decoder: Decoder) -> None:
     Those are 1 to num_draft + 1 positions, or with "auto" 1 to `LONGEST` + 1. Drafters need not
     propose so many for a dummy prompt, so the passes are made whatever they say.
     """
-    model, longest = decoder.model, decoder.defaults.num_draft
+    model, wanted = decoder.model, decoder.defaults.num_draft
     filler = model.config.eos_token_id
-    decoder.generate([[filler] * SOURCE], max_tokens=8)
-    longest = LONGEST if longest == AUTO else longest
-    cache = encoded(model, [[filler] * SOURCE])
+    decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8)
+    longest = wanted if isinstance(wanted, int) else LONGEST
+    cache = encoded(model, [[filler] * DUMMY_TOKENS])
     for width in range(1, longest + 2 if decoder.drafter else 2):
         cache.reserve(width)
         mx.eval(model.decode(mx.array([[filler] * width], mx.int32), cache, [0]))

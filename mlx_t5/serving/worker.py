@@ -24,7 +24,7 @@ from mlx_t5.requests import AUTO, Row
 from mlx_t5.serving.errors import place
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, Progress, QueueFull, Stopped
 from mlx_t5.serving.logprobs import LogprobRecorder
-from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.serving.warm_up import warm_up
 from mlx_t5.text.prompts import random_keys
 
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
 STALL_SECONDS = 60  # without a step, although there is something to do
-STOPPING = "the server is shutting down"
-BROKEN = "decoding has ended because of an internal error; the server has to be restarted"
+STOPPING_MESSAGE = "the server is shutting down"
+BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 
 
 class Worker:
@@ -104,7 +104,7 @@ class Worker:
         """
         with self._changed:
             if self._closing or not self._thread.is_alive():
-                raise Stopped(BROKEN if self._broken else STOPPING)
+                raise Stopped(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
             admitted = sum(self._left.values())
             if admitted + job.size > self.max_batch + self.max_queue:
                 raise QueueFull(self._retry_after(admitted))
@@ -122,7 +122,7 @@ class Worker:
             self._changed.notify()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Takes no more jobs, finishes those it has and ends; whether it did so in time (s)."""
+        """Takes no more jobs and finishes the others; returns whether that was in time."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -131,15 +131,15 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether jobs are taken."""
+        """Whether the thread takes jobs."""
         return self._thread.is_alive() and not self._closing
 
     def health(self) -> tuple[str, str | None]:
-        """How it is, in a word: "ok", "stopping", "failed" or "stalled"; and why, unless ok."""
+        """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
         if self._broken:
-            return "failed", BROKEN
+            return "failed", BROKEN_MESSAGE
         if not self.alive:
-            return "stopping", STOPPING
+            return "stopping", STOPPING_MESSAGE
         with self._changed:
             waited = self._clock() - self._progressed if self._left else 0.0
         if waited > self._stall_seconds:
@@ -148,7 +148,7 @@ class Worker:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """How many rows are in the batch and how many wait for a place."""
+        """The number of rows in the batch, and the number that wait for a place."""
         with self._changed:
             admitted = sum(self._left.values())
         running = len(self._engine.rows)
@@ -194,7 +194,7 @@ class Worker:
         self._queue = batching.Queue(self._engine, self.max_batch, waiting)
 
     def _wait(self) -> bool:
-        """Waits for something to do; False if there is nothing and never will be."""
+        """Waits for work; returns False if no more will come."""
         if not self._flights:
             mx.clear_cache()  # buffers kept for the next step; there may be none for long
         with self._changed:
@@ -202,18 +202,18 @@ class Worker:
             return bool(self._new or self._flights)
 
     def _round(self) -> None:
-        """Rows leave, rows join, one step, news to everybody."""
+        """One round: rows leave, rows join, a step, and everybody is told."""
         try:
             self._leave()
             self._join()
-            rows, before = list(self._engine.rows), self._counts()
+            rows = list(self._engine.rows)
+            before = counts(rows)
             if rows:
                 began = self._clock()
                 self._engine.step()
                 self._record()
                 self._metrics.stepped(len(rows), self._clock() - began)
-            after = self._counts(rows)
-            self._metrics.wrote(*(b - a for a, b in zip(before, after, strict=True)))
+            self._metrics.wrote(*(b - a for a, b in zip(before, counts(rows), strict=True)))
             for row in rows:
                 self._tell(self._flights[id(row)])
         except Exception as error:
@@ -241,7 +241,7 @@ class Worker:
             self._take(job)
         running = len(self._engine.rows)
         for row in self._queue.admit():  # alone it would fare no better the next time
-            self._fail(self._flights[id(row)], Failure("input", row.error))
+            self._fail(self._flights[id(row)], Failure("input", str(row.error)))
         now = self._clock()
         for row in self._engine.rows[running:]:
             self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
@@ -255,7 +255,7 @@ class Worker:
                 rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
             failure = next((Failure("input", row.error) for row in rows if row.error), None)
         except Exception as error:
-            failure = Failure.of(error)
+            failure = Failure.from_error(error)
         if failure or job.cancelled:
             self._release(job, job.size)
             if failure:
@@ -268,17 +268,6 @@ class Worker:
             if job.logprobs is not None:
                 self._recorder.watch(row, job.logprobs)
         self._queue.waiting += rows
-
-    def _counts(self, rows: list[Row] | None = None) -> tuple[int, int, int, int]:
-        """Tokens, target calls, proposals and accepted ones of these rows so far."""
-        rows = self._engine.rows if rows is None else rows
-        stats = [row.stats for row in rows]
-        return (
-            sum(row.decided for row in rows),
-            sum(s.target_calls for s in stats),
-            sum(s.drafted for s in stats),
-            sum(s.accepted for s in stats),
-        )
 
     def _record(self) -> None:
         for row, logprobs in self._recorder.collect():
@@ -331,7 +320,7 @@ class Worker:
             self._closing = True
             jobs, self._left = list(self._left), {}
         for job in jobs:
-            self._put(job, Failure("internal", BROKEN))
+            self._put(job, Failure("internal", BROKEN_MESSAGE))
 
     def _release(self, job: Job, rows: int) -> None:
         with self._changed:
@@ -340,8 +329,8 @@ class Worker:
                 del self._left[job]
 
     def _recover(self, error: Exception) -> None:
-        """After an error in the engine: its rows are lost, those that wait go on waiting."""
-        failure = Failure.of(error)
+        """Recovers from an error in the engine: its rows are lost, waiting ones keep waiting."""
+        failure = Failure.from_error(error)
         waiting = set(map(id, self._queue.waiting))
         for flight in list(self._flights.values()):
             if id(flight.row) not in waiting:

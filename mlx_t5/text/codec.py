@@ -1,4 +1,4 @@
-"""Between what callers give and get and the rows of token ids that are decoded."""
+"""Converts what callers give into rows of token ids, and rows into results."""
 
 from __future__ import annotations
 
@@ -60,22 +60,26 @@ class Codec:
             keys: (2,) each, as `prompts.random_keys` makes them.
             watched: whether the text is to be read while it grows, for `chunk`.
         """
-        ids, bad = [], prompt if isinstance(prompt, Exception) else None
-        try:
-            ids = [] if bad else token_ids(prompt, self.tokenizer, self.vocab_size)
-        except UserError as error:
-            bad = error
+        ids: list[int] = []
+        bad: Exception | None = None
+        if isinstance(prompt, Exception):
+            bad = prompt
+        else:
+            try:
+                ids = token_ids(prompt, self.tokenizer, self.vocab_size)
+            except UserError as error:
+                bad = error
         for row in (Row(ids, settings, key) for key in keys):
             if bad:
                 row.fail(str(bad))
             else:
                 row.task = task_prefix(ids, self.tokenizer)
                 if settings.stop or (watched and self.tokenizer):
-                    row.watch = TextWatch(self.tokenizer, settings.stop)
+                    row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row
 
     def chunk(self, row: Row, seen: int) -> Chunk:
-        """What a row has got since `seen` tokens were decided, and its result if it is done."""
+        """Returns what a row has gained since `seen` tokens, with its result if it is done."""
         tokens, writers = row.output(seen)
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
@@ -84,14 +88,16 @@ class Codec:
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def result(self, row: Row) -> Result:
-        """What a finished row has become."""
+        """Returns the result of a finished row."""
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()
         row.update_rates()
         row.stats.peak_memory_bytes = mx.get_peak_memory()
+        text = None
         if row.watch:
             text = row.watch.text
-        else:
-            text = decode(self.tokenizer, tokens) if self.tokenizer else None
+        elif self.tokenizer:
+            text = decode(self.tokenizer, tokens)
+        assert row.finish_reason is not None, "the row is still running"
         return Result(text, tokens, writers, row.finish_reason, row.stats)

@@ -24,7 +24,7 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def same_vocabulary(a: Any, b: Any) -> None:
-    """Check that two tokenizers agree on all ids that both have.
+    """Checks that two tokenizers agree on all ids that both have.
 
     Raises:
         UserError: they do not; the message shows the first difference.
@@ -57,7 +57,7 @@ class StreamingDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore") if spelled else None
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Take more tokens; return the text that is now certain and has not been returned yet."""
+        """Takes more tokens; returns the text that is now certain and was not returned before."""
         return "".join(self._add(int(token)) for token in tokens)
 
     def peek(self) -> str:
@@ -65,7 +65,7 @@ class StreamingDetokenizer:
         return "" if self._utf8 or not self._pending else self._rest()
 
     def finish(self) -> str:
-        """The rest, after the last token."""
+        """Ends the text; returns what was held back."""
         return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
 
     def _add(self, token: int) -> str:

@@ -25,17 +25,23 @@ if TYPE_CHECKING:
 PROMPT = "a text or a list of token ids"
 # A task prefix has at most so many characters, and so no more tokens.
 # "Remove all grammatical errors from this text:" has 45.
-PREFIX_LENGTH = 64
+PREFIX_CHARACTERS = 64
 _PREFIX = re.compile(r"\s*(?P<words>[^\s.:!?][^\n.:!?]{0,62}):\s")
 # Prefixes that begin with a capital begin with one of these, as instructions like CoEdIT's do.
-REWRITING = frozenset(
+REWRITING_VERBS = frozenset(
     "Change Clarify Correct Edit Fix Formalize Improve Make Neutralize Paraphrase Polish Proofread "
     "Remove Rephrase Reword Rewrite Shorten Simplify Summarize Translate Write".split()
 )
 
 
 def split(prompts: Any) -> tuple[list, bool]:
-    """The prompts in a list, and whether it was a single one: a text or token ids.
+    """Puts prompts in a list.
+
+    Args:
+        prompts: one prompt (a text or token ids), or several.
+
+    Returns:
+        The list, and whether it was a single prompt.
 
     Raises:
         UserError: it is neither that nor several.
@@ -75,14 +81,13 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
         raise UserError("a prompt is empty; give at least one token id")
     ids = _whole_numbers(ids)
     if min(ids) < 0 or max(ids) >= vocab_size:
-        bad = next(token for token in ids if not 0 <= token < vocab_size)
-        bad = written(bad)
+        bad = written(next(token for token in ids if not 0 <= token < vocab_size))
         raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
     return ids
 
 
 def _whole_numbers(ids: list) -> list[int]:
-    """Token ids as plain integers; by their types, as there may be 100,000 of them."""
+    """Returns token ids as plain integers; checks types only, as there may be 100,000 ids."""
     kinds = set(map(type, ids))
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
@@ -92,34 +97,41 @@ def _whole_numbers(ids: list) -> list[int]:
 
 
 def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that tell T5 what to do ("fix grammar:"), () if the prompt has none.
+    """Finds the prefix that tells T5 what to do, such as "fix grammar:".
 
-    What is one cannot be known from the text alone, and only speed depends on it. Taken for one is
-    the beginning up to a colon and a space, within `PREFIX_LENGTH` characters and one sentence. It
-    begins in lower case ("translate English to German:", "stsb sentence1:"), as sentences do not,
-    or with a word that asks for a rewriting ("Fix grammatical errors in this sentence:"), and does
-    not end in a number. So "She said:" and "Call me at 10:" are none; nor are "Question:" and
-    others with a capital, and "she said:" is one.
+    This is a guess, and only speed depends on it. A prefix is the beginning of the prompt up to a
+    colon and a space, within one sentence and `PREFIX_CHARACTERS`. It starts in lower case
+    ("translate English to German:", "stsb sentence1:"), as sentences do not, or with a word that
+    asks for a rewriting ("Fix grammatical errors in this sentence:"), and does not end in a number.
+    So "She said:", "Call me at 10:" and "Question:" are not prefixes; "she said:" is one.
 
     Args:
         ids: source tokens.
-        tokenizer: None knows of no prefixes.
+        tokenizer: of the model; without one (None) no prefix is found.
+
+    Returns:
+        The tokens of the prefix, its colon included; () if there is none.
     """
     if tokenizer is None:
         return ()
-    pieces = [tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_LENGTH + 1]]
+    pieces = [
+        tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_CHARACTERS + 1]
+    ]
     found = _PREFIX.match("".join(pieces).replace("▁", " "))
     if not found:
         return ()
     words = found["words"].split()
-    if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING):
+    if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING_VERBS):
         return ()
     ends = list(accumulate(map(len, pieces)))
     return tuple(ids[: bisect_left(ends, found.end("words") + 1) + 1])
 
 
 def checked_prompts(prompts: Any, seed: Any) -> tuple[Iterable, int | list[int]]:
-    """The prompts of a call, and its seed or seeds as plain integers.
+    """Checks the prompts and the seeds of a call.
+
+    Returns:
+        The prompts, and the seed or the list of seeds as plain integers.
 
     Raises:
         UserError: `prompts` is no iterable of prompts, or the seeds are not one or one a prompt.
@@ -148,7 +160,7 @@ def checked_samples(num_samples: Any, temp: float) -> int:
 
 
 def checked_seed(seed: Any) -> int | list[int]:
-    """A seed, or one a prompt, as plain integers.
+    """Checks a seed, or one a prompt; returns plain integers.
 
     Raises:
         UserError: one is no whole number or out of range.
@@ -159,7 +171,7 @@ def checked_seed(seed: Any) -> int | list[int]:
 
 
 def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[Iterator[mx.array]]:
-    """The random keys (2,) of the samples of one prompt after the other, made as they are needed.
+    """Yields the random keys (2,) of the samples, prompt by prompt.
 
     Args:
         seed: as `checked_seed` returns it. From one, sample j of prompt i gets stream
@@ -177,7 +189,11 @@ def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to (B, S); mask (B, S) is None if nothing was padded."""
+    """Right-pads token lists to one length S.
+
+    Returns:
+        ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
+    """
     width = max(map(len, rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
     if all(len(row) == width for row in rows):

@@ -51,7 +51,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
         pad_token: str | AddedToken = "<pad>",
         **kwargs: Any,
     ):
-        """Read the model; called by `from_pretrained`.
+        """Reads the model; called by `from_pretrained`.
 
         Args:
             vocab_file: path of spiece.model.
@@ -86,11 +86,11 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Keep transformers from rebuilding the model from either file."""
+        """Keeps transformers from rebuilding the model from either file."""
         return kwargs
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: the tokenizers library copies nothing that has Python in it."""
+        """Leaves out the pre-tokenizer: the tokenizers library cannot copy parts made in Python."""
         plain, own = Tokenizer(self._tokenizer.model), self._tokenizer
         plain.decoder, plain.post_processor = own.decoder, own.post_processor
         plain.encode_special_tokens = own.encode_special_tokens
@@ -104,7 +104,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copy spiece.model."""
+        """Copies spiece.model; returns its new path, as a tuple of one."""
         name = f"{filename_prefix}-spiece.model" if filename_prefix else "spiece.model"
         path = Path(save_directory) / name
         if path.resolve() != Path(self.vocab_file).resolve():
@@ -153,7 +153,7 @@ class _Cutter:
         return processor.id_to_piece(ids)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        """Replace each part of the text that is no added token by its pieces."""
+        """Replaces each part of the text that is no added token by its pieces."""
         text.split(self._cut)
 
     def _cut(self, _: int, part: NormalizedString) -> list[NormalizedString]:

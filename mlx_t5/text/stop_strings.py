@@ -37,7 +37,7 @@ class TextWatch:
 
     @property
     def text(self) -> str:
-        """All text so far that is certain."""
+        """The text so far, without what may still change."""
         return "".join(self.pieces) + self.rest
 
     def take(self, tokens: Sequence[int]) -> int:

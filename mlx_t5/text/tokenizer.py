@@ -1,5 +1,7 @@
 """The tokenizer of a model folder, whichever files it has, and the token ids of a text.
 
+The files decide:
+
     spiece.model     sentencepiece encodes, as it did in training; see sentencepiece_tokenizer.py
     tokenizer.json   alone: encodes as transformers 5 loads it. That rebuilds T5's unigrams from
                      the vocabulary and loses the byte tokens and the id of the unknown token, so
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.checkpoints.small_files import (
+    CHAT_TEMPLATES,
     TOKENIZER_BYTES,
     TOKENIZER_FILES,
     read_small,
@@ -41,7 +44,7 @@ def load_tokenizer(folder: str | Path) -> Any:
         UserError: the files are damaged, or the vocabulary is missing.
     """
     folder = Path(folder)
-    for file in (folder / name for name in TOKENIZER_FILES):
+    for file in (folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)):
         if os.path.lexists(file):
             require_small(file)
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
@@ -83,7 +86,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def _refusing(what: str, cure: str = "") -> Iterator[None]:
-    """Turn whatever the libraries raise into a UserError.
+    """Turns whatever the libraries raise into a UserError.
 
     Some of it is bare Exception, and a panic in their Rust is a BaseException of a class that
     cannot be imported.
@@ -100,7 +103,7 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 
 
 def _settings(file: Path) -> dict:
-    """What a JSON file says, nothing if there is none."""
+    """Reads a JSON file; {} if there is none."""
     settings = json.loads(read_small(file, TOKENIZER_BYTES)) if os.path.lexists(file) else {}
     if not isinstance(settings, dict):
         raise ValueError(f"{file.name} holds no object")
@@ -134,7 +137,7 @@ def _from_json(folder: Path, own: dict, sentinels: int | None) -> Any:
 
 
 def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
-    """Do what transformers' T5Tokenizer does to a tokenizer.json, which takes it much longer."""
+    """Does what transformers' T5Tokenizer does to a tokenizer.json, but much faster."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     backend, spaces = tokenizer.backend_tokenizer, {"replacement": "▁", "prepend_scheme": "always"}
@@ -152,7 +155,7 @@ def _rebuild(tokenizer: Any, charsmaps: list[bytes], sentinels: int) -> None:
 
 
 def _restore_fallback(tokenizer: Any, model: dict) -> None:
-    """Give a unigram tokenizer back the byte and unknown tokens that it may have lost.
+    """Gives a unigram tokenizer back the byte and unknown tokens that it may have lost.
 
     The id of the unknown token goes by its name, as some files were saved with transformers' 2.
     """
@@ -184,7 +187,7 @@ def _charsmaps(normalizer: dict | None) -> list[bytes]:
 
 
 def _sound(charsmap: bytes) -> bool:
-    """Whether every walk through a sentencepiece character map stays inside and ends at a text.
+    """Whether every walk through a sentencepiece character map stays inside it and ends at a text.
 
     It is a size in bytes (uint32), so many bytes of a double-array trie (units of uint32, see
     https://github.com/s-yata/darts-clone), and the texts that the trie's values point to, each
@@ -194,16 +197,16 @@ def _sound(charsmap: bytes) -> bool:
     trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]
     if size % 4 or not 0 < size == len(trie) or not texts.endswith(b"\0"):
         return False
-    trie = np.frombuffer(trie, "<u4").astype(np.int64)
+    units = np.frombuffer(trie, "<u4").astype(np.int64)
     try:
         texts.decode()
     except UnicodeDecodeError:
         return False
-    steps = np.flatnonzero(trie >> 31 == 0)  # the other units are values
+    steps = np.flatnonzero(units >> 31 == 0)  # the other units are values
     # A step leads to its base, where its value is, and to the base with a byte of text in it.
-    bases = steps ^ (trie[steps] >> 10 << ((trie[steps] & 1 << 9) >> 6))
-    if (bases | 255).max(initial=0) >= len(trie):
+    bases = steps ^ (units[steps] >> 10 << ((units[steps] & 1 << 9) >> 6))
+    if (bases | 255).max(initial=0) >= len(units):
         return False
-    values = trie[bases[trie[steps] >> 8 & 1 == 1]] & 0x7FFFFFFF
+    values = units[bases[units[steps] >> 8 & 1 == 1]] & 0x7FFFFFFF
     starts = np.frombuffer(b"\0" + texts, np.uint8)[: len(texts)] == 0
     return bool((values < len(texts)).all() and starts[values].all())

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from benchmarks import command_line, compare, figures
-from benchmarks.costs import Costs
+from benchmarks.costs import PairCosts
 from benchmarks.options import REGULAR
 from benchmarks.timing import Ratio, Timed
 
 SMALL = ["--dtype", "float32", "--repeats", "1"]
-COSTS = Costs({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)
+COSTS = PairCosts({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)
 
 
 def test_a_way_is_judged_by_the_best_fixed_number_of_its_own(monkeypatch):
@@ -47,7 +47,7 @@ def test_a_table_as_it_is_printed():
     regular = row | {"proposer": REGULAR, "way": REGULAR, "of_best": None, "different": 3}
     table = {"task": "fix", "count": 8, "temp": 0.0, "batch_size": 1, "repeats": 3}
     table |= {"rows": [regular | {"acceptance_rate": None}, row], "costs": COSTS}
-    lines = compare.written(table, 4_000_000).splitlines()
+    lines = compare.table_text(table, 4_000_000).splitlines()
     assert lines[0] == "fix: 8 prompts, temp 0, batch 1, 3 repeats"
     common = "20 | 2.00 (1.00 to 3.00)"
     assert lines[4] == f"| regular | {common} |  | 2.25 |  | 1 0 12 | 3 DIFFER |"
@@ -55,7 +55,7 @@ def test_a_table_as_it_is_printed():
     assert lines[9:11] == ["| ms | 2.00 | 3.00 |", "| v(M) | 1.00 | 1.50 |"]
     assert lines[12].startswith("c = 0.250;") and lines[12].endswith("4.0 MB of weights, 2.0 GB/s")
     assert lines[16:] == ["| draft 2 | 0.900 | 2.50 | 2.00 (1.00 to 3.00) | 0.80 |"]
-    assert compare.written(table | {"costs": None}, 0).splitlines() == lines[:6]
+    assert compare.table_text(table | {"costs": None}, 0).splitlines() == lines[:6]
 
 
 def test_every_way_writes_the_same(capsys, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.costs import CHAIN, OFFSET, CostMeter, Costs, Round, weights_read
+from benchmarks.costs import CHAIN, OFFSET, CostMeter, PairCosts, Round, weights_read
 from mlx_t5.backend import mx, nn
 from mlx_t5.network.config import T5Config
 from model import T5
@@ -17,7 +17,7 @@ def test_costs_are_medians_in_units_of_a_pass_over_one_position():
         Round({1: 1.0, 2: 9.0}, 0.5),
         Round({1: 4.0, 2: 5.0}, 0.25),
     ]
-    assert Costs.of(rounds) == Costs({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, 0.25)
+    assert PairCosts.from_rounds(rounds) == PairCosts({1: 2.0, 2: 5.0}, {1: 1.0, 2: 2.5}, 0.25)
 
 
 @pytest.mark.parametrize(("num_draft", "longest"), [(5, 16), (69, 70)])

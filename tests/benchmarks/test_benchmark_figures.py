@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 from benchmarks import figures
-from benchmarks.costs import Costs, Round
+from benchmarks.costs import PairCosts, Round
 from benchmarks.subject import Run
 from benchmarks.timing import Ratio, Timed
 from mlx_t5.requests import Result, Speculation, Stats
 
-COSTS = Costs({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)
+COSTS = PairCosts({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)
 
 
 def run(tokens, calls, drafted=(), accepted=(), decode=1.0, widths=(), draft_passes=0):
@@ -99,5 +99,5 @@ def test_costs_are_measured_in_the_same_turns():
     way = run([5, 6, 7], 4)
     timed, costs = figures.measure({"regular": lambda turn: way}, 2, 3, Meter())
     assert list(timed) == ["regular"] and timed["regular"].tokens == [[4, 4]] * 3
-    assert costs == Costs({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.5}, 0.25)
+    assert costs == PairCosts({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.5}, 0.25)
     assert figures.measure({"regular": lambda turn: way}, 1, 1)[1] is None

@@ -33,7 +33,7 @@ def ended(pid: int) -> bool:
 def test_a_method_is_called_elsewhere_with_its_own_environment(capfd):
     with Process(FAKE, {"OMP_NUM_THREADS": "7"}) as process:
         about = process.call("describe")
-        assert about["pid"] != os.getpid() and about["threads"] == "7"
+        assert about["pid"] != os.getpid() and about["threads"] == 7
         assert process.call("decode", **CALL) == [[6, 5]]
         assert process.call("encode", texts=["été"]) == [[3, 1]]
     assert ended(about["pid"])

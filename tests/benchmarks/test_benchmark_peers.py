@@ -16,6 +16,7 @@ import pytest
 from benchmarks import command_line, peers
 from benchmarks.peer_systems import Answer
 from benchmarks.timing import Ratio, Timed
+from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
 from serving_process import ROOT
 
@@ -161,16 +162,14 @@ def test_ways_of_each_program():
     assert [name for name in names if peers.is_ours(name)] == ["regular", "draft 5", "draft auto"]
 
 
-def test_all_processes_have_one_environment_in_which_threads_soon_rest(monkeypatch):
+def test_threads_of_all_processes_soon_rest(monkeypatch):
     made = []
     monkeypatch.setattr(peers, "Process", lambda *start, **more: made.append((*start, more)))
-    monkeypatch.setattr(peers.report, "threads", lambda: 3)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setenv("KMP_BLOCKTIME", "7")  # a wish of the user's
     for name in peers.PROGRAMS:
-        peers.start(name)
-    expected = dict.fromkeys(peers.THREADS, "3")
-    expected |= {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
+        peers.start(name, {"a": "b"})
+    expected = {"a": "b", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
     assert [environment for _, environment, _ in made] == [expected] * 3
     assert [more["quiet"] for *_, more in made] == [False, True, True]
 
@@ -209,7 +208,7 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
 def test_our_own_models_beside_programs_that_write_something_else(capfd, monkeypatch):
     """The other programs' own models take seconds to load; test_benchmark_peer_systems.py has them.
 
-    One thread: several may wait long for each other on a busy machine.
+    One thread with OpenBLAS: several may wait long for each other on a busy machine.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
@@ -218,27 +217,35 @@ def test_our_own_models_beside_programs_that_write_something_else(capfd, monkeyp
     argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "3"]
     assert command_line.main([*argv, "--dtype", "float32"]) == 0  # others' texts are no failure
     out = capfd.readouterr().out
-    for part in ("machine ", "mlx ", "blas ", "threads 1"):
+    for part in ("machine ", "mlx ", "blas "):
         assert part in out.split("\n")[1]
+    if "blas OpenBLAS" in out:
+        assert "threads 1," in out.split("\n")[1]
+    threads = re.findall(r"\bthreads (\d+)", out)
+    assert len(threads) == 3 and len(set(threads)) == 1
     assert f"| {peers.CT2} |" in out and f"| {peers.GREEDY} |" in out
     assert out.count("3 DIFFER |") == 4 + 4  # of the other ways, in two tables
     assert out.count("| equal |") == 2 + 2
 
 
 def test_the_other_programs_are_made_with_what_they_take(monkeypatch, tmp_path):
-    made = {}
+    made, environments = {}, []
 
-    def start(name, **keywords):
+    def start(name, environment, **keywords):
         made[name] = keywords
+        environments.append(environment)
         return contextlib.nullcontext()
 
     monkeypatch.setattr(peers, "start", start)
     ours = SimpleNamespace(call=lambda method, scratch: [f"{scratch}/target", "draft"])
     with contextlib.ExitStack() as stack:
-        peers.start_others(ours, {"dtype": "float32", "device": "cpu", "mlx": "1"}, stack)
+        facts = {"dtype": "float32", "device": "cpu", "threads": 3, "mlx": "1"}
+        peers.start_others(ours, facts, stack)
     for name, keywords in made.items():
         module, _, program = peers.PROGRAMS[name].partition(":")
         inspect.signature(getattr(importlib.import_module(module), program)).bind(**keywords)
+        assert keywords["threads"] == 3
+    assert environments == [dict.fromkeys(peers.THREADS, "3")] * 2
     assert set(made) == set(peers.PROGRAMS) - {peers.OURS}
     module, _, program = peers.PROGRAMS[peers.OURS].partition(":")
     own = inspect.signature(getattr(importlib.import_module(module), program))
@@ -269,7 +276,7 @@ def test_ctrl_c_ends_all_processes(tmp_path):
         pids += re.findall(r"\bpid (\d+)", line)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all of the group
     _, errors = running.communicate()
-    assert (running.returncode, errors) == (command_line.INTERRUPTED, "libraries talk\n")
+    assert (running.returncode, errors) == (INTERRUPTED, "libraries talk\n")
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)

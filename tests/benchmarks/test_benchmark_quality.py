@@ -30,5 +30,5 @@ def test_a_missing_package_is_one_line_that_says_what_to_install():
     with pytest.raises(UserError) as error:
         needed("no_such_package")
     assert str(error.value).startswith("no_such_package cannot be imported (No module named")
-    assert str(error.value).endswith("pip install -r requirements-benchmark.txt")
+    assert str(error.value).endswith("pip install -r requirements/benchmark.txt")
     assert needed("json").dumps([1]) == "[1]"

@@ -30,7 +30,7 @@ def target():
         {"mode": "mxfp4"},
         {"mode": "mxfp8"},
         {"mode": "nvfp4"},
-        {"predicate": "mixed_3_5"},
+        {"predicate": "vo_3_5"},
         None,
     ],
     ids=str,
@@ -40,7 +40,7 @@ def test_a_model_in_memory_is_the_one_that_convert_writes(target, tmp_path, want
     options = {names.get(name, "quant_predicate"): value for name, value in (wanted or {}).items()}
     folder = convert(BUNDLED / "target", tmp_path / "out", quantize=bool(wanted), **options)
     written, _ = load(folder, "float32")
-    made = quantized(target, Recipe.choose(**wanted) if wanted else None)
+    made = quantized(target, Recipe.from_options(**wanted) if wanted else None)
     both = difference(made, written, TEXTS)
     assert both.error < 1e-4 and both.top_1 == 1.0
     if wanted:  # far closer to each other than to the model that was quantised
@@ -51,7 +51,7 @@ def test_nothing_is_lost_without_quantising_and_the_original_is_left_alone(targe
     before = dict(tree_flatten(target.parameters()))
     same = difference(quantized(target, None), target, TEXTS)
     assert (same.error, same.kl, same.top_1) == (0.0, 0.0, 1.0)
-    quantized(target, Recipe.choose(2))
+    quantized(target, Recipe.from_options(2))
     after = dict(tree_flatten(target.parameters()))
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
@@ -59,7 +59,7 @@ def test_nothing_is_lost_without_quantising_and_the_original_is_left_alone(targe
 
 def test_fewer_bits_lose_more(target):
     rows = [
-        difference(quantized(target, Recipe.choose(bits)), target, TEXTS)
+        difference(quantized(target, Recipe.from_options(bits)), target, TEXTS)
         for bits in (8, 6, 5, 4, 3, 2)
     ]
     errors, divergences = [row.error for row in rows], [row.kl for row in rows]
@@ -68,7 +68,7 @@ def test_fewer_bits_lose_more(target):
 
 
 def test_texts_of_other_lengths_in_the_batch_change_nothing(target):
-    model = quantized(target, Recipe.choose(3))
+    model = quantized(target, Recipe.from_options(3))
     both = difference(model, target, TEXTS)
     parts = [Texts([source], [fed]) for source, fed in zip(TEXTS.sources, TEXTS.fed, strict=True)]
     apart = [difference(model, target, part) for part in parts]
@@ -106,12 +106,10 @@ def test_recipes_fit_the_model(target):
     assert (group_size(target), group_size(draft)) == (64, 32)  # rows of 96
     every = recipes(target.config, 64)
     assert every[PLAIN] is None and set(uniform(64)) < set(every)
-    assert every["mixed_4_6"] == Recipe(
-        Quantization(64, 4, "affine"), Quantization(64, 6, "affine")
-    )
+    assert every["vo_4_6"] == Recipe(Quantization(64, 4, "affine"), Quantization(64, 6, "affine"))
     last = every["4 bits, 5 in last layers"]
     assert [
-        last.of(f"decoder.layers.{i}.self_attention.q.weight", (64, 64)).bits for i in (1, 2)
+        last.for_layer(f"decoder.layers.{i}.self_attention.q.weight", (64, 64)).bits for i in (1, 2)
     ] == [
         4,
         5,
@@ -119,7 +117,7 @@ def test_recipes_fit_the_model(target):
     names = [name for name, _ in tree_flatten(target.parameters())]
     for name, recipe in every.items():  # every pattern finds a layer
         if recipe and recipe.special:
-            ways = {recipe.of(each, (128, 128)) for each in names} - {None}
+            ways = {recipe.for_layer(each, (128, 128)) for each in names} - {None}
             assert ways == {recipe.general, recipe.special}, name
 
 
@@ -148,7 +146,7 @@ def test_a_small_run(capsys, tmp_path):
         (["--model", "no/such/model"], "there is no model folder"),
         (["--prompts", "no-such-file"], "there is no file no-such-file"),
         (["--json", "no-such-folder/x.json"], "there is no folder"),
-        (["--count", "1"], "give a whole number from 2"),
+        (["--count", "1"], "give a whole number, at least 2"),
         (["--dtype", "float16"], "unrecognized arguments: --dtype float16"),
     ],
 )

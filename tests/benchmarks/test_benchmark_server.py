@@ -15,7 +15,7 @@ def test_figures_of_literals():
 def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
     single = Measurement("one at a time", 4, 10, 50, [4.0, 2.0, 2.0], [0.5] * 20)
     batched = Measurement("batched", 4, 10, 50, [2.0, 2.0, 0.5], [0.25] * 20, different=1)
-    table = report.markdown(server.COLUMNS, server.rows_of([single, batched]))
+    table = report.markdown(server.COLUMNS, server.table_rows([single, batched]))
     first, second = table.splitlines()[2:]
     speed_up = "1.00 (1.00 to 1.00)"
     assert first == f"| 4 | one at a time | 5.0 | 25 | {speed_up} | 0.500 | 0.500 | equal |"
@@ -26,11 +26,11 @@ def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
 def test_a_text_that_changes_is_counted_once(monkeypatch):
     answers = iter(["ab", "ab", "ab", "xb", "ab", "ab"])
 
-    def load(address, prompts, clients, options):
+    def send_all(address, prompts, clients, options):
         texts = next(answers)
         return 1.0, [1.0], [{"text": t, "stats": {"generated_tokens": 3}} for t in texts]
 
-    monkeypatch.setattr(server, "load", load)
+    monkeypatch.setattr(server, "send_all", send_all)
     addresses = {way: way for way in server.WAYS}
     measured = server.measure(addresses, ["p", "q"], [1], {}, 2)  # each is warmed up first
     assert [one.different for one in measured] == [0, 1]
@@ -61,7 +61,7 @@ def test_different_texts_are_an_exit_status(monkeypatch, capsys):
 
     monkeypatch.setattr(server, "measure", measure)
     monkeypatch.setattr(server, "serving", lambda argv: NoServer())
-    monkeypatch.setattr(server, "dtype_of", lambda address: "float32")
+    monkeypatch.setattr(server, "served_dtype", lambda address: "float32")
     assert command_line.main(["server"]) == 1
     assert "| 1 DIFFER |" in capsys.readouterr().out
     assert command_line.main(["server", "--temp", "1", "--num-draft", "auto"]) == 0

@@ -21,7 +21,7 @@ class Decoder:
     def __init__(self, error=None):
         self.calls, self.error = [], error
 
-    def generate(self, prompts, **options):
+    def results(self, prompts, **options):
         self.calls.append((prompts, options))
         return [SimpleNamespace(error=self.error) for _ in prompts]
 

@@ -4,11 +4,11 @@ import csv
 import json
 
 from benchmarks import command_line, plot, sweep
-from benchmarks.costs import Costs
+from benchmarks.costs import PairCosts
 from benchmarks.timing import Ratio
 
 PNG = b"\x89PNG\r\n\x1a\n"
-COSTS = Costs({}, {1: 1.0, 2: 1.25, 3: 1.5}, 0.25)
+COSTS = PairCosts({}, {1: 1.0, 2: 1.25, 3: 1.5}, 0.25)
 
 
 def row(delta, gamma, **more):

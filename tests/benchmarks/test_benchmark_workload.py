@@ -20,7 +20,7 @@ def test_mixed_prompts_are_those_of_both_tasks():
     mixed = workload.held_out("mixed", 9)
     for task, count in (("translate", 5), ("fix", 4)):
         own = workload.held_out(task, count)
-        places = mixed.of(task)
+        places = mixed.positions(task)
         assert [mixed.prompts[place] for place in places] == own.prompts
         assert [mixed.references[place] for place in places] == own.references
 
@@ -36,7 +36,7 @@ def test_a_file_of_lines_and_one_with_targets(tmp_path):
     lines.write_text("one\ntwo\nthree\n")
     read = workload.from_file(str(lines), 2)
     assert (read.name, read.prompts, read.references) == ("lines.txt", ["one", "two"], None)
-    assert read.of("lines.txt") == [0, 1]
+    assert read.positions("lines.txt") == [0, 1]
     records = [{"prompt": "one", "target": "un"}, {"prompt": "two", "target": "deux"}]
     objects.write_text("\n".join(map(json.dumps, records)))
     assert workload.from_file(str(objects), 9).references == ["un", "deux"]

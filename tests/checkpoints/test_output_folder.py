@@ -14,7 +14,7 @@ import pytest
 
 from checkpoints import siblings
 from mlx_t5.checkpoints import output_folder
-from mlx_t5.checkpoints.output_folder import check_output, new_folder, require_space
+from mlx_t5.checkpoints.output_folder import check_output_folder, new_folder, require_space
 from mlx_t5.errors import UserError
 
 
@@ -36,10 +36,10 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path):
 
 
 def test_check_output(tmp_path):
-    check_output(tmp_path / "none", overwrite=False, ours=lambda name: False)
+    check_output_folder(tmp_path / "none", overwrite=False, ours=lambda name: False)
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     with pytest.raises(UserError):
-        check_output(tmp_path / "dangling", overwrite=True, ours=lambda name: True)
+        check_output_folder(tmp_path / "dangling", overwrite=True, ours=lambda name: True)
 
 
 def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path):
@@ -49,7 +49,7 @@ def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path):
     for name in (f".out.old-{ended.pid}", f".out.partial-{ended.pid}"):
         (tmp_path / name).mkdir()
     with pytest.raises(UserError, match="exists; replace it"):
-        check_output(out, overwrite=False, ours=lambda name: True)
+        check_output_folder(out, overwrite=False, ours=lambda name: True)
     assert siblings(out) == {"out"}
 
 

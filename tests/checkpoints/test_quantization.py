@@ -11,7 +11,7 @@ import checkpoints
 from checkpoints import TINY, arrays
 from convert import convert
 from mlx_t5.backend import mx, nn, tree_flatten
-from mlx_t5.checkpoints.quantization import MIXED, MODES, Quantization, Recipe
+from mlx_t5.checkpoints.quantization import MIXED_BITS, MODES, Quantization, Recipe
 from mlx_t5.errors import UserError
 from model import load
 
@@ -26,7 +26,7 @@ def tiny(tmp_path) -> Path:
     (("affine", 4, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)),
 )
 def test_defaults_of_each_mode(mode, bits, group):
-    assert Quantization.choose(mode=mode) == Quantization(group, bits, mode)
+    assert Quantization.from_options(mode=mode) == Quantization(group, bits, mode)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_defaults_of_each_mode(mode, bits, group):
 )
 def test_contradictory_options(options, message):
     with pytest.raises(UserError, match=message):
-        Quantization.choose(**options)
+        Quantization.from_options(**options)
 
 
 EVERY_MODE = [
@@ -74,7 +74,7 @@ def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
     assert mx.array_equal(load(out, "float32")[0](ids, ids), model(ids, ids))
 
 
-@pytest.mark.parametrize("predicate", MIXED)
+@pytest.mark.parametrize("predicate", MIXED_BITS)
 def test_a_mixed_recipe_gives_values_and_outputs_more_bits(tiny, tmp_path, predicate):
     """config.json says so layer by layer, and loading follows it; MLX itself makes the same."""
     low, high = map(int, predicate.split("_")[1:])
@@ -100,31 +100,35 @@ def test_a_mixed_recipe_gives_values_and_outputs_more_bits(tiny, tmp_path, predi
 @pytest.mark.parametrize(
     ("options", "message"),
     (
-        ({"predicate": "mixed_2_9"}, "unknown --quant-predicate 'mixed_2_9'; known: mixed_3_4, "),
-        ({"predicate": "mixed_4_6", "bits": 4}, "mixed_4_6 says .* itself; leave --q-bits out"),
-        ({"predicate": "mixed_4_6", "mode": "mxfp4"}, "leave --q-mode mxfp4 out"),
-        ({"predicate": "mixed_4_6", "group_size": 16}, "--q-group-size 16 does not exist"),
+        ({"predicate": "vo_2_9"}, "unknown --quant-predicate 'vo_2_9'; known: vo_3_4, "),
+        ({"predicate": "mixed_4_6"}, "unknown --quant-predicate 'mixed_4_6'"),  # mlx-lm's
+        ({"predicate": "vo_4_6", "bits": 4}, "vo_4_6 says .* itself; leave --q-bits out"),
+        ({"predicate": "vo_4_6", "mode": "mxfp4"}, "leave --q-mode mxfp4 out"),
+        ({"predicate": "vo_4_6", "group_size": 16}, "--q-group-size 16 does not exist"),
         ({"bits": 7}, "--q-bits 7 does not exist"),
     ),
 )
 def test_contradictory_recipes(options, message):
     with pytest.raises(UserError, match=message):
-        Recipe.choose(**options)
+        Recipe.from_options(**options)
 
 
 def test_what_a_recipe_does_to_a_parameter():
-    four, six = Quantization.choose(4), Quantization.choose(6)
-    recipe = Recipe.choose(predicate="mixed_4_6")
+    four, six = Quantization.from_options(4), Quantization.from_options(6)
+    recipe = Recipe.from_options(predicate="vo_4_6")
     assert recipe == Recipe(four, six)
-    assert recipe.of("encoder.layers.0.self_attention.v.weight", (64, 64)) == six
-    assert recipe.of("decoder.layers.1.cross_attention.o.weight", (64, 64)) == six
-    assert recipe.of("decoder.layers.1.feed_forward.wo.weight", (64, 64)) == four
-    assert recipe.of("decoder.layers.1.self_attention.q.weight", (64, 64)) == four
-    assert recipe.of("decoder.layers.1.self_attention.v.weight", (64, 96)) is None  # no groups
-    for name in ("shared", "lm_head", "encoder.relative_attention_bias.0", "encoder.norm"):
-        assert recipe.of(f"{name}.weight", (64, 64)) is None
+    assert recipe.for_layer("encoder.layers.0.self_attention.v.weight", (64, 64)) == six
+    assert recipe.for_layer("decoder.layers.1.cross_attention.o.weight", (64, 64)) == six
+    assert recipe.for_layer("decoder.layers.1.feed_forward.wo.weight", (64, 64)) == four
+    assert recipe.for_layer("decoder.layers.1.self_attention.q.weight", (64, 64)) == four
     assert (
-        Recipe(four, six, "^encoder").of("encoder.layers.0.self_attention.q.weight", (8, 64)) == six
+        recipe.for_layer("decoder.layers.1.self_attention.v.weight", (64, 96)) is None
+    )  # no groups
+    for name in ("shared", "lm_head", "encoder.relative_attention_bias.0", "encoder.norm"):
+        assert recipe.for_layer(f"{name}.weight", (64, 64)) is None
+    assert (
+        Recipe(four, six, "^encoder").for_layer("encoder.layers.0.self_attention.q.weight", (8, 64))
+        == six
     )
 
 

@@ -14,6 +14,7 @@ from convert import convert, main
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.checkpoints.hub import SMALL_FILES
 from mlx_t5.checkpoints.small_files import JSON_BYTES, read_small, require_own, require_small
+from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
 from mlx_t5.text.tokenizer import load_tokenizer
 from model import load
@@ -145,3 +146,25 @@ def test_links_into_the_blobs_of_the_same_repository_only(tmp_path):
     file.symlink_to(tmp_path / "models--b--t5" / "blobs" / "2")
     with pytest.raises(UserError, match="link out of its folder"):
         require_own(file)
+
+
+@KINDS
+def test_chat_templates(tiny, kind):
+    """T5 has no chats, but transformers reads what it finds."""
+    source = Path(checkpoints.__file__).resolve().parents[2] / "demo" / "target"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tiny / name).write_bytes((source / name).read_bytes())
+    put(tiny / "chat_template.jinja", kind)
+    with pytest.raises(UserError, match="chat_template.jinja"):
+        load_tokenizer(tiny)
+
+
+def test_a_path_that_leads_nowhere_is_one_line(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("~nosuchuser/t5", str(tmp_path / "loop")):
+        for argv in (["--model", name], ["--model", "demo/target", "--mlx-path", name]):
+            assert main(argv) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(f"error: {name} leads nowhere") and error.count("\n") == 1
+        with pytest.raises(UserError, match="leads nowhere"):
+            locate(name, convert)

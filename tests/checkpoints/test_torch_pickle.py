@@ -1,4 +1,4 @@
-"""torch_pickle.py: what torch wrote is found; what it would not write is never executed."""
+"""Checkpoints by torch: what it wrote is found; what it would not write is never executed."""
 
 from __future__ import annotations
 

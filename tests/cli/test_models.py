@@ -25,7 +25,7 @@ def refuse_to_convert(name: str, folder: Path) -> None:
 
 
 def chosen_for(model, draft_model, regular=False):
-    return models.choose(model, draft_model, refuse_to_convert, regular)
+    return models.choose_pair(model, draft_model, refuse_to_convert, regular)
 
 
 def test_with_nothing_converted_the_bundled_pair_is_the_default():

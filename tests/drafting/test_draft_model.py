@@ -16,7 +16,7 @@ SOURCE = (3, 4)
 
 
 def sampling(rows, temp=0.0):
-    return Sampling.of([temp] * rows, [0] * rows, [1.0] * rows, [0.0] * rows)
+    return Sampling.collect([temp] * rows, [0] * rows, [1.0] * rows, [0.0] * rows)
 
 
 def keys(rows):

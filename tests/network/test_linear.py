@@ -1,86 +1,77 @@
-"""Products made of many small ones: the same numbers, and only where that is expected to pay."""
-
-import ctypes
+"""Forms of a product: the same numbers, and each only where it is known to be faster."""
 
 import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.network import linear
-from mlx_t5.network.linear import SMALL, Embedding, Linear, block_rows, product_in_parts
+from mlx_t5.network.linear import (
+    LEAST_SIZE,
+    Embedding,
+    Linear,
+    fastest,
+    in_blocks,
+    product,
+    turned,
+    whole,
+)
+
+OPENBLAS, MKL = "OpenBLAS 0.3.21, {} kernels", "MKL 2026.2, {} kernels"
+WIDTH = 1024
+HIGH = LEAST_SIZE // WIDTH  # rows of the smallest weight that is not always multiplied whole
 
 
-@pytest.mark.parametrize("rows", [1, 2, 6, 12])
-@pytest.mark.parametrize("width", [1024, 1536])
-def test_small_products_make_the_large_one(rows, width):
+@pytest.mark.parametrize("form", [whole, in_blocks, turned])
+@pytest.mark.parametrize("rows", [1, 2, 6, 16])
+@pytest.mark.parametrize("outputs", [384, 500])  # blocks divide the first
+def test_every_form_is_the_same_product(form, rows, outputs):
     rng = np.random.default_rng(0)
-    x, weight = (rng.standard_normal((n, width), np.float32) for n in (rows, 3 * 512))
-    assert block_rows(rows, *weight.shape) not in (0, len(weight))
-    out = product_in_parts(mx.array(x), mx.array(weight))
-    assert out.shape == (rows, len(weight))
+    x, weight = (rng.standard_normal((n, WIDTH), np.float32) for n in (rows, outputs))
+    out = form(mx.array(x), mx.array(weight))
+    assert out.shape == (rows, outputs)
     np.testing.assert_allclose(np.array(out), x @ weight.T, atol=1e-3)
 
 
-@pytest.mark.parametrize("m", [1, 4, 12])
-@pytest.mark.parametrize(("n", "k"), [(1024, 1024), (32128, 1024), (1024, 4096), (250112, 4096)])
-def test_blocks_divide_the_weight_and_are_small(m, n, k):
-    block = block_rows(m, n, k)
-    assert block and n % block == 0
-    assert m * block * k <= SMALL < 2 * m * block * k or block == n & -n
+@pytest.mark.parametrize(
+    ("blas", "forms"),
+    [
+        (OPENBLAS.format("SkylakeX"), {in_blocks: {1, 2, 4, 8}, whole: {9, 16, 64}}),
+        (OPENBLAS.format("Haswell"), {whole: {1, 2, 4, 8, 9, 16, 64}}),
+        (MKL.format("AVX-512"), {whole: {1, 2, 64}, in_blocks: {4}, turned: {8, 9, 16}}),
+        (MKL.format("general"), {whole: {1, 2, 4, 8, 9, 16, 64}}),
+        ("MLX's reference BLAS", {whole: {1, 2, 4, 8, 9, 16, 64}}),
+    ],
+)
+def test_the_form_of_each_blas(blas, forms):
+    chosen = {rows: fastest(rows, blas) for rows in (1, 2, 4, 8, 9, 16, 64)}
+    assert chosen == {rows: form for form, which in forms.items() for rows in which}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The numbers of rows for which a form was looked up."""
+    rows = []
+    monkeypatch.setattr(linear, "cpu_only", lambda: True)
+    monkeypatch.setattr(linear, "fastest", lambda m, blas: rows.append(m) or turned)
+    return rows
+
+
+def test_layers_take_the_fastest_form(asked):
+    layer, head = Linear(WIDTH, HIGH), Embedding(HIGH, WIDTH)
+    x = mx.random.normal((3, WIDTH))
+    np.testing.assert_array_equal(layer(x), turned(x, layer.weight))
+    np.testing.assert_array_equal(head.as_linear(x), turned(x, head.weight))
+    assert asked == [3, 3]
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"),
-    [
-        (13, 4096, 1024),  # many rows
-        (1, 4096, 768),  # a narrow weight
-        (1, 512, 1024),  # small as it is
-        (1, 32100, 1024),  # only blocks of 4 rows divide it
-        (4, 1024, 65536),  # not even 16 rows are small
-    ],
+    ("outputs", "dtype", "cpu"),
+    [(HIGH - 1, mx.float32, True), (HIGH, mx.bfloat16, True), (HIGH, mx.float32, False)],
 )
-def test_a_product_that_stays_whole(m, n, k):
-    assert block_rows(m, n, k) == 0
-
-
-def test_other_types_stay_whole():
-    """OpenBLAS multiplies float32 alone."""
-    x, weight = mx.ones((1, 1024), mx.bfloat16), mx.ones((2048, 1024), mx.bfloat16)
-    out = product_in_parts(x, weight)
-    assert out.dtype == mx.bfloat16
-    assert mx.array_equal(out, x @ weight.T)
-
-
-@pytest.mark.parametrize("pays", [True, False])
-def test_layers_multiply_in_parts_where_that_pays(monkeypatch, pays):
-    calls = []
-    monkeypatch.setattr(linear, "small_products", lambda width: pays)
-    monkeypatch.setattr(linear, "product_in_parts", lambda x, weight: calls.append(weight) or x)
-    layer, head = Linear(8, 6), Embedding(6, 8)
-    layer(mx.ones((1, 8)))
-    head.as_linear(mx.ones((1, 8)))
-    assert [weight.shape for weight in calls] == [(6, 8), (6, 8)] * pays
-
-
-@pytest.mark.parametrize(
-    ("platform", "cpu", "kernel", "expected"),
-    [
-        ("linux", True, b"Cooperlake", True),
-        ("linux", True, b"Haswell", False),
-        ("linux", True, None, False),
-        ("linux", False, b"Cooperlake", False),
-        ("darwin", True, b"Cooperlake", False),
-    ],
-)
-def test_where_small_products_are_faster(monkeypatch, platform, cpu, kernel, expected):
-    class Library:
-        def __init__(self, name):
-            if kernel is None:
-                raise OSError(name)
-            self.openblas_get_corename = lambda: kernel
-
-    monkeypatch.setattr(ctypes, "CDLL", Library)
+def test_small_weights_other_types_and_gpus_take_the_natural_form(
+    asked, monkeypatch, outputs, dtype, cpu
+):
     monkeypatch.setattr(linear, "cpu_only", lambda: cpu)
-    monkeypatch.setattr(linear.sys, "platform", platform)
-    assert linear.small_products(1024) is expected
-    assert not linear.small_products(1023)
+    x, weight = mx.ones((2, WIDTH), dtype), mx.ones((outputs, WIDTH), dtype)
+    assert product(x, weight).dtype == dtype
+    assert asked == []

@@ -64,13 +64,13 @@ def test_weights_as_they_are_and_quantised(tmp_path):
         "mxfp4": (None, None, "mxfp4"),
         "mxfp8": (None, None, "mxfp8"),
         "nvfp4": (None, None, "nvfp4"),
-        "mixed": (None, 64, "affine", "mixed_3_5"),
+        "mixed": (None, 64, "affine", "vo_3_5"),
     }.items():
         path = tmp_path / name
         options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
         convert(source, path, quantize=True, **dict(zip(options, wanted, strict=False)))
         quantised, _ = load(path, "bfloat16")
-        said = weight_bytes(shapes, 2, Recipe.choose(*wanted))
+        said = weight_bytes(shapes, 2, Recipe.from_options(*wanted))
         assert said == held(a for _, a in tree_flatten(quantised.parameters()))
         assert stored_bytes(path, "bfloat16") == said
 

@@ -94,7 +94,7 @@ def test_greedy_rows_beside_sampling_rows_stay_greedy():
         alone = acceptance.verify(
             logits, drafts, None, lengths, settings(6, temp=0.0, delta=delta), None
         )
-        mixed = Sampling.of([0.0, 1.0] * 3, [0] * 6, [1.0] * 6, [delta] * 6)
+        mixed = Sampling.collect([0.0, 1.0] * 3, [0] * 6, [1.0] * 6, [delta] * 6)
         beside = acceptance.verify(logits, drafts, None, lengths, mixed, keys(6))
         for row in (0, 2, 4):
             n = alone[0][row].item()
@@ -136,7 +136,7 @@ def test_a_drafted_position_follows_the_mixture(draft, delta):
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
 def test_what_rules_forbid_is_never_kept(temp, delta):
     logits = mx.array([[[0.5, -mx.inf, 0.1], [0.0, 0.0, 0.0]]])
-    sampling = Sampling.of([temp], [0], [1.0], [delta])
+    sampling = Sampling.collect([temp], [0], [1.0], [delta])
     keys = None if temp == 0 else many_keys(1, 0)
     accepted, tokens = acceptance.verify(
         logits, mx.array([[1]]), None, mx.array([1]), sampling, keys
@@ -217,7 +217,7 @@ def test_block_verification_accepts_more_on_the_same_draws():
     lengths = mx.array(rng.integers(1, gamma + 1, draws))
     mean = {}
     for block in (False, True):
-        sampling = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+        sampling = Sampling.collect([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
         accepted, _ = acceptance.verify(
             mx.broadcast_to(mx.array(logits), (draws, gamma + 1, vocab)),
             drafts,
@@ -238,7 +238,7 @@ def test_what_is_certain_needs_no_draft_probabilities(block):
     draws, gamma, vocab = 1000, 3, 5
     logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
     drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
-    sampling = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+    sampling = Sampling.collect([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
     lengths = mx.arange(draws) % (gamma + 1)
     told = [
         acceptance.verify(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
@@ -257,7 +257,7 @@ def test_rows_are_judged_as_they_would_be_among_their_like():
     lengths = mx.full(draws, gamma, mx.int32)
 
     def judged(block):
-        one = Sampling.of([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
+        one = Sampling.collect([1.0] * draws, [0] * draws, [1.0] * draws, [0.0] * draws, block)
         accepted, tokens = acceptance.verify(logits, drafts, q, lengths, one, many_keys(draws, 9))
         own = mx.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
         return list(zip(accepted.tolist(), own.tolist(), strict=True))
@@ -295,5 +295,5 @@ def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
 
 
 def test_a_relaxed_row_is_judged_token_by_token():
-    both = Sampling.of([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
+    both = Sampling.collect([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
     assert both.block.tolist() == [True, False, False]

@@ -198,11 +198,11 @@ def processed(table, rules):
     """The law of a model whose logits come out processed."""
     names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
     values = [rules.get(name, off) for name, off in zip(names, (1, 0, 0, ()), strict=True)]
-    processing = Processing.of(*([value] for value in values), [EOS])
+    processing = Processing.collect(*([value] for value in values), [EOS])
 
     def new(source, seen):
         logits = mx.array(table(source, seen))[None, None]
-        return np.array(processing(History.of([seen]), logits, [1]))[0, 0]
+        return np.array(processing(History.align([seen]), logits, [1]))[0, 0]
 
     return lru_cache(maxsize=None)(new)
 

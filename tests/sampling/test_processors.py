@@ -38,7 +38,7 @@ INF = float("inf")
 def one_position(rule, tokens, logits, *options):
     """The rule for one row and one position, as a list."""
     logits = mx.array(logits, mx.float32)[None, None]
-    return rule(History.of([tokens]), logits, *options)[0, 0].tolist()
+    return rule(History.align([tokens]), logits, *options)[0, 0].tolist()
 
 
 def test_a_token_already_written_is_divided_or_multiplied_once():
@@ -69,7 +69,7 @@ def test_an_n_gram_is_not_completed_twice(tokens, n, forbidden):
 
 
 def test_padding_in_front_of_a_shorter_row_is_no_n_gram():
-    history = History.of([[0, 2, 3, 2, 3, 2], [0]])
+    history = History.align([[0, 2, 3, 2, 3, 2], [0]])
     for n in (1, 2, 3):
         marks = repeats(history, mx.zeros((2, 1, 5)), n)[1, 0].tolist()
         assert marks == [n == 1, False, False, False, False]
@@ -77,19 +77,19 @@ def test_padding_in_front_of_a_shorter_row_is_no_n_gram():
 
 @pytest.mark.parametrize("n", [6, 20_000, 2**31 - 1])
 def test_an_n_gram_longer_than_the_text_costs_nothing(n):
-    logits, history = mx.zeros((2, 2, 5)), History.of([[0, 2, 3, 2, 3], [0]])
-    processing = Processing.of([1, 1], [n, n], [0, 0], [(), ()], (EOS,))
+    logits, history = mx.zeros((2, 2, 5)), History.align([[0, 2, 3, 2, 3], [0]])
+    processing = Processing.collect([1, 1], [n, n], [0, 0], [(), ()], (EOS,))
     assert processing(history, logits, [2, 2]) is logits
 
 
 def test_an_n_gram_as_long_as_the_text_may_be_all_of_it():
-    history, logits = History.of([[2, 2, 2]]), mx.zeros((1, 1, 4))
-    processed = Processing.of([1], [3], [0], [()], (EOS,))(history, logits, [1])
+    history, logits = History.align([[2, 2, 2]]), mx.zeros((1, 1, 4))
+    processed = Processing.collect([1], [3], [0], [()], (EOS,))(history, logits, [1])
     assert processed.tolist() == [[[0, 0, -INF, 0]]]
 
 
 def test_the_end_token_waits_for_the_minimum():
-    history = History.of([[0, 5, 5, 5, 5], [0, 5]])  # 4 and 1 tokens before the last position
+    history = History.align([[0, 5, 5, 5, 5], [0, 5]])  # 4 and 1 tokens before the last position
     early = too_early(history, 2, [4, 2]).tolist()
     assert early == [[True, False], [True, True]]
 
@@ -117,8 +117,8 @@ def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
     logits = draw.normal(0, 3, (5, positions, VOCAB)).astype(np.float32)
     logits[draw.random(logits.shape) < 0.1] = -INF
     penalty, ngram, least = [1.0, 1.3, 0.7, 2.0, 1.0], [3, 0, 2, 1, 4], [0, 30, 5, 0, 8]
-    processing = Processing.of(penalty, ngram, least, [()] * 5, [EOS])
-    history = History.of(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
+    processing = Processing.collect(penalty, ngram, least, [()] * 5, [EOS])
+    history = History.align(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
     ours = np.array(processing(history, mx.array(logits), [positions] * 5))
     for b in range(5):
         for t in range(positions):
@@ -128,20 +128,20 @@ def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
 
 
 def test_no_end_token_comes_too_early():
-    processing = Processing.of([1.0], [0], [2], [()], [1, 3])
-    history = History.of([[0]]).then(mx.array([[4, 4]]))
+    processing = Processing.collect([1.0], [0], [2], [()], [1, 3])
+    history = History.align([[0]]).then(mx.array([[4, 4]]))
     allowed = processing(history, mx.zeros((1, 3, 5)), [3]) == 0
     assert allowed.tolist() == [[[1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1] * 5]]
 
 
 def test_nothing_to_do_is_known_beforehand():
-    assert Processing.of([1.0, 1], [0, 0], [0, 0], [(), []], [EOS]) is None
+    assert Processing.collect([1.0, 1], [0, 0], [0, 0], [(), []], [EOS]) is None
     for on in ([1.1, 0, 0, ()], [1.0, 2, 0, ()], [1.0, 0, 1, ()], [1.0, 0, 0, (min,)]):
-        assert Processing.of(*([value] for value in on), [EOS]) is not None
+        assert Processing.collect(*([value] for value in on), [EOS]) is not None
 
 
 def test_ids_beyond_the_logits_are_passed_over():
-    history = History.of([[0, 9, 9]])
+    history = History.align([[0, 9, 9]])
     logits = mx.array([[[1.0, 2.0, 3.0]]])
     assert penalise_repetition(history, logits, mx.array([2.0])).tolist() == [[[0.5, 2.0, 3.0]]]
     assert not repeats(history, logits, 2).any().item()
@@ -158,16 +158,18 @@ def test_a_callable_sees_one_row_and_one_position():
         return logits + 1
 
     logits = mx.arange(12).reshape(2, 2, 3).astype(mx.float32)
-    history = History.of([[0, 4], [0, 5, 6]]).then(mx.array([[7], [8]]))
-    processing = Processing.of([1, 1], [0, 0], [0, 0], [(watch,), ()], [EOS])
+    history = History.align([[0, 4], [0, 5, 6]]).then(mx.array([[7], [8]]))
+    processing = Processing.collect([1, 1], [0, 0], [0, 0], [(watch,), ()], [EOS])
     processed = processing(history, logits, [2, 2])
     assert calls == [([0, 4], [[0, 1, 2]]), ([0, 4, 7], [[3, 4, 5]])]
     assert processed.tolist() == [[[1, 2, 3], [4, 5, 6]], [[6, 7, 8], [9, 10, 11]]]
 
 
 def test_callables_follow_the_rules_and_each_other_and_skip_what_does_not_matter():
-    processing = Processing.of([2.0], [0], [0], [(lambda t, x: x + 1, lambda t, x: x * 10)], [EOS])
-    history = History.of([[0]]).then(mx.array([[0]]))
+    processing = Processing.collect(
+        [2.0], [0], [0], [(lambda t, x: x + 1, lambda t, x: x * 10)], [EOS]
+    )
+    history = History.align([[0]]).then(mx.array([[0]]))
     assert processing(history, mx.full((1, 2, 2), 4.0), [1]).tolist() == [[[30, 50], [2, 4]]]
 
 

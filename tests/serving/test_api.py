@@ -1,13 +1,40 @@
-"""Requests: how much is said about one that is wrong everywhere."""
+"""Requests: which bounds they have, and how much is said about one that is wrong everywhere."""
+
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
 
+from mlx_t5.ranges import RANGES
+from mlx_t5.serving import api
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
-from mlx_t5.serving.errors import of_validation
+from mlx_t5.serving.errors import error_of_validation
 
 MANY = 90_000
 TURN = {"role": "user", "content": "x"}
+
+
+def test_the_description_shows_the_bounds_of_settings():
+    shown = PredictRequest.model_json_schema()["properties"]
+    bounds = {
+        "max_tokens": {"minimum": 1, "maximum": 2**31 - 1},
+        "temperature": {"minimum": 0, "maximum": 2},
+        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+        "seed": {"minimum": 0, "maximum": 2**53 - 1},
+        "num_draft": {"minimum": 0, "maximum": 16},
+        "delta": {"minimum": 0, "maximum": 1},
+    }
+    for name, expected in bounds.items():
+        first = shown[name]["anyOf"][0]
+        assert {word: n for word, n in first.items() if "imum" in word.lower()} == expected, name
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "top_p", "delta"])
+def test_a_field_follows_the_range_of_its_setting(name, monkeypatch):
+    none = replace(RANGES[name], least=2, most=1, expected="nothing at all", besides=())
+    monkeypatch.setattr(api, "RANGES", {**RANGES, name: none})
+    with pytest.raises(ValidationError, match="it must be nothing at all"):
+        PredictRequest.model_validate({"prompt": "x", name: 1})
 
 
 @pytest.mark.parametrize(
@@ -32,7 +59,7 @@ def test_a_body_that_is_wrong_everywhere_makes_few_complaints(kind, body):
     with pytest.raises(ValidationError) as wrong:
         kind.model_validate(body)
     assert wrong.value.error_count() <= 2 * 64 + 2
-    error = of_validation(wrong.value.errors())
+    error = error_of_validation(wrong.value.errors())
     assert error.status == 400 and len(error.content["error"]["message"]) < 500
 
 

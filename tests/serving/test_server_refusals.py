@@ -1,18 +1,14 @@
-"""What the server refuses, and how it says so; its command line too."""
+"""What the server refuses, and how it says so."""
 
 import json
 import re
-import signal
 import socket
-import subprocess
-import sys
 
 import openai
 import pytest
 from openai import OpenAI
 
-import server as command
-from serving_process import PATIENCE, ROOT, Server, kill, raw_request
+from serving_process import Server, kill, raw_request
 
 KEY = "a secret key"
 SECRET = "the confidential words"
@@ -294,85 +290,3 @@ def test_half_a_request_disturbs_nobody(guarded):
         kill(connection)
     guarded.until(guarded.idle)
     assert guarded.http.post("/predict", json={"prompt": "x"}).status_code == 200
-
-
-# ---- the command line ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "argv, told",
-    [
-        (["--host", "0.0.0.0"], "set --api-key, or say --no-auth"),
-        (["--host", "::"], "set --api-key, or say --no-auth"),
-        (["--host", "192.0.2.1"], "set --api-key, or say --no-auth"),
-        (["--host", "example.org"], "set --api-key, or say --no-auth"),
-        (["--api-key", "é"], "ASCII"),
-        (["--api-key", "a key\n"], "ASCII"),
-        (["--api-key", " "], "no space"),
-        (["--api-key", ""], "--api-key is empty"),
-        (["--port", "65536"], "a port from 0 to 65535"),
-        (["--max-batch", "0"], "at least 1"),
-        (["--max-queue", "-1"], "at least 0"),
-        (["--num-draft", "0"], "--draft-model none"),
-        (["--delta", "2"], "a number from 0 to 1"),
-        (["--prompt", "x"], "unrecognized"),
-        (["--port", "0", "--model", "no/such/folder"], "there is no model folder"),
-        (["--port", "0", "--host", "no.such.host.invalid", "--no-auth"], "give an address"),
-    ],
-)
-def test_mistakes_on_the_command_line(argv, told, capsys, monkeypatch):
-    monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
-    with pytest.raises(SystemExit) as end:
-        command.main(argv)
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (2, "")
-    assert err.startswith("error: ") and err.count("\n") == 1 and told in err
-
-
-def test_a_port_in_use(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(SystemExit):
-            command.main(["--port", str(taken.getsockname()[1])])
-    assert "choose another --port" in capsys.readouterr().err
-
-
-def test_answers_are_sent_at_once():
-    with command._listener("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
-
-
-def test_ctrl_c_while_the_models_are_loaded():
-    code = """
-import runpy, sys
-from mlx_t5.backend import mx
-from mlx_t5.cli import models
-
-def load(*_):
-    print("loading", file=sys.stderr, flush=True)
-    while True:
-        mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
-
-models.load_pair = load
-sys.argv[1:] = ["--port", "0"]
-runpy.run_path("server.py", run_name="__main__")
-"""
-    argv = [sys.executable, "-c", code]
-    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert process.stderr.readline() == "loading\n"
-    process.send_signal(signal.SIGINT)
-    assert (process.wait(PATIENCE), process.stderr.read()) == (130, "")
-
-
-def test_without_the_extra_requirements_it_says_what_to_install():
-    code = "import sys; sys.modules['fastapi'] = None; import server; server.main([])"
-    argv = [sys.executable, "-c", code]
-    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 2
-    assert process.stderr == (
-        "error: fastapi is not installed; pip install -r requirements-server.txt\n"
-    )
-
-
-def test_which_hosts_only_this_machine_reaches():
-    assert all(map(command.is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
-    assert not any(map(command.is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.org", ""]))

@@ -10,7 +10,7 @@ FALSE_ALARM = 1e-6
 
 
 def settings(rows=1, temp=1.0, top_k=0, top_p=1.0, delta=0.0):
-    return Sampling.of([temp] * rows, [top_k] * rows, [top_p] * rows, [delta] * rows)
+    return Sampling.collect([temp] * rows, [top_k] * rows, [top_p] * rows, [delta] * rows)
 
 
 def keys(rows, seed=0):

@@ -20,7 +20,7 @@ class Fake(Program):
 
     def describe(self):
         print("libraries talk")
-        threads = os.environ.get("OMP_NUM_THREADS")
+        threads = int(os.environ.get("OMP_NUM_THREADS", 2))
         return {"pid": os.getpid(), "threads": threads, "dtype": "float32", "device": "cpu"}
 
     def modules(self):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="requirements-dev.txt installs torch")
+torch = pytest.importorskip("torch", reason="requirements/dev.txt installs torch")
 transformers = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 

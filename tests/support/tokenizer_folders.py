@@ -95,10 +95,17 @@ def old_json(folder, sentinels):
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": vocabulary[i][0], "single_word": False, "lstrip": False,
-             "rstrip": False, "normalized": False, "special": is_special}
+            {
+                "id": i,
+                "content": vocabulary[i][0],
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": is_special,
+            }
             for i, is_special in special.items()
-        ],  # fmt: skip
+        ],
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
         "pre_tokenizer": metaspace(),
         "post_processor": {
@@ -107,14 +114,18 @@ def old_json(folder, sentinels):
             "pair": first + end + second + end,
             "special_tokens": {
                 "</s>": {
-                    "id": "</s>", "ids": [proto.trainer_spec.eos_id], "tokens": ["</s>"],
+                    "id": "</s>",
+                    "ids": [proto.trainer_spec.eos_id],
+                    "tokens": ["</s>"],
                 }
-            },  # fmt: skip
+            },
         },
         "decoder": metaspace(),
         "model": {
-            "type": "Unigram", "unk_id": proto.trainer_spec.unk_id, "vocab": vocabulary,
-        },  # fmt: skip
+            "type": "Unigram",
+            "unk_id": proto.trainer_spec.unk_id,
+            "vocab": vocabulary,
+        },
     }
 
 

@@ -1,0 +1,195 @@
+"""The BLAS that multiplies MLX's matrices on a Linux CPU; `backend` loads it before MLX.
+
+MLX's CPU wheel for Linux carries a reference BLAS: it runs on one core, and six rows take six
+times as long as one, so that speculative decoding cannot pay. A library loaded before MLX with
+its symbols open to all takes the place of that one:
+
+1. Intel's MKL, which `requirements.txt` installs on x86-64. It reads a weight at the memory's speed
+   for few rows. Its threads are TBB's, which sleep when there is nothing to do: those of its OpenMP
+   layers spin, and take a core from MLX between products (docs/performance.md).
+2. OpenBLAS, if the system has it. It does not know processors younger than itself, so it is told
+   which kernels to take. It comes first on processors with AVX-512 for which MKL has only general
+   kernels (AMD's): as fast up to 8 rows, and 1.1 to 1.5 times as fast with more.
+
+Nothing here imports MLX, or anything of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterable, MutableMapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+CORETYPE = "OPENBLAS_CORETYPE"  # OpenBLAS reads it once, when it is loaded
+VARIABLE = "T5_BLAS"  # the user's wish: one of CHOICES
+CHOICES = ("mkl", "openblas", "none")
+REFERENCE = "MLX's reference BLAS"
+TBB_THREADS = 4  # `MKL_THREADING_TBB` of mkl_service.h
+# OpenBLAS's names of its kernels, best first, and what a processor must have for them.
+KERNELS = {
+    "SkylakeX": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "Haswell": {"avx2", "fma"},
+}
+
+Loader = Callable[..., Any]
+
+
+def load(
+    platform: str,
+    loader: Loader = ctypes.CDLL,
+    environment: MutableMapping[str, str] = os.environ,
+    mkl: Path | None = None,
+    cpu_flags: Callable[[], set[str]] | None = None,
+) -> str | None:
+    """Load a BLAS so that an MLX imported afterwards uses it.
+
+    Args:
+        platform: as `sys.platform`; only Linux needs a library.
+        loader: opens a shared library by name and raises `OSError` if there is none.
+        environment: may hold the user's wish.
+        mkl: the file of MKL to load; None finds the installed one.
+        cpu_flags: tells what the processor can do; None asks Linux.
+
+    Returns:
+        Its name, version and kernels, as in "OpenBLAS 0.3.21, SkylakeX kernels". None if there is
+        nothing to load and MLX's own stays in use.
+
+    Raises:
+        ValueError: the user's wish is not among `CHOICES`, or is a library that is not there.
+    """
+    if not platform.startswith("linux"):
+        return None
+    wish = environment.get(VARIABLE, "")
+    if wish and wish not in CHOICES:
+        raise ValueError(f"{VARIABLE} must be {', '.join(CHOICES[:-1])} or none, not {wish:.40}")
+    if wish == "none":
+        return None
+    flags = (cpu_flags or read_cpu_flags)()
+    # Who sets the variable has OpenBLAS take other kernels, which may be slower than MKL's.
+    avx512 = flags >= KERNELS["SkylakeX"] and CORETYPE not in environment
+    for name in [wish] if wish else ["better mkl", "openblas", "mkl"]:
+        try:
+            if name == "openblas":
+                return load_openblas(loader, environment, flags)
+            file = mkl or find_mkl()
+            return load_mkl(file, loader, environment, or_better=name != "mkl" and avx512)
+        except OSError:
+            continue
+    if wish:
+        raise ValueError(f"{VARIABLE} is {wish}, which is not installed here")
+    return None
+
+
+def find_mkl() -> Path:
+    """The library that stands for all of MKL, where pip put it.
+
+    Raises:
+        OSError: MKL is not installed, or not as a whole.
+    """
+    try:
+        files = metadata.files("mkl") or []
+    except metadata.PackageNotFoundError as error:
+        raise OSError("mkl is not installed") from error
+    return Path(os.path.abspath(_first(files, "libmkl_rt.so").locate()))
+
+
+def load_mkl(
+    path: Path, loader: Loader, environment: MutableMapping[str, str], or_better: bool = False
+) -> str:
+    """Load MKL and have it compute with TBB's threads, unless `MKL_THREADING_LAYER` says otherwise.
+
+    MKL ends the process if it cannot open its parts at the first product, so they are looked for
+    here. It finds them beside `path`; TBB has to be loaded before.
+
+    Args:
+        path: from `find_mkl`.
+        loader: as in `load`.
+        environment: as in `load`.
+        or_better: leave it if it has nothing but general kernels for this processor.
+
+    Raises:
+        OSError: a part of it is missing, or it was left.
+    """
+    beside = sorted(path.parent.iterdir())
+    _first(beside, "libmkl_tbb_thread.so")
+    loader(str(_first(beside, "libtbb.so.")))
+    version = _MklVersion()
+    library = loader(str(path))
+    library.MKL_Get_Version(ctypes.byref(version))
+    # "… (Intel(R) AVX-512) enabled processors"; of other makers' only "Intel(R) Architecture …".
+    kernels = re.search(rb"AVX[\w.-]*", version.processor or b"")
+    if or_better and not kernels:
+        raise OSError("MKL has general kernels only")
+    loader(str(path), mode=ctypes.RTLD_GLOBAL)
+    if "MKL_THREADING_LAYER" not in environment:
+        library.MKL_Set_Threading_Layer(TBB_THREADS)
+    name = kernels.group().decode() if kernels else "general"
+    return f"MKL {version.major}.{version.update}, {name} kernels"
+
+
+class _MklVersion(ctypes.Structure):
+    """`MKLVersion` of mkl_types.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("major", "minor", "update")),
+        *((name, ctypes.c_char_p) for name in ("status", "build", "processor", "platform")),
+    )
+
+
+def load_openblas(
+    loader: Loader, environment: MutableMapping[str, str], cpu_flags: set[str]
+) -> str:
+    """Load the system's OpenBLAS with the best kernels that the processor can run.
+
+    Raises:
+        OSError: it is not installed.
+    """
+    best = next((name for name, needed in KERNELS.items() if needed <= cpu_flags), None)
+    told = CORETYPE not in environment
+    if best and told:
+        environment[CORETYPE] = best
+    try:
+        library = _first_that_loads(("libopenblas.so.0", "libopenblas.so"), loader)
+    finally:
+        if best and told:  # another OpenBLAS in this process or a child of it decides for itself
+            del environment[CORETYPE]
+    # "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …"
+    config, kernels = _answer(library, "get_config"), _answer(library, "get_corename")
+    return f"{' '.join(config.split()[:2])}, {kernels} kernels"
+
+
+def read_cpu_flags(path: str = "/proc/cpuinfo") -> set[str]:
+    """What Linux says that the processor can do; empty where it lists no such flags (not x86)."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            flags = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return set()
+    return set(flags.partition(":")[2].split())
+
+
+def _first(paths: Iterable[Any], start: str) -> Any:
+    for path in paths:
+        if path.name.startswith(start):
+            return path
+    raise OSError(f"no {start}")
+
+
+def _first_that_loads(names: Iterable[str], loader: Loader) -> Any:
+    *others, last = names
+    for name in others:
+        try:
+            return loader(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+    return loader(last, mode=ctypes.RTLD_GLOBAL)
+
+
+def _answer(library: Any, question: str) -> str:
+    ask = getattr(library, f"openblas_{question}")
+    ask.restype = ctypes.c_char_p
+    return ask().decode()

@@ -1,0 +1,42 @@
+"""What the rows of a batch sample by, collected from their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlx_t5.backend import mx
+from mlx_t5.requests import Row
+from mlx_t5.sampling.draws import Sampling
+from mlx_t5.sampling.processors import Processing
+
+
+def sampling_of(rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
+    """Collects the settings and keys of B rows.
+
+    Args:
+        rows: the rows.
+        eos: the end tokens.
+    """
+
+    def each(name: str) -> list:
+        return [getattr(row.settings, name) for row in rows]
+
+    processing = Processing.collect(
+        each("repetition_penalty"),
+        each("no_repeat_ngram_size"),
+        each("min_tokens"),
+        each("logits_processors"),
+        eos,
+    )
+    sampling = Sampling.collect(
+        each("temp"),
+        each("top_k"),
+        each("top_p"),
+        each("delta"),
+        each("block_verification"),
+        processing,
+    )
+    if sampling.all_greedy:
+        return sampling
+    return replace(sampling, keys=mx.stack([row.key for row in rows]))

@@ -1,0 +1,188 @@
+"""Which BLAS is loaded, from where and with which kernels; the libraries are stand-ins."""
+
+import ctypes
+from importlib import metadata
+from pathlib import PurePosixPath
+
+import pytest
+
+from mlx_t5 import blas
+
+AVX2 = {"avx2", "fma"}
+AVX512 = AVX2 | blas.KERNELS["SkylakeX"]
+INTEL = b"Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) enabled processors"
+
+
+class Loader:
+    """A stand-in for `ctypes.CDLL` on a machine with these libraries."""
+
+    def __init__(self, *installed, environment=None, processor=INTEL):
+        self.installed, self.processor = installed, processor
+        self.environment = {} if environment is None else environment
+        self.asked, self.threads = [], None
+
+    def __call__(self, name, mode=ctypes.DEFAULT_MODE):
+        name = name.rpartition("/")[2]
+        self.asked.append((name, mode == ctypes.RTLD_GLOBAL))
+        if name not in self.installed:
+            raise OSError(name)
+        kernels = self.environment.get("OPENBLAS_CORETYPE", "Prescott").encode()
+        self.openblas_get_corename = lambda: kernels
+        self.openblas_get_config = lambda: b"OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH"
+        return self
+
+    def MKL_Set_Threading_Layer(self, layer):
+        self.threads = layer
+
+    def MKL_Get_Version(self, pointer):
+        version = pointer._obj
+        version.major, version.update, version.processor = 2026, 2, self.processor
+
+
+MKL = ("libmkl_rt.so.3", "libtbb.so.12")
+OPENBLAS = "libopenblas.so.0"
+
+
+@pytest.fixture
+def mkl(tmp_path):
+    """The file of MKL in a folder with all its parts."""
+    for name in (*MKL, "libmkl_tbb_thread.so.3", "libtbb.so"):
+        (tmp_path / name).touch()
+    return tmp_path / MKL[0]
+
+
+def load(loader, mkl, wish="", flags=AVX512):
+    loader.environment.update({blas.VARIABLE: wish} if wish else {})
+    return blas.load("linux", loader, loader.environment, mkl, lambda: flags)
+
+
+def test_mkl_comes_first_with_threads_that_sleep(mkl):
+    loader = Loader(*MKL, OPENBLAS)
+    assert load(loader, mkl) == "MKL 2026.2, AVX-512 kernels"
+    assert loader.asked == [
+        ("libtbb.so.12", False),
+        ("libmkl_rt.so.3", False),
+        ("libmkl_rt.so.3", True),
+    ]
+    assert loader.threads == blas.TBB_THREADS
+
+
+def test_the_users_threads_are_left_alone(mkl):
+    loader = Loader(*MKL, environment={"MKL_THREADING_LAYER": "INTEL"})
+    load(loader, mkl)
+    assert loader.threads is None
+
+
+@pytest.mark.parametrize(
+    ("others", "flags", "environment", "loaded"),
+    [
+        ([OPENBLAS], AVX512, {}, "OpenBLAS 0.3.21, SkylakeX kernels"),
+        ([OPENBLAS], AVX512, {"OPENBLAS_CORETYPE": "Zen"}, "MKL 2026.2, general kernels"),
+        ([OPENBLAS], AVX2, {}, "MKL 2026.2, general kernels"),
+        ([], AVX512, {}, "MKL 2026.2, general kernels"),
+    ],
+)
+def test_a_processor_for_which_mkl_has_general_kernels(mkl, others, flags, environment, loaded):
+    """There OpenBLAS is faster, if it has kernels for AVX-512."""
+    processor = b"Intel(R) Architecture processors"
+    loader = Loader(*MKL, *others, environment=environment, processor=processor)
+    assert load(loader, mkl, flags=flags) == loaded
+    last = ("libmkl_rt.so.3" if loaded.startswith("MKL") else OPENBLAS, True)
+    assert [name for name in loader.asked if name[1] and name[0] in loader.installed] == [last]
+    assert load(loader, mkl, "mkl", flags) == "MKL 2026.2, general kernels"
+
+
+@pytest.mark.parametrize("missing", ["libmkl_tbb_thread.so.3", "libtbb.so.12"])
+def test_openblas_takes_over_where_a_part_of_mkl_is_missing(mkl, missing):
+    """MKL itself would end the process at the first product."""
+    (mkl.parent / missing).unlink()
+    loader = Loader(*MKL, OPENBLAS)
+    assert load(loader, mkl) == "OpenBLAS 0.3.21, SkylakeX kernels"
+    assert ("libmkl_rt.so.3", True) not in loader.asked
+
+
+def test_openblas_without_mkl(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "files", absent)
+    loader = Loader("libopenblas.so")
+    assert load(loader, None) == "OpenBLAS 0.3.21, SkylakeX kernels"
+    assert loader.asked == [(OPENBLAS, True), ("libopenblas.so", True)]
+
+
+def test_none_is_installed(mkl):
+    assert load(Loader(), mkl) is None
+
+
+def test_where_pip_put_mkl(monkeypatch, tmp_path):
+    class File(PurePosixPath):
+        def locate(self):
+            return tmp_path / "site-packages" / self
+
+    files = [File("../mkl.pc"), File("../libmkl_rt.so.3")]
+    monkeypatch.setattr(metadata, "files", lambda name: files if name == "mkl" else None)
+    assert blas.find_mkl() == tmp_path / "libmkl_rt.so.3"
+    files.pop()
+    with pytest.raises(OSError):
+        blas.find_mkl()
+
+
+@pytest.mark.parametrize(
+    ("wish", "loaded"),
+    [("mkl", "MKL 2026.2, AVX-512 kernels"), ("openblas", "OpenBLAS 0.3.21, SkylakeX kernels")],
+)
+def test_the_users_wish(mkl, wish, loaded):
+    assert load(Loader(*MKL, OPENBLAS), mkl, wish) == loaded
+    with pytest.raises(ValueError, match=f"T5_BLAS is {wish}, which is not installed"):
+        load(Loader(), mkl, wish)
+
+
+def test_the_user_wants_none(mkl):
+    loader = Loader(*MKL, OPENBLAS)
+    assert load(loader, mkl, "none") is None
+    assert loader.asked == []
+
+
+def test_an_unknown_wish(mkl):
+    with pytest.raises(ValueError, match="T5_BLAS must be mkl, openblas or none, not blis"):
+        load(Loader(*MKL), mkl, "blis")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kernels"),
+    [
+        (AVX512, "SkylakeX"),
+        (AVX512 - {"avx512vl"}, "Haswell"),
+        (AVX2, "Haswell"),
+        ({"avx2"}, "Prescott"),
+        (set(), "Prescott"),
+    ],
+)
+def test_openblas_is_told_what_the_processor_has(flags, kernels):
+    loader = Loader(OPENBLAS)
+    assert load(loader, None, "openblas", flags).endswith(f"{kernels} kernels")
+    assert "OPENBLAS_CORETYPE" not in loader.environment
+
+
+def test_the_users_kernels_are_left_alone():
+    environment = {"OPENBLAS_CORETYPE": "Zen"}
+    loader = Loader(OPENBLAS, environment=environment)
+    assert load(loader, None, "openblas").endswith("Zen kernels")
+    assert environment["OPENBLAS_CORETYPE"] == "Zen"
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_are_left_alone(mkl, platform):
+    loader = Loader(*MKL, OPENBLAS)
+    assert blas.load(platform, loader, {blas.VARIABLE: "blis"}, mkl) is None
+    assert loader.asked == []
+
+
+def test_flags_of_the_processor(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nflags\t\t: fpu fma avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert blas.read_cpu_flags(str(path)) == {"fpu", "fma", "avx2"}
+    path.write_text("processor\t: 0\nFeatures\t: fp asimd\n")  # aarch64
+    assert blas.read_cpu_flags(str(path)) == set()
+    assert blas.read_cpu_flags(str(tmp_path / "none")) == set()
