@@ -265,6 +265,8 @@ def test_a_conversion_that_another_command_began_leaves_nothing(tiny, tmp_path, 
             env=hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # The one that runs the tests may ignore it, as under nohup, and children inherit that.
+            preexec_fn=lambda: signal.signal(how, signal.SIG_DFL),
         )
         assert process.stdout.readline() == b"writing\n"
         assert len(list((work / "models").iterdir())) == 1
