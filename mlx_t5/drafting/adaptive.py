@@ -75,6 +75,7 @@ class Adaptive:
         """
         self._measure, self.kinds = measure, kinds
         self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
+        self._tables: dict[tuple[bool, int], list[float]] = {}
 
     @cached_property
     def costs(self) -> Costs:
@@ -139,22 +140,25 @@ class Adaptive:
         return {kind: gamma if speedup >= least else 0 for kind, (speedup, gamma) in best.items()}
 
     def _largest_speedup(self, kind: str, alpha: float, rows: int) -> tuple[float, int]:
-        """The largest S, and the gamma that reaches it."""
+        """Returns the largest S, and the gamma that reaches it."""
         expected, chance, best = 1.0, 1.0, (1.0, 0)
-        for gamma in range(1, LONGEST + 1):
+        for gamma, cost in enumerate(self._costs(kind == "draft", rows), 1):
             chance *= alpha
             expected += chance
-            best = max(best, (expected / self._cost(kind, gamma, rows), gamma))
+            best = max(best, (expected / cost, gamma))
         return best
 
-    def _cost(self, kind: str, gamma: int, rows: int) -> float:
-        """Of a step with gamma proposals, relative to a regular step."""
-        drafting = gamma * self.costs.draft_pass(rows) if kind == "draft" else 0.0
-        return (drafting + self.costs.verify(rows, gamma + 1)) / self.costs.verify(rows, 1)
+    def _costs(self, drafted: bool, rows: int) -> list[float]:
+        """Costs of a step with 1, 2, … proposals, relative to a regular step; worked out once."""
+        if (drafted, rows) not in self._tables:
+            verify, draft = self.costs.verify, drafted * self.costs.draft_pass(rows)
+            steps = [g * draft + verify(rows, g + 1) for g in range(1, LONGEST + 1)]
+            self._tables[drafted, rows] = [step / verify(rows, 1) for step in steps]
+        return self._tables[drafted, rows]
 
     def _explore_draft(self, estimate: Estimate, rows: int) -> bool:
         """Whether enough time has passed to try a drafted token, which may yield nothing."""
-        price = self._cost("draft", 1, rows) - 1  # in regular steps
+        price = self._costs(True, rows)[0] - 1  # in regular steps
         if estimate.idle_steps * EXPLORATION_SHARE < price:
             return False
         estimate.idle_steps = 0
