@@ -19,6 +19,7 @@ from typing import Any
 from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.errors import UserError
+from mlx_t5.network.attention import Keys, attention
 from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
@@ -80,12 +81,10 @@ class Attention(nn.Module):
         """Keys and values (B, H, S, d_kv) of the positions x (B·S, d_model)."""
         return self._split(self.k(x), batch), self._split(self.v(x), batch)
 
-    def attend(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
-    ) -> mx.array:
+    def attend(self, x: mx.array, keys: Keys, values: Keys, mask: mx.array | None) -> mx.array:
         """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N)."""
         queries = self._split(self.q(x), keys.shape[0])
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
+        out = attention(queries, keys, values, mask)
         return self.o(out.swapaxes(1, 2).reshape(x.shape[0], -1))
 
     def _split(self, x: mx.array, batch: int) -> mx.array:

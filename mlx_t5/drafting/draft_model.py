@@ -18,7 +18,7 @@ from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.acceptance import accepted_length
-from mlx_t5.sampling.draws import DRAFT, Sampling, finite, fold, probabilities, sample
+from mlx_t5.sampling.draws import Sampling, finite, probabilities, sample
 from mlx_t5.sampling.processors import History
 from mlx_t5.text.prompts import encoded
 
@@ -212,7 +212,7 @@ class DraftModel:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
                 qs.append(probabilities(logits, sampling))
-                token = sample(qs[-1][:, 0], fold(keys, i, DRAFT))[:, None]
+                token = sample(qs[-1][:, 0], sampling.draft_keys(keys, i))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
             xs.append(token)
         # Only a row's own proposals can become committed; what was fed past them is no prefix.

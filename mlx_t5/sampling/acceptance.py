@@ -17,6 +17,11 @@ Where temp > 0 and delta = 0, block verification (Sun et al.,
 https://arxiv.org/abs/2403.10444) judges the proposals of a block together
 instead: the same distribution, and never fewer tokens a step on average.
 
+In exact decoding the target draws its own token at each position, with randomness that belongs to
+the position, and a proposal is kept when it is that token. The draft draws with the same numbers
+(Gumbel sampling as in Daliri et al., https://arxiv.org/abs/2408.07978), so most are. Fewer are kept
+than by the rules above, but the text is the same whatever the draft.
+
 Symbols: B rows, gamma proposals a row, T = gamma + 1 positions, V vocabulary;
 p target and q draft probabilities after temperature, top-k and top-p. A
 deterministic proposal (greedy draft, copied text) has q(x) = 1 and is written
@@ -214,6 +219,8 @@ def _verify_sampled(
         accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
     """
     p = probabilities(logits, sampling)
+    if sampling.by_position:
+        return _verify_drawn(p, drafts, lengths, keys)
     replacing = fold(keys, 0, REPLACE)
     if drafts.shape[1] == 1:
         return mx.zeros_like(lengths), sample(p[:, 0], replacing)[:, None]
@@ -242,3 +249,23 @@ def _verify_sampled(
     rejected = (accepted < lengths)[:, None]
     rest = mx.where(rejected, residual(w * p, q), p)
     return accepted, sample(rest, replacing)[:, None]
+
+
+def _verify_drawn(
+    p: mx.array, drafts: mx.array, lengths: mx.array, keys: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`verify` with draws by position: keeps the proposals that the target draws as well.
+
+    Args:
+        p: (B, T, V) target probabilities.
+        drafts: (B, T) int32, gamma proposals and a placeholder.
+        lengths: (B,) int32, how many proposals of each row are real.
+        keys: (B, T or more, 2) keys of the positions.
+
+    Returns:
+        accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
+    """
+    each = fold(keys[:, : p.shape[1]], 0, REPLACE)
+    own = sample(p.flatten(0, 1), each.flatten(0, 1)).reshape(drafts.shape)
+    accepted = accepted_length(drafts == own, lengths)
+    return accepted, mx.take_along_axis(own, accepted[:, None], axis=1)

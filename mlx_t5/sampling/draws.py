@@ -42,6 +42,9 @@ class Sampling:
     filtered: bool  # some row uses top-k or top-p
     processing: Processing | None = None  # of the logits, before all this
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
+    # Positions a step may have where each has its own draw, whatever is proposed there; 0 where
+    # draws belong to the step.
+    by_position: int = 0
 
     @classmethod
     def collect(
@@ -75,8 +78,23 @@ class Sampling:
         )
 
     def step_keys(self, positions: Sequence[int]) -> mx.array | None:
-        """Keys (B, 2) for the step at these positions; None if every row is greedy."""
-        return None if self.all_greedy else fold(self.keys, mx.array(positions), 0)
+        """Keys (B, 2) for the step at these positions; None if every row is greedy.
+
+        With draws by position there is one for each that the step may have: (B, T, 2).
+        """
+        if self.all_greedy or self.keys is None:
+            return None
+        if not self.by_position:
+            return fold(self.keys, mx.array(positions), 0)
+        each = mx.array(positions)[:, None] + mx.arange(self.by_position)
+        return fold(mx.broadcast_to(self.keys[:, None], (*each.shape, 2)), each, 0)
+
+    def draft_keys(self, keys: mx.array, i: int) -> mx.array:
+        """Keys (B, 2) of the draw of proposal i, from those of the step.
+
+        With draws by position it is the target's own there, so that both mostly draw the same.
+        """
+        return fold(keys[:, i], 0, REPLACE) if self.by_position else fold(keys, i, DRAFT)
 
     def process(
         self,

@@ -1,0 +1,204 @@
+"""Whether this device gives a row the same bits whatever stands around it, and at which width.
+
+`exact.ExactTarget` counts on that. Nobody promises it, so it is looked at before anything is
+decoded: for every shape of weight, for attention, and through the decoder as a whole. Which kernel
+computes depends on shapes alone, and random numbers show another order of summation at once.
+
+Symbols: B rows in flight at most, W width, K inputs of a product, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.errors import UserError
+from mlx_t5.network.attention import attention
+from mlx_t5.network.cache import BLOCK
+from mlx_t5.network.exact import ExactCache, ExactTarget
+from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.sampling.draws import Sampling, probabilities
+
+WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
+# Keys that attention is checked over: sources of any length, and slots, which come in blocks.
+SOURCES = (1, 2, 7, 16, 31, 100, 257)
+SLOTS = tuple(n * BLOCK for n in (1, 2, 3, 5, 9, 17))
+
+Product = Callable[[mx.array], mx.array]
+
+
+def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
+    """The model with passes of one shape, at the least width that the device keeps bits at.
+
+    Args:
+        model: the target.
+        batch: B.
+        num_draft: proposals that a step has to have room for.
+
+    Raises:
+        UserError: the device keeps them at none, or more proposals are wanted than the widest has.
+    """
+    widths = [width for width in WIDTHS if width > num_draft]
+    if not widths:
+        raise too_many(num_draft, WIDTHS[-1])
+    for width in widths:
+        rows = numbers_of_rows(model, batch, width)
+        if rows and attention_holds(model, width):
+            target = ExactTarget(model, width, rows)
+            if decoder_holds(target):
+                return target
+    raise UserError(
+        "exact decoding is not possible here: this device rounds a row differently by its place "
+        f"in a pass, at {' and '.join(map(str, widths))} positions a row; decode without it"
+    )
+
+
+def too_many(num_draft: int, width: int) -> UserError:
+    """The error that a width has no room for so many proposals."""
+    return UserError(
+        f"num_draft is {num_draft}; exact decoding has room for {width - 1}, so lower it"
+    )
+
+
+def numbers_of_rows(model: Seq2Seq, batch: int, width: int) -> list[int]:
+    """Numbers of rows that a pass may have: B, and fewer where they give every row the same bits.
+
+    Returns:
+        Ascending, powers of two and B; empty if the bits of a row depend on its place.
+    """
+    fewer = [2**i for i in range(batch.bit_length()) if 2**i < batch]
+    for product, inputs in products(model):
+        for x in inputs(batch * width):
+            out = product(x)
+            if not place_is_irrelevant(product, x, out):
+                return []
+            fewer = [n for n in fewer if _equal(product(x[: n * width]), out[: n * width])]
+    return [*fewer, batch]
+
+
+def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
+    """Whether rows keep their bits at another place, beside others at random.
+
+    Each is moved one place on, and to the opposite end: the first relates all places.
+
+    Args:
+        product: computes each row by itself.
+        x: rows first.
+        out: the product of x.
+    """
+    order = mx.arange(len(x))
+    for places in (mx.roll(order, 1), order[::-1]):
+        for first in (0, 1):
+            mixed = mx.array(x[places])
+            mixed[1 - first :: 2] = mx.random.normal(mixed[1 - first :: 2].shape)
+            if not _equal(product(mixed)[first::2], out[places][first::2]):
+                return False
+    return True
+
+
+def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
+    """Every product of the decoder that differs in shape, type or quantisation.
+
+    Yields:
+        The product, and what makes inputs (rows, K) for it: random ones, and such that the terms of
+        every sum cancel. What those leave is rounding alone, so that another order of summation
+        shows in results of 16 bits as well.
+    """
+    head = model.lm_head if "lm_head" in model else model.shared
+    linear = (nn.Linear, nn.QuantizedLinear)
+    layers = [m for m in model.decoder.modules() if isinstance(m, linear)]
+    seen = set()
+    for layer in [*layers, head]:
+        kind = type(layer), *((n, a.shape, a.dtype) for n, a in sorted(layer.items()))
+        if kind not in seen:
+            seen.add(kind)
+            dtype = model.decoder.norm.weight.dtype  # of scales that are no numbers themselves
+            yield _doubled(layer, dtype)
+
+
+def _doubled(layer: Any, dtype: mx.Dtype) -> tuple[Product, Callable[[int], list[mx.array]]]:
+    """A product like the layer's whose weight holds one half twice, the second time turned."""
+    scales = layer.get("scales")
+    group = layer.group_size if scales is not None else 1
+    groups = (layer.weight if scales is None else scales).shape[1]
+    stored = layer.weight.dtype if scales is None else scales.dtype
+    dtype = stored if mx.issubdtype(stored, mx.floating) else dtype
+    like = copy.copy(layer)
+    for name, array in layer.items():
+        half = array[:, : groups // 2 * (array.shape[1] // groups)]
+        turned = mx.roll(half, half.shape[1] // max(groups // 2, 1), axis=1)
+        rest = array[:, 2 * half.shape[1] :]  # of an odd number of groups
+        like[name] = mx.concatenate([half, turned, rest], axis=1)
+
+    def inputs(rows: int) -> list[mx.array]:
+        x = mx.random.normal((rows, groups * group)).astype(dtype)
+        half = x[:, : groups // 2 * group]
+        rest = mx.zeros_like(x[:, 2 * half.shape[1] :])
+        return [x, mx.concatenate([half, -mx.roll(half, group, axis=1), rest], axis=1)]
+
+    return getattr(like, "as_linear", like), inputs
+
+
+def attention_holds(model: Any, width: int) -> bool:
+    """Whether queries keep their bits at any place of a block, over sources and over slots."""
+    heads, size = model.config.num_heads, model.config.d_kv
+    dtype = model.decoder.norm.weight.dtype
+    for n in SOURCES + SLOTS:
+        # Every second value takes away what the one before has added.
+        keys, values = (mx.random.normal((1, heads, (n + 1) // 2, size)) for _ in "kv")
+        keys = mx.repeat(keys, 2, axis=2)[:, :, :n].astype(dtype)
+        values = mx.stack([values, -values], axis=3).reshape(1, heads, -1, size)[:, :, :n]
+        values, bias = values.astype(dtype), mx.random.normal((1, heads, 1, n)).astype(dtype)
+        mask = mx.broadcast_to(bias, (1, heads, width, n)) if n in SLOTS else None
+
+        def over(x: mx.array, keys=keys, values=values, mask=mask) -> mx.array:
+            queries = x.astype(dtype).swapaxes(0, 1)[None]
+            return attention(queries, keys, values, mask)[0].swapaxes(0, 1)
+
+        x = mx.random.normal((width, heads, size)) * size**-0.5
+        if not place_is_irrelevant(over, x, over(x)):
+            return False
+    return True
+
+
+def decoder_holds(target: ExactTarget) -> bool:
+    """Whether a row has the same logits token by token alone as in blocks beside other rows."""
+    width, batch = target.width, target.rows[-1]
+    begin = BLOCK - width // 2  # so that the block crosses into other slots
+
+    def some(*shape: int) -> mx.array:
+        return mx.random.randint(0, target.config.vocab_size, shape)
+
+    tokens, others = some(1, begin + width), target.cache(target.encode(some(1, 5)))
+    row = target.cache(target.encode(some(1, 9)))
+    for at in range(0, begin, width):
+        target.decode(tokens[:, at : min(at + width, begin)], row, [at])
+    row.keep([0, 0])
+    alone, beside = (ExactCache([each]) for each in row.rows)
+    others.keep([0] * (batch - 1))
+    others.append(beside)
+    at, sizes = begin, (width // 2 - 1, 1, width - width // 2)
+    for size in sizes:
+        block = mx.concatenate([some(batch - 1, size), tokens[:, at : at + size]])
+        together = target.decode(block, others, [i % begin for i in range(batch - 1)] + [at])
+        for i in range(size):
+            single = target.decode(tokens[:, at + i : at + i + 1], alone, [at + i])
+            if not (
+                _equal(together[-1, i], single[0, 0])
+                and _equal(_sampled_from(together)[-1, i], _sampled_from(single)[0, 0])
+            ):
+                return False
+        at += size
+    return True
+
+
+def _sampled_from(logits: mx.array) -> mx.array:
+    """Probabilities (B, T, V) as rows that sample have them."""
+    settings = ([value] * len(logits) for value in (0.7, 50, 0.9, 0.0))
+    return probabilities(logits, Sampling.collect(*settings))
+
+
+def _equal(a: mx.array, b: mx.array) -> bool:
+    return mx.array_equal(a, b).item()
