@@ -15,7 +15,6 @@ from functools import cache
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
 
-LEAST_SIZE = 1 << 19  # entries of a weight; smaller ones stay in the processor's cache
 BLOCK = 128  # rows of the weight in a block
 
 Form = Callable[[mx.array, mx.array], mx.array]
@@ -41,9 +40,9 @@ class Embedding(nn.Embedding):
 def product(x: mx.array, weight: mx.array) -> mx.array:
     """x (M, K) times the transpose of `weight` (N, K): (M, N)."""
     # A BLAS multiplies no other type, and a GPU needs none.
-    if weight.size < LEAST_SIZE or weight.dtype != mx.float32 or not cpu_only():
+    if weight.dtype != mx.float32 or not cpu_only():
         return whole(x, weight)
-    return fastest(x.shape[0], blas_name())(x, weight)
+    return fastest(x.shape[0], *weight.shape, blas_name())(x, weight)
 
 
 def whole(x: mx.array, weight: mx.array) -> mx.array:
@@ -64,18 +63,40 @@ def turned(x: mx.array, weight: mx.array) -> mx.array:
     return (weight @ x.T).T
 
 
-# What `blas_name` says, the numbers of rows M, and their form.
-FORMS: tuple[tuple[str, range, Form], ...] = (
+def twice(x: mx.array, weight: mx.array) -> mx.array:
+    """One row (1, K) as two equal ones."""
+    return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
+
+
+def _large(outputs: int, inputs: int) -> bool:
+    return outputs * inputs >= 1 << 19  # smaller ones stay in the processor's cache
+
+
+def _narrow(outputs: int, inputs: int) -> bool:
+    return outputs * inputs >= 1 << 18 and inputs < 1024
+
+
+def _head(outputs: int, inputs: int) -> bool:
+    return outputs >= 1 << 14
+
+
+# What `blas_name` says, the numbers of rows M, which weights (N, K), and their form.
+FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
     # It copies the weight into an order of its own first, but for products of up to a million
     # pairs of numbers: 0.3 to 0.6 of the time.
-    ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), in_blocks),
-    ("MKL .*AVX-512", range(4, 7), in_blocks),  # 0.75 to 0.8
-    ("MKL .*AVX-512", range(7, 17), turned),  # 0.65 to 0.7: as long for 16 rows as for 4
+    ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), _large, in_blocks),
+    ("MKL .*AVX-512", range(4, 7), _large, in_blocks),  # 0.75 to 0.8
+    # 0.65 to 0.7: as long for 16 rows as for 4
+    ("MKL .*AVX-512", range(7, 17), _large, turned),
+    ("MKL .*general", range(1, 2), _narrow, twice),  # 0.65 to 0.9
+    ("MKL .*general", range(3, 129), _head, in_blocks),  # 0.65 to 0.8
 )
 
 
 @cache
-def fastest(rows: int, blas: str) -> Form:
-    """The form to multiply so many rows in with this BLAS."""
-    found = (form for name, which, form in FORMS if rows in which and re.match(name, blas))
-    return next(found, whole)
+def fastest(rows: int, outputs: int, inputs: int, blas: str) -> Form:
+    """The form to multiply x (rows, inputs) and a weight (outputs, inputs) in with this BLAS."""
+    for name, numbers, suits, form in FORMS:
+        if rows in numbers and suits(outputs, inputs) and re.match(name, blas):
+            return form
+    return whole
