@@ -120,7 +120,8 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
         attention = self.self_attention
-        x = attention.add(x, *attention.heads(attention.norm(x), "qkv", batch), bias)
+        q, k, v = attention.heads(attention.norm(x), "qkv", batch)
+        x = attention.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -136,7 +137,8 @@ class DecoderLayer(nn.Module):
     ) -> mx.array:
         attention = self.self_attention
         q, k, v = attention.heads(attention.norm(x), "qkv", cache.batch)
-        x = attention.add(x, q, *cache.update(layer, k, v, slots), bias)
+        k, v = cache.update(layer, k, v, slots)
+        x = attention.add(x, q, k, v, bias)
         attention = self.cross_attention
         (q,) = attention.heads(attention.norm(x), "q", cache.batch)
         source = cache.cross_keys[layer], cache.cross_values[layer]
