@@ -6,7 +6,7 @@ Symbols: B rows, H heads, T queries a row, N keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 from mlx_t5.backend import mx
 from mlx_t5.network.cache import round_up
@@ -33,10 +33,10 @@ class ByRow:
         return self.batch, heads, max(array.shape[2] for array in self.arrays), width
 
 
-Keys: TypeAlias = Union[mx.array, ByRow]
+Keys: TypeAlias = mx.array | ByRow
 
 
-def attention(queries: mx.array, keys: Keys, values: Keys, mask: mx.array | None) -> mx.array:
+def attend(queries: mx.array, keys: Keys, values: Keys, mask: mx.array | None) -> mx.array:
     """Attention without scale.
 
     Args:
@@ -54,7 +54,7 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: mx.array | None
     for i, (k, v) in enumerate(zip(keys.arrays, values.arrays, strict=True)):
         query, nearest = queries[i : i + 1], keys.offsets[i] if keys.offsets else None
         if mask is None or nearest is None:
-            rows.append(attention(query, k, v, None))
+            rows.append(attend(query, k, v, None))
         else:
             rows.append(_of_row(query, k, v, mask[i : i + 1], nearest))
     rows.append(mx.zeros((keys.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype))
@@ -71,7 +71,7 @@ def _of_row(
     """
 
     def over(slots: int) -> mx.array:
-        return attention(queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots])
+        return attend(queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots])
 
     near, last = round_up(offset + 1), offset + queries.shape[2]
     out, far = over(near), round_up(last)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.network.attention import ByRow
