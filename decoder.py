@@ -26,6 +26,8 @@ from mlx_t5.drafting.adaptive import Adaptive, proposal_limits
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.errors import UserError
+from mlx_t5.network.exact import ExactTarget
+from mlx_t5.network.exactness import LONGEST_AUTO, check_settings, exact_target
 from mlx_t5.network.memory import require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
@@ -50,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        target: T5,
+        target: T5 | ExactTarget,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
@@ -58,7 +60,7 @@ class Engine:
         """Starts an empty batch.
 
         Args:
-            target: the model whose output is wanted.
+            target: the model whose output is wanted, in exact decoding around it what pads.
             drafter: where proposals come from; None for regular decoding.
             clock: seconds, for the statistics.
             adaptive: how many to propose, for rows whose num_draft is "auto".
@@ -68,6 +70,7 @@ class Engine:
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
         self.rows: list[Row] = []
         self.cache: Any = None  # a `Cache` while there are rows
+        self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
         self.sampling = sampling_of([], target.config.eos_token_ids)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
@@ -170,7 +173,8 @@ class Engine:
         """Makes `rows` the batch and collects their settings and keys."""
         self.rows = rows
         if rows:
-            self.sampling = sampling_of(rows, self.target.config.eos_token_ids)
+            eos = self.target.config.eos_token_ids
+            self.sampling = sampling_of(rows, eos, self.by_position)
 
 
 def commit(
@@ -224,6 +228,7 @@ class SpeculativeDecoder:
         draft_tokenizer=None,
         clock: Callable[[], float] = time.perf_counter,
         costs: Costs | None = None,
+        exact: bool = False,
     ) -> None:
         """Pairs the models.
 
@@ -237,6 +242,8 @@ class SpeculativeDecoder:
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
             costs: of passes, for "auto"; None measures them when they are first needed.
+            exact: the same tokens to the bit whatever the draft, num_draft and the other rows of
+                a batch: every pass of the target has one shape (network/exact.py).
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
@@ -252,7 +259,9 @@ class SpeculativeDecoder:
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
         draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
-        self.adaptive = Adaptive(lambda: costs or measure(model, draft), kinds)
+        self.exact, self._exact_targets = exact, dict[int, ExactTarget]()
+        longest = {"longest": LONGEST_AUTO} if exact else {}
+        self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, **longest)
 
     def generate(
         self,
@@ -320,13 +329,20 @@ class SpeculativeDecoder:
         pairs = zip(prompts, random_keys(seed, samples), strict=False)
         rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
-        finished = batching.run(self.engine(chosen), rows, batch_size, at_hand)
+        finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
         return map(self.codec.result, finished)
 
     def stream(
-        self, prompt: str | Sequence[int], max_tokens: int = 256, seed: int = 0, **settings: Any
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 256,
+        seed: int = 0,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        **settings: Any,
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
+
+        In exact decoding `batch_size` is that of the calls whose bits it is to have.
 
         Yields:
             A chunk a step. The texts joined are the result's text.
@@ -336,11 +352,10 @@ class SpeculativeDecoder:
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True)
         if row.error:
             raise UserError(row.error)
-        return self._follow(row)
+        return self._follow(row, self.engine(chosen, checked("batch_size", batch_size)))
 
-    def _follow(self, row: Row) -> Generator[Chunk, None, None]:
+    def _follow(self, row: Row, engine: Engine) -> Generator[Chunk, None, None]:
         """Decodes a row and yields what each step adds."""
-        engine = self.engine(row.settings)
         batching.Queue(engine, 1, [row]).admit()
         if row.error:
             raise UserError(row.error)
@@ -351,10 +366,40 @@ class SpeculativeDecoder:
                 raise UserError(row.error)
             yield self.codec.chunk(row, seen)
 
-    def engine(self, settings: Settings) -> Engine:
-        """An empty batch, for rows with such settings mostly; peak memory counts from here."""
+    def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine:
+        """An empty batch, for rows with such settings mostly; peak memory counts from here.
+
+        Args:
+            settings: of most rows.
+            batch_size: rows in flight at most.
+
+        Raises:
+            UserError: exact decoding cannot have such settings, or not on this device.
+        """
+        target = self.target(batch_size)
+        if isinstance(target, ExactTarget):
+            check_settings(settings, target.width)
         drafter = self.drafter.fresh() if self.drafter else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
         mx.reset_peak_memory()
-        return Engine(self.model, drafter, self.clock, self.adaptive)
+        return Engine(target, drafter, self.clock, self.adaptive)
+
+    def target(self, batch_size: int) -> T5 | ExactTarget:
+        """The model that verifies; in exact decoding its passes have room for so many rows.
+
+        Raises:
+            UserError: this device cannot decode exactly, which is looked at in the first call.
+        """
+        if not self.exact:
+            return self.model
+        if batch_size not in self._exact_targets:
+            num_draft = self.defaults.num_draft
+            room = num_draft if isinstance(num_draft, int) else 0
+            self._exact_targets[batch_size] = exact_target(self.model, batch_size, room)
+        return self._exact_targets[batch_size]
+
+    def _measure(self) -> Costs:
+        """Measures what passes cost; in exact decoding those of the first batch size."""
+        target = next(iter(self._exact_targets.values()), self.model)
+        return measure(target, self.drafter.model if self.drafter else None)

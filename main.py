@@ -149,7 +149,7 @@ def _main(args: argparse.Namespace) -> int:
         _tell(painter.legend)
     to_screen = not (args.output_file or args.json)
     if to_screen and isinstance(prompts, list) and len(prompts) == args.num_samples == 1:
-        return _stream(decoder, prompts[0], args.seed, settings, painter)
+        return _stream(decoder, prompts[0], settings, painter, args)
     return _write_all(decoder, prompts, settings, painter, args)
 
 
@@ -169,7 +169,11 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
 
     chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
-    decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
+    num_draft = args.num_draft if args.exact else Settings.num_draft  # it decides about the width
+    decoder = SpeculativeDecoder(
+        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
+    )
+    decoder.target(args.batch_size)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
     if args.verbose:
         _tell(f"on {device_name()}")
@@ -177,11 +181,16 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
 
 
 def _stream(
-    decoder: SpeculativeDecoder, prompt: str, seed: int, settings: Settings, painter: Painter | None
+    decoder: SpeculativeDecoder,
+    prompt: str,
+    settings: Settings,
+    painter: Painter | None,
+    args: argparse.Namespace,
 ) -> int:
     """Show one text while it is generated."""
     status, stats = 0, None
-    with contextlib.closing(decoder.stream(prompt, seed=seed, **vars(settings))) as chunks:
+    stream = decoder.stream(prompt, seed=args.seed, batch_size=args.batch_size, **vars(settings))
+    with contextlib.closing(stream) as chunks:
         try:
             for chunk in chunks:
                 stats, text = chunk.stats, chunk.text

@@ -191,7 +191,9 @@ def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:
     from model import load
 
     target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load)
-    return SpeculativeDecoder(target, drafter, tokenizer, args.num_draft, draft_tokenizer=other)
+    return SpeculativeDecoder(
+        target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
+    )
 
 
 def model_name(chosen: Pair) -> str:

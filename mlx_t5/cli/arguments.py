@@ -213,3 +213,9 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
         "--delta",
         help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
     )
+    group.add_argument(
+        "--exact",
+        action="store_true",
+        help="the same tokens to the bit whatever the draft, --num-draft and the texts beside, as "
+        "every pass of the target has one shape; slower",
+    )

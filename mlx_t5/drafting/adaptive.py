@@ -66,14 +66,17 @@ class Estimate:
 class Adaptive:
     """Chooses how many tokens of each kind a row may be proposed."""
 
-    def __init__(self, measure: Callable[[], Costs], kinds: Sequence[str]) -> None:
+    def __init__(
+        self, measure: Callable[[], Costs], kinds: Sequence[str], longest: int = LONGEST
+    ) -> None:
         """Starts with the priors.
 
         Args:
             measure: returns the costs of steps; called once, when they are first needed.
             kinds: the kinds of proposals there are, see `PRIORS`.
+            longest: proposals a row at most.
         """
-        self._measure, self.kinds = measure, kinds
+        self._measure, self.kinds, self._longest = measure, kinds, longest
         self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
         self._tables: dict[tuple[bool, int], list[float]] = {}
 
@@ -152,7 +155,7 @@ class Adaptive:
         """Costs of a step with 1, 2, … proposals, relative to a regular step; worked out once."""
         if (drafted, rows) not in self._tables:
             verify, draft = self.costs.verify, drafted * self.costs.draft_pass(rows)
-            steps = [g * draft + verify(rows, g + 1) for g in range(1, LONGEST + 1)]
+            steps = [g * draft + verify(rows, g + 1) for g in range(1, self._longest + 1)]
             self._tables[drafted, rows] = [step / verify(rows, 1) for step in steps]
         return self._tables[drafted, rows]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.network.attention import ByRow
@@ -47,7 +48,7 @@ class ExactTarget:
             ids: (B, S) source tokens.
             mask: (B, S), True for tokens; None if all are. The output is 0 where it is False.
         """
-        lengths = _lengths(*ids.shape, mask)
+        lengths = _lengths(ids, mask)
         alone = [self.model.encode(ids[i : i + 1, :n]) for i, n in enumerate(lengths)]
         missing = [ids.shape[1] - n for n in lengths]
         padded = zip(alone, missing, strict=True)
@@ -55,18 +56,19 @@ class ExactTarget:
 
     def cache(
         self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1
-    ) -> ExactCache:
+    ) -> Any:  # an `ExactCache`
         """A cache for what `encode` returned, of every prompt without its padding."""
-        lengths = _lengths(*encoded.shape[:2], mask)
+        lengths = _lengths(encoded, mask)
         alone = (encoded[i : i + 1, :n] for i, n in enumerate(lengths))
         return ExactCache([self.model.cache(x, None, capacity) for x in alone])
 
-    def decode(self, tokens: mx.array, cache: ExactCache, offsets: list[int]) -> mx.array:
+    def decode(self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T), T at most W.
 
         Raises:
             ValueError: there are more positions than W, or more rows than a pass may have.
         """
+        assert isinstance(offsets, list), "padding has to be put in place on the host"
         batch, length = tokens.shape
         if length > self.width or batch > self.rows[-1]:
             raise ValueError(
@@ -77,8 +79,8 @@ class ExactTarget:
         block = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
         for row, offset in zip(cache.rows, offsets, strict=True):
             row.reserve(offset + self.width)
-        logits = self.model.decode(block, Pass(cache.rows, rows), offsets)
-        return logits[:batch, :length]
+        seen: Any = Pass(cache.rows, rows)
+        return self.model.decode(block, seen, offsets)[:batch, :length]
 
     def cache_memory(self, rows: int, source: int, target: int) -> int:
         """Bytes that the cache of rows of so many source and target positions takes."""
@@ -185,9 +187,9 @@ class Pass:
         return ByRow(k, self.batch, slots.offsets), ByRow(v, self.batch, slots.offsets)
 
 
-def _lengths(batch: int, longest: int, mask: mx.array | None) -> list[int]:
-    """How many of each row's positions are no padding."""
-    return [longest] * batch if mask is None else mask.sum(axis=1).tolist()
+def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:
+    """How many positions of each row (B, S, …) are no padding."""
+    return [rows.shape[1]] * len(rows) if mask is None else mask.sum(axis=1).tolist()
 
 
 def _twin(row: Cache) -> Cache:

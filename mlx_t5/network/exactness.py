@@ -19,9 +19,12 @@ from mlx_t5.network.attention import attend
 from mlx_t5.network.cache import BLOCK
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.linear import added
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import Sampling, probabilities
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
+LONGEST_AUTO = WIDTHS[0] - 1  # proposals that "auto" may choose, whatever the width
 # Keys that attention is checked over: sources of any length, and slots, which come in blocks.
 SOURCES = (1, 2, 7, 16, 31, 100, 257)
 SLOTS = tuple(n * BLOCK for n in (1, 2, 3, 5, 9, 17))
@@ -40,9 +43,8 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
     Raises:
         UserError: the device keeps them at none, or more proposals are wanted than the widest has.
     """
+    check_settings(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
-    if not widths:
-        raise too_many(num_draft, WIDTHS[-1])
     for width in widths:
         rows = numbers_of_rows(model, batch, width)
         if rows and attention_holds(model, width):
@@ -55,11 +57,22 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
     )
 
 
-def too_many(num_draft: int, width: int) -> UserError:
-    """The error that a width has no room for so many proposals."""
-    return UserError(
-        f"num_draft is {num_draft}; exact decoding has room for {width - 1}, so lower it"
-    )
+def check_settings(settings: Settings, width: int) -> None:
+    """Refuses what exact decoding cannot do in passes of this width.
+
+    Raises:
+        UserError: there are more proposals than have room, or they are to decide about the text.
+    """
+    if isinstance(settings.num_draft, int) and settings.num_draft >= width:
+        raise UserError(
+            f"num_draft is {settings.num_draft}; exact decoding has room for {width - 1} here, so "
+            "lower it"
+        )
+    if settings.delta:
+        raise UserError(
+            f"delta is {settings.delta:g}, which lets the draft decide about the text; exact "
+            "decoding needs 0"
+        )
 
 
 def numbers_of_rows(model: Seq2Seq, batch: int, width: int) -> list[int]:
@@ -108,23 +121,28 @@ def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.arra
     """
     head = model.lm_head if "lm_head" in model else model.shared
     linear = (nn.Linear, nn.QuantizedLinear)
-    layers = [m for m in model.decoder.modules() if isinstance(m, linear)]
+    layers = [(n, m) for n, m in model.decoder.named_modules() if isinstance(m, linear)]
+    dtype = model.decoder.norm.weight.dtype  # of activations
     seen = set()
-    for layer in [*layers, head]:
-        kind = type(layer), *((n, a.shape, a.dtype) for n, a in sorted(layer.items()))
+    for name, layer in [*layers, ("head", head)]:
+        joined = getattr(layer, "joined", None)
+        layer = joined.layer if joined else layer
+        adds = name.rpartition(".")[2] in ("o", "wo")  # to the residual
+        kind = type(layer), adds, *((n, a.shape, a.dtype) for n, a in sorted(layer.items()))
         if kind not in seen:
             seen.add(kind)
-            dtype = model.decoder.norm.weight.dtype  # of scales that are no numbers themselves
-            yield _doubled(layer, dtype)
+            yield _doubled(layer, dtype, adds)
 
 
-def _doubled(layer: Any, dtype: mx.Dtype) -> tuple[Product, Callable[[int], list[mx.array]]]:
+def _doubled(
+    layer: Any, dtype: mx.Dtype, adds: bool
+) -> tuple[Product, Callable[[int], list[mx.array]]]:
     """A product like the layer's whose weight holds one half twice, the second time turned."""
     scales = layer.get("scales")
     group = layer.group_size if scales is not None else 1
     groups = (layer.weight if scales is None else scales).shape[1]
     stored = layer.weight.dtype if scales is None else scales.dtype
-    dtype = stored if mx.issubdtype(stored, mx.floating) else dtype
+    dtype = stored if mx.issubdtype(stored, mx.floating) else dtype  # some scales are integers
     like = copy.copy(layer)
     for name, array in layer.items():
         half = array[:, : groups // 2 * (array.shape[1] // groups)]
@@ -138,7 +156,10 @@ def _doubled(layer: Any, dtype: mx.Dtype) -> tuple[Product, Callable[[int], list
         rest = mx.zeros_like(x[:, 2 * half.shape[1] :])
         return [x, mx.concatenate([half, -mx.roll(half, group, axis=1), rest], axis=1)]
 
-    return getattr(like, "as_linear", like), inputs
+    def adding(x: mx.array) -> mx.array:
+        return added(x, like, mx.zeros((len(x), len(like.weight)), like.weight.dtype))
+
+    return adding if adds and scales is None else getattr(like, "as_linear", like), inputs
 
 
 def attention_holds(model: Any, width: int) -> bool:
@@ -196,8 +217,8 @@ def decoder_holds(target: ExactTarget) -> bool:
 
 def _sampled_from(logits: mx.array) -> mx.array:
     """Probabilities (B, T, V) as rows that sample have them."""
-    settings = ([value] * len(logits) for value in (0.7, 50, 0.9, 0.0))
-    return probabilities(logits, Sampling.collect(*settings))
+    n = len(logits)
+    return probabilities(logits, Sampling.collect([0.7] * n, [50] * n, [0.9] * n, [0.0] * n))
 
 
 def _equal(a: mx.array, b: mx.array) -> bool:

@@ -11,12 +11,13 @@ from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import Processing
 
 
-def sampling_of(rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
+def sampling_of(rows: Sequence[Row], eos: Sequence[int], by_position: int = 0) -> Sampling:
     """Collects the settings and keys of B rows.
 
     Args:
         rows: the rows.
         eos: the end tokens.
+        by_position: as in `Sampling`.
     """
 
     def each(name: str) -> list:
@@ -39,4 +40,5 @@ def sampling_of(rows: Sequence[Row], eos: Sequence[int]) -> Sampling:
     )
     if sampling.all_greedy:
         return sampling
-    return replace(sampling, keys=mx.stack([row.key for row in rows]))
+    keys = mx.stack([row.key for row in rows])
+    return replace(sampling, keys=keys, by_position=by_position)

@@ -25,6 +25,7 @@ class Decoder(Protocol):
     tokenizer: Any
     defaults: Settings
     codec: Codec
+    exact: bool
 
     @property
     def model(self) -> Seq2Seq:
@@ -34,10 +35,13 @@ class Decoder(Protocol):
     def drafter(self) -> Drafter | None:
         """Where proposals come from."""
 
-    def generate(self, prompts: Any, max_tokens: int) -> Any:
+    def target(self, batch_size: int) -> Any:
+        """The model that verifies, in exact decoding with its width."""
+
+    def generate(self, prompts: Any, max_tokens: int, *, batch_size: int) -> Any:
         """Decodes one prompt or several."""
 
-    def engine(self, settings: Settings) -> Any:
+    def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError
+from mlx_t5.network.exactness import check_settings
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
@@ -138,7 +139,14 @@ class Service:
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
         self.defaults = replace(decoder.defaults, num_draft=num_draft, delta=delta)
-        self.drafts = decoder.drafter is not None
+        self.drafts, self.exact = decoder.drafter is not None, decoder.exact
+        width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
+        self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
+        try:
+            self._check(self.defaults)
+        except UserError:
+            worker.stop()
+            raise
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
@@ -219,7 +227,17 @@ class Service:
         if asked and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         given = {name: value for name, value in given.items() if value is not None}
-        return replace(self.defaults, **given)
+        settings = replace(self.defaults, **given)
+        try:
+            self._check(settings)
+        except UserError as error:
+            raise ApiError(400, str(error)) from None
+        return settings
+
+    def _check(self, settings: Settings) -> None:
+        """Refuses what exact decoding cannot do."""
+        if self.exact:
+            check_settings(settings, self.max_num_draft + 1)
 
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
@@ -248,8 +266,9 @@ class Service:
             "max_prompt_tokens": self.limits.prompt_tokens,
             "max_tokens": self.limits.max_tokens,
             "num_draft": self.defaults.num_draft,
-            "max_num_draft": api.MAX_NUM_DRAFT,
+            "max_num_draft": self.max_num_draft,
             "delta": self.defaults.delta,
             "draft": self.drafts,
             "dtype": self._dtype,
+            "exact": self.exact,
         }

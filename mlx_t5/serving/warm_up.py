@@ -14,15 +14,22 @@ from mlx_t5.text.prompts import encoded
 DUMMY_TOKENS = 8  # tokens of the dummy prompt
 
 
-def warm_up(decoder: Decoder) -> None:
+def warm_up(decoder: Decoder, batch_size: int) -> None:
     """Decodes a dummy prompt, then makes a pass of the target of every width there may be.
 
     Those are 1 to num_draft + 1 positions, or with "auto" 1 to `LONGEST` + 1. Drafters need not
-    propose so many for a dummy prompt, so the passes are made whatever they say.
+    propose so many for a dummy prompt, so the passes are made whatever they say. In exact decoding
+    all passes are of one width, and were checked when it was found.
+
+    Args:
+        decoder: with the models.
+        batch_size: rows decoded at the same time; in exact decoding all passes have them.
     """
     model, wanted = decoder.model, decoder.defaults.num_draft
     filler = model.config.eos_token_id
-    decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8)
+    decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8, batch_size=batch_size)
+    if decoder.exact:
+        return
     longest = wanted if isinstance(wanted, int) else LONGEST
     cache = encoded(model, [[filler] * DUMMY_TOKENS])
     for width in range(1, longest + 2 if decoder.drafter else 2):

@@ -178,7 +178,7 @@ class Worker:
     def _prepare(self) -> None:
         try:
             self._decoder = self._load()
-            warm_up(self._decoder)
+            warm_up(self._decoder, self.max_batch)
             self._new_engine()
         except BaseException as error:
             self._closing = True
@@ -189,7 +189,7 @@ class Worker:
     def _new_engine(self, waiting: Sequence[Row] = ()) -> None:
         # With "auto" the costs of steps are measured, so that any request may ask for it.
         usual = replace(self._decoder.defaults, num_draft=AUTO)
-        self._engine = self._decoder.engine(usual)
+        self._engine = self._decoder.engine(usual, self.max_batch)
         self._engine.on_verified = self._recorder
         self._queue = batching.Queue(self._engine, self.max_batch, waiting)
 
