@@ -1,0 +1,162 @@
+"""Passes of one shape: the bits of a row depend on nothing but the row."""
+
+import random
+
+import numpy as np
+import pytest
+
+from decoder import SpeculativeDecoder
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.errors import UserError
+from mlx_t5.network import linear
+from mlx_t5.network.exact import ExactTarget
+from random_models import V, random_t5
+
+WIDTH, ROWS, LENGTH = 8, 8, 8
+MODES = {"float32": 8, "float16": 8, "bfloat16": 125, "4 bit": 125}  # runs of eight rows
+
+
+@pytest.fixture
+def another_order_for_many_rows(monkeypatch):
+    """A device that sums in another order where a product has more than three rows.
+
+    Without a GPU, 16-bit products are summed in the same order whatever their rows.
+    """
+    whole = linear.whole
+
+    def by_rows(x, weight):
+        half = x.shape[1] // 2
+        if len(x) < 4 or weight.dtype == mx.float32:
+            return whole(x, weight)
+        return whole(x[:, :half], weight[:, :half]) + whole(x[:, half:], weight[:, half:])
+
+    monkeypatch.setattr(linear, "whole", by_rows)
+
+
+def texts(rng, count):
+    """Sources and targets of so many rows."""
+    sources = [[rng.randrange(2, V) for _ in range(rng.randint(1, 30))] for _ in range(count)]
+    return sources, [[rng.randrange(2, V) for _ in range(LENGTH + WIDTH)] for _ in range(count)]
+
+
+def caches(model, sources):
+    cache = model.cache(model.encode(mx.array([sources[0]])), None, LENGTH + 2 * WIDTH)
+    for source in sources[1:]:
+        cache.append(model.cache(model.encode(mx.array([source])), None, LENGTH + 2 * WIDTH))
+    return cache
+
+
+def logits_of(model, sources, targets, rng=None):
+    """Logits (LENGTH, V) of each row: token by token, or in blocks of which each keeps some."""
+    cache, at = caches(model, sources), [0] * len(sources)
+    found = [[] for _ in sources]
+    while min(at) < LENGTH:
+        size = rng.randint(1, WIDTH) if rng else 1
+        block = mx.array([t[i : i + size] for t, i in zip(targets, at, strict=True)])
+        logits = np.array(model.decode(block, cache, list(at)))
+        for row, start in enumerate(at):
+            kept = min(rng.randint(1, size) if rng else 1, LENGTH - start)
+            found[row] += list(logits[row, :kept])
+            at[row] += kept
+    return np.array(found)
+
+
+@pytest.mark.usefixtures("another_order_for_many_rows")
+@pytest.mark.parametrize("mode, runs", MODES.items(), ids=MODES)
+def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
+    """Each row of each run is one of a pair: token by token, and in blocks beside other rows."""
+    model, rng = random_t5(mode), random.Random(7)
+    target, differ = ExactTarget(model, WIDTH, (1, 2, 4, ROWS)), 0
+    sources, targets = texts(rng, 2 * ROWS)
+    plainly = [logits_of(model, [s], [t]) for s, t in zip(sources[:2], targets[:2], strict=True)]
+    regular = np.concatenate([logits_of(target, sources[i::2], targets[i::2]) for i in range(2)])
+    regular = dict(zip([*range(0, 2 * ROWS, 2), *range(1, 2 * ROWS, 2)], regular, strict=True))
+    for _ in range(runs):
+        rows = rng.sample(range(2 * ROWS), rng.choice([ROWS, ROWS, ROWS, 3, 1]))
+        some = [sources[i] for i in rows], [targets[i] for i in rows]
+        for row, logits in zip(rows, logits_of(target, *some, rng), strict=True):
+            assert (logits == regular[row]).all()
+    for i in range(2):
+        differ += (logits_of(model, [sources[i]], [targets[i]], rng) != plainly[i]).any()
+        assert np.abs(plainly[i] - regular[i]).max() < 0.05 * np.abs(regular[i]).max()
+    assert differ, "without padding some bits differ"
+
+
+DRAFTERS = {
+    "none": lambda target: None,
+    "good": lambda target: DraftModel(random_t5("float32", noise=0.05), target),
+    "bad": lambda target: DraftModel(random_t5("float32", seed=9), target),
+    "copy": lambda target: SourceCopy(),
+    "both": lambda target: CopyOrDraft(DRAFTERS["copy"](target), DRAFTERS["good"](target)),
+}
+
+
+@pytest.fixture(scope="module")
+def decoders():
+    """A decoder of the same 4-bit target with each drafter; they share what was checked."""
+    model = random_t5("4 bit")
+    made = {name: SpeculativeDecoder(model, d(model), exact=True) for name, d in DRAFTERS.items()}
+    for decoder in made.values():
+        decoder._exact_targets = made["none"]._exact_targets
+    return made
+
+
+@pytest.mark.parametrize("temp", [0.0, 0.8])
+def test_tokens_depend_on_neither_draft_nor_neighbours(decoders, temp):
+    sources, _ = texts(random.Random(3), 5)
+    seeds = list(range(5))
+    how = {"max_tokens": 20, "temp": temp, "top_p": 0.95, "batch_size": 2}
+    regular = [r.tokens for r in decoders["none"].generate(sources, seed=seeds, **how)]
+    assert len({token for tokens in regular for token in tokens}) > (10 if temp else 2)
+    kept = set()
+    for name, decoder in decoders.items():
+        for num_draft in (1, 4, 7, "auto") if name == "good" else (5,):
+            results = decoder.generate(sources, seed=seeds, num_draft=num_draft, **how)
+            assert [r.tokens for r in results] == regular
+            kept |= {(name, r.stats.accepted > 0) for r in results}
+        alone = decoder.generate(sources[3], seed=3, **how)
+        assert alone.tokens == regular[3]
+        chunks = list(decoder.stream(sources[3], seed=3, **how))
+        assert chunks[-1].result.tokens == regular[3]
+    assert ("good", True) in kept
+
+
+def test_a_draft_like_the_target_is_mostly_kept_where_text_is_sampled():
+    target = random_t5()
+    decoder = SpeculativeDecoder(target, random_t5(), num_draft=4, exact=True)
+    sources, _ = texts(random.Random(4), 4)
+    results = decoder.generate(sources, max_tokens=40, temp=1.0, batch_size=1)
+    assert sum(r.stats.acceptance_rate for r in results) / 4 > 0.95
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        ({"num_draft": 8}, "num_draft is 8; exact decoding has room for 7"),
+        ({"delta": 0.2}, "delta"),
+    ],
+)
+def test_what_would_break_the_promise_is_refused(decoders, settings, reason):
+    for decode in (decoders["good"].generate, decoders["good"].stream):
+        with pytest.raises(UserError, match=reason):
+            decode([5, 6, 1], batch_size=2, **settings)
+
+
+def test_passes_have_room_for_no_more_than_was_checked():
+    target = ExactTarget(random_t5(), 8, (2,))
+    cache = caches(target, [[5, 1]] * 3)
+    for rows, length in ((3, 1), (2, 9)):
+        with pytest.raises(ValueError, match="do not fit"):
+            target.decode(mx.zeros((rows, length), mx.int32), cache, [0] * rows)
+
+
+def test_equal_prompts_share_the_source_and_nothing_else():
+    target = ExactTarget(random_t5(), 8, (1, 2))
+    cache = caches(target, [[5, 6, 1]])
+    cache.keep([0, 0])
+    first, second = cache.rows
+    assert first.cross_keys[0] is second.cross_keys[0]
+    target.decode(mx.array([[0, 7], [0, 9]]), cache, [0, 0])
+    assert not mx.array_equal(first.keys[0][:, :, 1], second.keys[0][:, :, 1]).item()

@@ -1,0 +1,111 @@
+"""The check before exact decoding, on devices whose sums depend on where a row stands."""
+
+import pytest
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.network import exactness, linear
+from mlx_t5.network.exact import ExactTarget
+from random_models import random_t5
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_t5("bfloat16")
+
+
+def halves(x, weight):
+    """The product, summed in another order: rounded to float32 once more on the way."""
+    half = x.shape[1] // 2
+    wide, weight = x.astype(mx.float32), weight.astype(mx.float32)
+    return (wide[:, half:] @ weight[:, half:].T + wide[:, :half] @ weight[:, :half].T).astype(
+        x.dtype
+    )
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """`device(rule)`: rows for which rule(place, number of rows) holds are summed otherwise."""
+    whole = linear.whole
+
+    def install(rule):
+        def product(x, weight):
+            other = mx.array([rule(i, len(x)) for i in range(len(x))])[:, None]
+            return mx.where(other, halves(x, weight), whole(x, weight))
+
+        monkeypatch.setattr(linear, "whole", product)
+
+    return install
+
+
+def test_this_device_keeps_bits_at_eight(model):
+    target = exactness.exact_target(model, 2, num_draft=5)
+    assert (target.width, target.rows[-1]) == (8, 2)
+
+
+def test_more_proposals_take_a_wider_pass(model):
+    assert exactness.exact_target(model, 1, num_draft=8).width == 16
+
+
+def test_another_width_is_tried(model, device):
+    device(lambda place, rows: rows % 16 and place == rows - 1)
+    assert exactness.exact_target(model, 1, num_draft=5).width == 16
+
+
+def test_refused_in_one_line_where_no_width_holds(model, device):
+    device(lambda place, rows: place == 0)
+    with pytest.raises(UserError, match="8 and 16 and 32 positions") as error:
+        exactness.exact_target(model, 1, num_draft=5)
+    assert "\n" not in str(error.value)
+
+
+def test_fewer_rows_only_where_they_have_the_same_bits(model, device):
+    device(lambda place, rows: rows < 32)
+    assert exactness.numbers_of_rows(model, 8, 8) == [4, 8]
+
+
+def test_places_are_related_whatever_the_weights_are(device):
+    device(lambda place, rows: place == 5)
+    for mode in ("float16", "bfloat16"):
+        assert exactness.numbers_of_rows(random_t5(mode), 1, 8) == []
+
+
+def test_every_shape_of_weight_is_looked_at():
+    found = {
+        mode: sorted(tuple(product(x[0]).shape) for product, x in shapes(random_t5(mode)))
+        for mode in ("float32", "4 bit")
+    }
+    # The head, q of cross-attention, o, wo; its k and v at once; q, k and v; wi_0 and wi_1.
+    assert found["float32"] == [(8, n) for n in (61, 64, 64, 64, 128, 192, 256)]
+    assert {n for _, n in found["4 bit"]} == {61, 64, 128, 192, 256}
+
+
+def shapes(model):
+    return [(product, inputs(8)) for product, inputs in exactness.products(model)]
+
+
+@pytest.mark.parametrize("mode", ["float32", "4 bit", "bfloat16"])
+def test_cancelling_input_leaves_nothing_but_rounding(mode):
+    for product, (x, cancelling) in shapes(random_t5(mode)):
+        assert mx.abs(product(cancelling)).max().item() < 1e-4 < mx.abs(product(x)).max().item()
+
+
+def test_attention_is_looked_at(model, monkeypatch):
+    attend = exactness.attend
+
+    def place_matters(queries, keys, values, mask):
+        out = attend(queries, keys, values, mask)
+        last = mx.arange(queries.shape[2])[:, None] == queries.shape[2] - 1
+        return mx.where(last & (keys.shape[2] == 257), out * 1.01, out)
+
+    assert exactness.attention_holds(model, 8)
+    monkeypatch.setattr(exactness, "attend", place_matters)
+    assert not exactness.attention_holds(model, 8)
+
+
+def test_the_decoder_as_a_whole_is_looked_at(device):
+    """A number of rows that was not checked against the largest shows here."""
+    device(lambda place, rows: rows == 8)
+    model = random_t5()
+    assert not exactness.decoder_holds(ExactTarget(model, 8, (1, 2)))
+    assert exactness.decoder_holds(ExactTarget(model, 8, (2,)))

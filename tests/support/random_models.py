@@ -1,0 +1,39 @@
+"""Small random T5s made without transformers, in any type."""
+
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.network.config import T5Config
+from model import T5
+
+V = 61
+CONFIG = {
+    "model_type": "t5", "vocab_size": V, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 1,
+    "num_decoder_layers": 2, "num_heads": 2, "eos_token_id": 1, "pad_token_id": 0,
+    "decoder_start_token_id": 0, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20, "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
+
+
+def random_t5(mode: str = "float32", seed: int = 0, noise: float = 0.0) -> T5:
+    """A model whose greedy text is lively.
+
+    Args:
+        mode: a type, or "4 bit" for a quantised model that computes in float32.
+        seed: of the weights.
+        noise: how far to move from these weights, for a draft.
+    """
+    model, keys = T5(T5Config.from_dict(CONFIG)), iter(mx.random.split(mx.random.key(seed), 200))
+    weights = []
+    for name, like in tree_flatten(model.parameters()):
+        weight = mx.random.normal(like.shape, key=next(keys))
+        weight += noise * mx.random.normal(like.shape, key=next(keys))
+        if "norm" in name:
+            weight = mx.abs(weight) + 0.5
+        elif "shared" not in name and "relative" not in name:
+            weight *= like.shape[-1] ** -0.5
+        weights.append((name, weight.astype(mx.float32 if mode == "4 bit" else getattr(mx, mode))))
+    model.load_weights(weights)
+    if mode == "4 bit":
+        nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
+    model.join()
+    return model
