@@ -1,8 +1,8 @@
 """A pass over one position that is described once and run many times.
 
-Describing the pass of a small draft takes the host longer than a GPU computes it. `mx.compile` keeps
-what was described for arrays of the same shapes. So positions are an array here, attention sees all
-slots of the cache, and on a GPU sources are padded to multiples of 32 (`prompts.encoded`).
+Describing the pass of a small draft takes the host longer than a GPU computes it. `mx.compile`
+keeps what was described for arrays of the same shapes. So positions are an array here, attention
+sees all slots of the cache, and on a GPU sources are padded to multiples of 32 (`prompts.encoded`).
 
 Without a GPU nothing is compiled: MLX would call a C++ compiler, for seconds the first time.
 """
