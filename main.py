@@ -141,7 +141,7 @@ def _main(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     if args.output_file:
         check_output_file(args.output_file, args.input_file)
-    decoder = _load(args)
+    decoder = _load(args, settings)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
@@ -159,7 +159,7 @@ def _prompts(args: argparse.Namespace) -> list[str] | Lines:
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
-def _load(args: argparse.Namespace) -> SpeculativeDecoder:
+def _load(args: argparse.Namespace, settings: Settings) -> SpeculativeDecoder:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
     from decoder import SpeculativeDecoder
@@ -169,11 +169,12 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
 
     chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
-    num_draft = args.num_draft if args.exact else Settings.num_draft  # it decides about the width
+    num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width
     decoder = SpeculativeDecoder(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
     )
-    decoder.target(args.batch_size)
+    if args.exact:
+        decoder.engine(settings, args.batch_size)  # what it refuses is the only line
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
     if args.verbose:
         _tell(f"on {device_name()}")

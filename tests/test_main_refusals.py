@@ -23,6 +23,8 @@ from command_line import ROOT, start
         (["--num-draft", "0"], "--num-draft: .*--regular-decode"),
         (["--num-draft", "AUTO"], "--num-draft: .*whole number, at least 1, or auto"),
         (["--num-draft", "many"], "--num-draft: .*whole number"),
+        (["--exact", "--delta", "0.5"], "delta is 0.5, which .*exact decoding needs 0"),
+        (["--exact", "--num-draft", "32"], "num_draft is 32; exact decoding has room for 31"),
         (["--delta", "1.5"], "--delta: give a number from 0 .lossless. to 1"),
         (["--delta", "nan"], "--delta: give a number from 0 .lossless. to 1"),
         (["--temp", "-1"], "--temp: "),
