@@ -62,7 +62,9 @@ class ExactTarget:
         alone = (encoded[i : i + 1, :n] for i, n in enumerate(lengths))
         return ExactCache([self.model.cache(x, None, capacity) for x in alone])
 
-    def decode(self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array) -> mx.array:
+    def decode(
+        self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array, traced: bool = False
+    ) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T), T at most W.
 
         Raises:
@@ -80,7 +82,7 @@ class ExactTarget:
         for row, offset in zip(cache.rows, offsets, strict=True):
             row.reserve(offset + self.width)
         seen: Any = Pass(cache.rows, rows)
-        return self.model.decode(block, seen, offsets)[:batch, :length]
+        return self.model.decode(block, seen, offsets, traced)[:batch, :length]
 
     def cache_memory(self, rows: int, source: int, target: int) -> int:
         """Bytes that the cache of rows of so many source and target positions takes."""

@@ -107,12 +107,12 @@ def decoders():
 def test_tokens_depend_on_neither_draft_nor_neighbours(decoders, temp):
     sources, _ = texts(random.Random(3), 5)
     seeds = list(range(5))
-    how = {"max_tokens": 20, "temp": temp, "top_p": 0.95, "batch_size": 2}
+    how = {"max_tokens": 12, "temp": temp, "top_p": 0.95, "batch_size": 2}
     regular = [r.tokens for r in decoders["none"].generate(sources, seed=seeds, **how)]
-    assert len({token for tokens in regular for token in tokens}) > (10 if temp else 2)
+    assert len({token for tokens in regular for token in tokens}) > (8 if temp else 2)
     kept = set()
     for name, decoder in decoders.items():
-        for num_draft in (1, 4, 7, "auto") if name == "good" else (5,):
+        for num_draft in (1, 7, "auto") if name == "good" else (5,):
             results = decoder.generate(sources, seed=seeds, num_draft=num_draft, **how)
             assert [r.tokens for r in results] == regular
             kept |= {(name, r.stats.accepted > 0) for r in results}

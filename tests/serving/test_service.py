@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlx_t5.cli.models import BUNDLED
+from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError, error_of_validation
@@ -14,16 +15,42 @@ from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
-def served(vocab_size):
+def served(vocab_size, exact=False, delta=0.0):
     """The service of a model with so many ids, and the bundled tokenizer."""
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size),
         shared=SimpleNamespace(weight=SimpleNamespace(dtype="mlx.core.float32")),
     )
     tokenizer = load_tokenizer(BUNDLED / "target")
-    decoder = SimpleNamespace(model=model, tokenizer=tokenizer, drafter=None, defaults=Settings())
-    worker = SimpleNamespace(start=lambda: decoder)
-    return Service(worker, RequestLimits(10, 10, 10), "a model", 5, 0.0), tokenizer
+    decoder = SimpleNamespace(
+        model=model,
+        tokenizer=tokenizer,
+        drafter=None,
+        defaults=Settings(),
+        exact=exact,
+        target=lambda batch_size: SimpleNamespace(width=8),
+    )
+    worker = SimpleNamespace(start=lambda: decoder, stop=lambda: None, max_batch=4)
+    return Service(worker, RequestLimits(10, 10, 10), "a model", 5, delta), tokenizer
+
+
+@pytest.mark.parametrize(
+    "wish, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
+)
+def test_a_request_for_what_exact_decoding_cannot_do_is_refused(wish, reason):
+    service, _ = served(32, exact=True)
+    service.drafts = True
+    body = api.PredictRequest(prompt="x", max_tokens=5, **wish)
+    with pytest.raises(ApiError, match=reason) as error:
+        service._settings(body)
+    assert error.value.status == 400
+    assert service.describe()["max_num_draft"] == 7 and service.describe()["exact"]
+    assert served(32)[0].describe()["max_num_draft"] == api.MAX_NUM_DRAFT
+
+
+def test_a_server_whose_own_defaults_are_not_exact_does_not_start():
+    with pytest.raises(UserError, match="delta is 0.5"):
+        served(32, exact=True, delta=0.5)
 
 
 def test_an_id_that_the_tokenizer_does_not_have_has_no_text():

@@ -21,12 +21,12 @@ def widths(model):
 def test_passes_of_every_width_that_there_will_be(num_draft, copies):
     model = FakeModel(ENDLESS, V)
     draft = SourceCopy() if copies else drafter(good(model.table), model)
-    warm_up(SpeculativeDecoder(model, draft, num_draft=num_draft, costs=FLAT))
+    warm_up(SpeculativeDecoder(model, draft, num_draft=num_draft, costs=FLAT), 2)
     longest = LONGEST if num_draft == AUTO else num_draft
     assert widths(model) == set(range(1, longest + 2))
 
 
 def test_without_proposals_there_is_one_width():
     model = FakeModel(ENDLESS, V)
-    warm_up(SpeculativeDecoder(model, costs=FLAT))
+    warm_up(SpeculativeDecoder(model, costs=FLAT), 2)
     assert widths(model) == {1}
