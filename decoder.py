@@ -22,7 +22,7 @@ from typing import Any
 
 from mlx_t5 import batching
 from mlx_t5.backend import mx
-from mlx_t5.drafting.adaptive import Adaptive, proposal_limits
+from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.errors import UserError
@@ -218,7 +218,7 @@ class SpeculativeDecoder:
         model: T5,
         draft_model: T5 | Drafter | None = None,
         tokenizer=None,
-        num_draft: int | str = 5,
+        num_draft: int | str | None = None,
         delta: float = 0.0,
         *,
         draft_tokenizer=None,
@@ -232,7 +232,8 @@ class SpeculativeDecoder:
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
             tokenizer: as `model.load` returns it; None if prompts are token ids.
-            num_draft: tokens proposed a step, at least 1; "auto" chooses anew for every step.
+            num_draft: tokens proposed a step, at least 1; "auto" chooses anew for every step;
+                None takes 4 on a GPU and 5 on a CPU.
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
@@ -241,6 +242,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
+        num_draft = usual_num_draft() if num_draft is None else num_draft
         self.defaults = Settings(num_draft=num_draft, delta=delta)
         if self.defaults.num_draft == 0:
             raise UserError("num_draft is 0; for regular decoding give no draft model")
