@@ -119,7 +119,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
         UserError: there is no such model, or no draft that belongs to it.
     """
     pair = models.choose_pair(args.model, args.draft_model, convert)
-    if pair.lookup or (pair.draft is None and args.model):
+    if pair.lookup or pair.draft is None:
         raise UserError("a report needs a draft model: name one with --draft-model")
     if args.model or args.draft_model or pair.target.parent == models.CONVERTED:
         return str(pair.target), str(pair.draft), args.dtype

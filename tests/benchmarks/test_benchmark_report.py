@@ -1,8 +1,8 @@
 """`report`: how much it measures in what time, the row, and a small run. No time is judged."""
 
+import itertools
 import json
 import re
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -123,7 +123,7 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
     said = [err.find(what) for what in ("loading", "timing", "opening", "again", "closing")]
-    assert -1 not in said and all(a < b for a, b in pairwise(said))
+    assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
 
 
 def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):
@@ -143,8 +143,8 @@ def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, m
         ("target", "models/demo-large", 1024, "bfloat16"),
         ("draft", "models/demo-small-draft", 512, "bfloat16"),
     ]
-    for draft in ("none", "lookup"):
-        alone = SimpleNamespace(model=PAIR[1], draft_model=draft, dtype=None)
+    for model, draft in itertools.product((None, PAIR[1]), ("none", "lookup")):
+        alone = SimpleNamespace(model=model, draft_model=draft, dtype=None)
         with pytest.raises(UserError, match="name one with --draft-model"):
             report.chosen_pair(alone)
     assert report.chosen_pair(SimpleNamespace(model=PAIR[1], draft_model=None, dtype=None)) == (
