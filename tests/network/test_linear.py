@@ -8,9 +8,12 @@ from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Embedding,
     Linear,
+    added,
     fastest,
     in_blocks,
+    join,
     product,
+    together,
     turned,
     twice,
     whole,
@@ -79,3 +82,66 @@ def test_other_types_and_gpus_take_the_natural_form(asked, monkeypatch, dtype, c
     x, weight = mx.ones((2, WIDTH), dtype), mx.ones((HIGH, WIDTH), dtype)
     assert product(x, weight).dtype == dtype
     assert asked == []
+
+
+def layers(bits=(), outputs=(64, 64, 32)):
+    """Linear layers over 64 inputs, quantised to these numbers of bits."""
+    made = [Linear(64, n) for n in outputs]
+    return [made[i].to_quantized(32, b) for i, b in enumerate(bits)] or made
+
+
+@pytest.mark.parametrize("bits", [(), (4, 4, 4)])
+def test_layers_over_the_same_input_are_one_product(monkeypatch, bits):
+    own, x = layers(bits), mx.random.normal((3, 64))
+    apart = [layer(x) for layer in own]
+    mx.eval(own, apart)
+    memory = mx.get_active_memory()
+    join(*own)
+    assert mx.get_active_memory() <= memory + 1024  # nothing is held twice
+    called = []
+    kind = type(own[0])
+    monkeypatch.setattr(kind, "__call__", lambda s, x, f=kind.__call__: called.append(s) or f(s, x))
+    for out, expected in zip(together(x, *own), apart, strict=True):
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+    assert len(called) == 1
+
+
+def test_a_layer_with_new_weights_is_no_longer_joined():
+    own, x = layers(), mx.random.normal((3, 64))
+    join(*own)
+    own[1].weight = mx.ones((64, 64))
+    for out, layer in zip(together(x, *own), own, strict=True):
+        np.testing.assert_array_equal(out, layer(x))
+
+
+def test_layers_of_different_kinds_are_not_joined():
+    own, x = layers((4, 4, 8)), mx.random.normal((3, 64))
+    join(*own)
+    for out, layer in zip(together(x, *own), own, strict=True):
+        np.testing.assert_array_equal(out, layer(x))
+
+
+@pytest.mark.parametrize("form", [whole, turned])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
+def test_a_product_adds_the_residual(monkeypatch, form, kind):
+    """In the residual's type; half a type is never lost to the weight's."""
+    monkeypatch.setattr(linear, "fastest", lambda *_: form)
+    (layer,), x = layers((8,) if kind == "quantised" else (), (64,)), mx.random.normal((3, 64))
+    if kind in ("bfloat16", "wider residual"):
+        layer.weight, x = layer.weight.astype(mx.bfloat16), x.astype(mx.bfloat16)
+    residual = mx.random.normal((3, 64), mx.bfloat16 if kind == "bfloat16" else mx.float32)
+    out = added(x, layer, residual)
+    assert out.dtype == residual.dtype
+    expected = residual.astype(mx.float32) + layer(x).astype(mx.float32)
+    tolerance = 0.05 if kind == "bfloat16" else 1e-5
+    np.testing.assert_allclose(out.astype(mx.float32), expected, atol=tolerance)
+
+
+def test_that_the_residual_takes_no_operation_of_its_own(monkeypatch):
+    monkeypatch.setattr(linear, "fastest", lambda *_: whole)
+    layer, x = Linear(64, 64), mx.random.normal((3, 64))
+    asked = []
+    addmm = mx.addmm
+    monkeypatch.setattr(mx, "addmm", lambda *a: asked.append(a) or addmm(*a))
+    added(x, layer, x)
+    assert len(asked) == 1
