@@ -139,8 +139,8 @@ class Engine:
         """Encodes the source of new rows and adds them to the batch.
 
         Args:
-            rows: the new ones. Those that were encoded ahead need no pass of the encoder any more.
-            ahead: rows that will join later; encoded in the same passes.
+            rows: the new ones; those that have been encoded ahead are not encoded again.
+            ahead: rows that join later, to be encoded in the same passes.
 
         Raises:
             RuntimeError: the device has not enough memory; the batch is as it was.
@@ -148,8 +148,10 @@ class Engine:
         started = self.clock()
         sources = [row.ids for row in rows]
         models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows)
-        self._encode([row for row in (*rows, *ahead) if row.states is None])
+        require_for(models, rows, self.rows, ahead)
+        new = [row for row in (*rows, *ahead) if row.states is None]
+        for row, states in zip(new, encoder_states(self.target, [r.ids for r in new]), strict=True):
+            row.states = states
         cache = prepared(self.target, sources, [row.states for row in rows])
         if self.drafter:
             self.drafter.insert(sources)
@@ -157,19 +159,14 @@ class Engine:
             self.cache = cache
         else:
             self.cache.append(cache)
+        seconds = self.clock() - started
+        for row in (*rows, *ahead):
+            row.stats.encode_seconds += seconds
         for row in rows:
             row.committed = [self.target.config.decoder_start_token_id]
             row.stats.prompt_tokens = len(row.ids)
-            row.stats.encode_seconds += self.clock() - started
             row.states = None
         self._set_rows(self.rows + list(rows))
-
-    def _encode(self, rows: Sequence[Row]) -> None:
-        """Has the target's encoder read the sources of rows, of which there may be none."""
-        for row, states in zip(
-            rows, encoder_states(self.target, [row.ids for row in rows]), strict=True
-        ):
-            row.states = states
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; the others leave the batch."""

@@ -1,8 +1,9 @@
 """Continuous batching: which waiting prompts take the place of finished ones.
 
 Rows of a batch are padded to the longest source among them, so prompts join in groups of like
-length. Results leave in the order in which the prompts came, and only a window of prompts is in
-hand at a time, so memory does not grow with their number.
+length. Where nobody waits for a single one, others are encoded ahead with them, as a pass over few
+positions is dear. Results leave in the order in which the prompts came, and only a window of
+prompts is in hand at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from mlx_t5.network.memory import PASS_POSITIONS
 from mlx_t5.requests import Row
-from mlx_t5.text.prompts import PASS_POSITIONS
 
 PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one
@@ -98,14 +99,13 @@ class Queue:
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
         """Inserts rows, at first all, then halves of them; False once one has to wait."""
         try:
-            if ahead:
-                self.engine.insert(rows, ahead)
-            else:
-                self.engine.insert(rows)
+            self.engine.insert(rows, ahead)
             return True
         except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
             reason = str(error)
         # Out here, what the failed attempt held has been let go.
+        if ahead:
+            return self._insert(rows)
         if len(rows) > 1:
             half = (len(rows) + 1) // 2
             return self._insert(rows[:half]) and self._insert(rows[half:])

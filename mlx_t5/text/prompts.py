@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.memory import PASS_POSITIONS
 from mlx_t5.ranges import checked, is_listlike, listed, written
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.text.tokenizer import encode
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
 
 PROMPT = "a text or a list of token ids"
-# Source positions, padding included, that a pass of the encoder takes at most, if it is more than
-# one prompt. Larger passes were no faster, and the larger, the more of them is padding.
-PASS_POSITIONS = 256
 # A task prefix has at most so many characters, and so no more tokens.
 # "Remove all grammatical errors from this text:" has 45.
 PREFIX_CHARACTERS = 64
@@ -214,7 +212,7 @@ def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.
         RuntimeError: the device has not enough memory.
     """
     found: dict[tuple[int, ...], mx.array] = {}
-    for group in alike(set(map(tuple, sources))):
+    for group in alike(dict.fromkeys(map(tuple, sources))):
         ids, mask = padded(group, model.config.pad_token_id)
         states = model.encode(ids, mask)
         each = [states[i, : len(source)] for i, source in enumerate(group)]
@@ -224,7 +222,7 @@ def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.
 
 
 def alike(sources: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Yields sources in groups of like length, each of one or of `PASS_POSITIONS`, padded."""
+    """Yields sources in groups of like length: of one each, or of `PASS_POSITIONS` at most."""
     group: list[tuple[int, ...]] = []
     for source in sorted(sources, key=len):
         if group and (len(group) + 1) * len(source) > PASS_POSITIONS:
@@ -250,14 +248,9 @@ def prepared(model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[
     different = dict(zip(keys, states, strict=True))
     lengths = list(map(len, different))
     width = max(lengths)
-    together = mx.stack(
-        [
-            mx.pad(a, ((0, width - n), (0, 0)))
-            for a, n in zip(different.values(), lengths, strict=True)
-        ]
-    )
+    alone = (mx.pad(each, ((0, width - len(each)), (0, 0))) for each in different.values())
     mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
-    cache = model.cache(together, mask)
+    cache = model.cache(mx.stack(list(alone)), mask)
     if len(different) < len(keys):
         places = {key: place for place, key in enumerate(different)}
         cache.keep([places[key] for key in keys])
