@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mlx_t5.network.memory import PASS_POSITIONS
+from mlx_t5.network.interface import PASS_POSITIONS
 from mlx_t5.requests import Row
 
 PROMPTS_A_ROW = 8  # prompts in hand for each row in flight

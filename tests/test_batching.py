@@ -8,6 +8,7 @@ from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
+from mlx_t5.network.interface import PASS_POSITIONS
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
 
@@ -104,7 +105,7 @@ def test_rows_are_encoded_ahead_in_full_passes_of_like_length():
         assert row.stats.encode_seconds > 0
     assert sorted(n for each in model.passes for n in each) == sorted(len(r.ids) for r in many)
     sizes = [len(each) * max(each) for each in model.passes]
-    assert max(sizes) <= memory.PASS_POSITIONS
+    assert max(sizes) <= PASS_POSITIONS
     assert len(sizes) <= 6, "and not one or two rows a pass, as they join"
     assert sum(sizes) - sum(map(sum, model.passes)) < 0.2 * sum(sizes), "little is padding"
 

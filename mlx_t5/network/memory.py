@@ -20,15 +20,13 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.interface import PASS_POSITIONS
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from mlx_t5.network.weights import Shape
 
 SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
-# Source positions, padding included, that a pass of the encoder takes at most, if it is more than
-# one prompt. Larger passes were no faster, and the larger, the more of them is padding.
-PASS_POSITIONS = 256
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 

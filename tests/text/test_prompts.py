@@ -264,12 +264,8 @@ def test_prompts_may_be_numpy_integers():
 
 def test_a_pass_takes_sources_of_like_length():
     sources = [(1,) * n for n in (100, 5, 100, 6, 90, 300, 5)]
-    assert [list(map(len, group)) for group in alike(sources)] == [
-        [5, 5, 6],
-        [90, 100],
-        [100],
-        [300],
-    ]
+    lengths = [list(map(len, group)) for group in alike(sources)]
+    assert lengths == [[5, 5, 6], [90, 100], [100], [300]]
 
 
 def test_the_order_and_the_neighbours_of_sources_do_not_matter_to_their_states():
