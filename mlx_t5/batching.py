@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mlx_t5.network.interface import PASS_POSITIONS
 from mlx_t5.requests import Row
+from mlx_t5.sizes import PASS_POSITIONS
 
 PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one

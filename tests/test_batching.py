@@ -8,9 +8,9 @@ from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
-from mlx_t5.network.interface import PASS_POSITIONS
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.sizes import PASS_POSITIONS
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)

@@ -8,10 +8,6 @@ from mlx_t5.backend import mx
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 
-# Source positions, padding included, that a pass of the encoder takes at most, if it is more than
-# one prompt. Larger passes were no faster, and the larger, the more of them is padding.
-PASS_POSITIONS = 256
-
 
 class Seq2Seq(Protocol):
     """An encoder, and a decoder that takes any number of new tokens; see `model.T5`."""

@@ -20,8 +20,7 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.interface import PASS_POSITIONS
-from mlx_t5.sizes import readable
+from mlx_t5.sizes import PASS_POSITIONS, readable
 
 if TYPE_CHECKING:
     from mlx_t5.network.weights import Shape

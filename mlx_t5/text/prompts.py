@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.interface import PASS_POSITIONS
 from mlx_t5.ranges import checked, is_listlike, listed, written
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.sizes import PASS_POSITIONS
 from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
