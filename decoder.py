@@ -33,7 +33,14 @@ from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
 from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
-from mlx_t5.text.prompts import checked_prompts, checked_samples, encoded, random_keys, split
+from mlx_t5.text.prompts import (
+    checked_prompts,
+    checked_samples,
+    encoder_states,
+    prepared,
+    random_keys,
+    split,
+)
 from model import T5
 
 DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
@@ -128,8 +135,12 @@ class Engine:
             if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
 
-    def insert(self, rows: Sequence[Row]) -> None:
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the source of new rows and adds them to the batch.
+
+        Args:
+            rows: the new ones; those that have been encoded ahead are not encoded again.
+            ahead: rows that join later, to be encoded in the same passes.
 
         Raises:
             RuntimeError: the device has not enough memory; the batch is as it was.
@@ -137,18 +148,24 @@ class Engine:
         started = self.clock()
         sources = [row.ids for row in rows]
         models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows)
-        cache = encoded(self.target, sources)
+        require_for(models, rows, self.rows, ahead)
+        new = [row for row in (*rows, *ahead) if row.states is None]
+        for row, states in zip(new, encoder_states(self.target, [r.ids for r in new]), strict=True):
+            row.states = states
+        cache = prepared(self.target, sources, [row.states for row in rows])
         if self.drafter:
             self.drafter.insert(sources)
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
+        seconds = self.clock() - started
+        for row in (*rows, *ahead):
+            row.stats.encode_seconds += seconds
         for row in rows:
             row.committed = [self.target.config.decoder_start_token_id]
             row.stats.prompt_tokens = len(row.ids)
-            row.stats.encode_seconds = self.clock() - started
+            row.states = None
         self._set_rows(self.rows + list(rows))
 
     def keep(self, rows: Sequence[int]) -> None:

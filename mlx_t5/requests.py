@@ -185,6 +185,8 @@ class Row:
             asks for it before the end.
         ended: whether the last token is the end token.
         task: the tokens of its task prefix, () without one.
+        states: (S, d_model) the target's encoder output, while the row waits; None if it has not
+            been encoded.
     """
 
     ids: list[int]
@@ -198,6 +200,7 @@ class Row:
     watch: TextWatch | None = None
     ended: bool = False
     task: tuple[int, ...] = ()
+    states: mx.array | None = None
 
     @property
     def adapts(self) -> bool:
