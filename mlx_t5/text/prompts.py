@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.cache import source_width
 from mlx_t5.ranges import checked, is_listlike, listed, written
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sizes import PASS_POSITIONS
@@ -195,7 +196,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     Returns:
         ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
     """
-    width = max(map(len, rows))
+    width = source_width(max(map(len, rows)))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
     if all(len(row) == width for row in rows):
         return ids, None
@@ -247,7 +248,7 @@ def prepared(model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[
     keys = [tuple(source) for source in sources]
     different = dict(zip(keys, states, strict=True))
     lengths = list(map(len, different))
-    width = max(lengths)
+    width = source_width(max(lengths))
     alone = (mx.pad(each, ((0, width - len(each)), (0, 0))) for each in different.values())
     mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
     cache = model.cache(mx.stack(list(alone)), mask)
