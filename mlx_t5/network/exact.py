@@ -136,12 +136,14 @@ class PassSlots:
         seen: slots from the left that the row which is farthest on needs.
         offsets: position of the first new token of each row that is not padding.
         rows: the slots of these.
+        mask: None, as no source is padded.
     """
 
     positions: mx.array
     seen: int
     offsets: list[int]
     rows: list[Slots]
+    mask: None = None
 
 
 class Pass:
@@ -151,10 +153,7 @@ class Pass:
         batch: R; rows behind the last of `rows` are padding.
         cross_keys: those of the source, for each layer.
         cross_values: likewise.
-        mask: None, as no source is padded.
     """
-
-    mask = None
 
     def __init__(self, rows: list[Cache], batch: int) -> None:
         """Takes the rows and R."""

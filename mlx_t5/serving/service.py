@@ -116,7 +116,6 @@ class Service:
         worker: Worker,
         limits: RequestLimits,
         model: str,
-        num_draft: int | str,
         delta: float,
         log_prompts: bool = False,
     ):
@@ -126,7 +125,6 @@ class Service:
             worker: not started yet.
             limits: on requests.
             model: name that clients know the target by.
-            num_draft: where a request names none.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
 
@@ -138,7 +136,7 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.defaults = replace(decoder.defaults, num_draft=num_draft, delta=delta)
+        self.defaults = replace(decoder.defaults, delta=delta)
         self.drafts, self.exact = decoder.drafter is not None, decoder.exact
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)

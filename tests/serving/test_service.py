@@ -31,7 +31,7 @@ def served(vocab_size, exact=False, delta=0.0):
         target=lambda batch_size: SimpleNamespace(width=8),
     )
     worker = SimpleNamespace(start=lambda: decoder, stop=lambda: None, max_batch=4)
-    return Service(worker, RequestLimits(10, 10, 10), "a model", 5, delta), tokenizer
+    return Service(worker, RequestLimits(10, 10, 10), "a model", delta), tokenizer
 
 
 @pytest.mark.parametrize(
