@@ -27,10 +27,10 @@ from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
-from mlx_t5.network.exactness import LONGEST_AUTO, check_settings, exact_target
+from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.memory import require_for
 from mlx_t5.ranges import checked
-from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
+from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
 from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.text.codec import Codec
@@ -397,7 +397,7 @@ class SpeculativeDecoder:
         """
         target = self.target(batch_size)
         if isinstance(target, ExactTarget):
-            check_settings(settings, target.width)
+            check_exact(settings, target.width)
         drafter = self.drafter.fresh() if self.drafter else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps

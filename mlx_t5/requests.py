@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mlx_t5.errors import UserError
 from mlx_t5.ranges import RANGES, checked, listed, refusal
 
 if TYPE_CHECKING:
@@ -76,6 +77,24 @@ class Settings:
         )
         for name, value in fitting.items():
             object.__setattr__(self, name, value)
+
+
+def check_exact(settings: Settings, width: int) -> None:
+    """Refuses what exact decoding cannot do in passes of this width.
+
+    Raises:
+        UserError: there are more proposals than have room, or they are to decide about the text.
+    """
+    if isinstance(settings.num_draft, int) and settings.num_draft >= width:
+        raise UserError(
+            f"num_draft is {settings.num_draft}; exact decoding has room for {width - 1} here, so "
+            "lower it"
+        )
+    if settings.delta:
+        raise UserError(
+            f"delta is {settings.delta:g}, which lets the draft decide about the text; exact "
+            "decoding needs 0"
+        )
 
 
 def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:

@@ -20,7 +20,7 @@ from mlx_t5.network.cache import BLOCK
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.linear import added
-from mlx_t5.requests import Settings
+from mlx_t5.requests import Settings, check_exact
 from mlx_t5.sampling.draws import Sampling, probabilities
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
@@ -43,7 +43,7 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
     Raises:
         UserError: the device keeps them at none, or more proposals are wanted than the widest has.
     """
-    check_settings(Settings(num_draft=num_draft), WIDTHS[-1])
+    check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
     for width in widths:
         rows = numbers_of_rows(model, batch, width)
@@ -55,24 +55,6 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
         "exact decoding is not possible here: this device rounds a row differently by its place "
         f"in a pass, at {' and '.join(map(str, widths))} positions a row; decode without it"
     )
-
-
-def check_settings(settings: Settings, width: int) -> None:
-    """Refuses what exact decoding cannot do in passes of this width.
-
-    Raises:
-        UserError: there are more proposals than have room, or they are to decide about the text.
-    """
-    if isinstance(settings.num_draft, int) and settings.num_draft >= width:
-        raise UserError(
-            f"num_draft is {settings.num_draft}; exact decoding has room for {width - 1} here, so "
-            "lower it"
-        )
-    if settings.delta:
-        raise UserError(
-            f"delta is {settings.delta:g}, which lets the draft decide about the text; exact "
-            "decoding needs 0"
-        )
 
 
 def numbers_of_rows(model: Seq2Seq, batch: int, width: int) -> list[int]:

@@ -18,8 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError
-from mlx_t5.network.exactness import check_settings
-from mlx_t5.requests import Settings
+from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Failure, Job, Progress, QueueFull, Stopped
@@ -235,7 +234,7 @@ class Service:
     def _check(self, settings: Settings) -> None:
         """Refuses what exact decoding cannot do."""
         if self.exact:
-            check_settings(settings, self.max_num_draft + 1)
+            check_exact(settings, self.max_num_draft + 1)
 
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
