@@ -218,6 +218,6 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
     group.add_argument(
         "--exact",
         action="store_true",
-        help="the same tokens to the bit whatever the draft, --num-draft and the texts beside, as "
+        help="the same tokens to the bit whatever is proposed and whatever texts are beside, as "
         "every pass of the target has one shape; slower",
     )
