@@ -167,7 +167,9 @@ def _load(args: argparse.Namespace) -> SpeculativeDecoder:
     from mlx_t5.cli import models
     from model import load
 
-    chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
+    chosen = models.choose_pair(
+        args.model, args.draft_model, convert, args.regular_decode, args.adapter_path
+    )
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
     decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error

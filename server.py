@@ -116,7 +116,9 @@ def _main(args: argparse.Namespace) -> int:
     from mlx_t5.serving.connections import listener, serve
 
     with listener(args.host, args.port) as bound:
-        chosen = models.choose_pair(args.model, args.draft_model, convert)
+        chosen = models.choose_pair(
+            args.model, args.draft_model, convert, adapter=args.adapter_path
+        )
         application = _application(args, chosen)
         print(chosen.note, file=sys.stderr)
         bound.listen()

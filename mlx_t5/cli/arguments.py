@@ -193,6 +193,11 @@ def add_models(group: argparse._ActionsContainer) -> None:
         choices=("bfloat16", "float16", "float32"),
         help="compute in this type (default: the folder's; float32 where there is no GPU)",
     )
+    group.add_argument(
+        "--adapter-path",
+        metavar="FOLDER",
+        help="a PEFT LoRA adapter, which is merged into the target while it is loaded",
+    )
 
 
 def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
