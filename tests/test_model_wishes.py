@@ -89,9 +89,7 @@ def test_refused(run, wishing, options, message):
     assert re.match(f"error: .*{message}", err)
 
 
-def test_an_adapter_is_merged_at_load_and_at_conversion(
-    run, wishing, tmp_path, monkeypatch, capsys
-):
+def test_merged_at_load_and_at_conversion(run, wishing, tmp_path, monkeypatch, capsys):
     """Both write the same text, which is another than that of the model alone."""
     model = wishing()
     layers = {f"decoder.block.{i}.layer.2.DenseReluDense.wo": (256, 1024) for i in range(3)}
