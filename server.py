@@ -203,7 +203,7 @@ def _service(
     metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
     metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
     name, logged = model_name(chosen), args.log_prompts
-    return Service(worker, limits, name, args.num_draft, args.delta, logged, presets)
+    return Service(worker, limits, name, args.delta, logged, presets)
 
 
 def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from mlx_t5.backend import mx
 
-BLOCK = 64  # slots are added, and attended to, in multiples of this
+BLOCK = 32  # slots are added, and attended to, in multiples of this
 
 
 def round_up(n: int) -> int:

@@ -137,7 +137,6 @@ class Service:
         worker: Worker,
         limits: RequestLimits,
         model: str,
-        num_draft: int | str,
         delta: float,
         log_prompts: bool = False,
         presets: Presets | None = None,
@@ -148,7 +147,6 @@ class Service:
             worker: not started yet.
             limits: on requests.
             model: name that clients know the target by.
-            num_draft: where a request names none.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
             presets: the model's own wishes.
@@ -161,9 +159,8 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.presets = presets or Presets()
-        usual = {"num_draft": num_draft, "delta": delta}
-        self._usual, self._unset = combined(usual, self.presets.general.settings), decoder.defaults
+        self.presets, self._unset = presets or Presets(), decoder.defaults
+        self._usual = combined({"delta": delta}, self.presets.general.settings)
         self.defaults = replace(self._unset, **self._usual)
         self.drafts = decoder.drafter is not None
         self.log_prompts, self.created = log_prompts, int(time.time())
