@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import (
     Parser,
+    add_exact,
     add_generation_config,
     add_models,
     add_number,
@@ -56,6 +57,7 @@ def build_parser() -> Parser:
     defaults = parser.add_argument_group("defaults of requests")
     add_speculation(defaults, "--draft-model none")
     add_generation_config(defaults)
+    add_exact(parser.add_argument_group("decoding"))
     _network_options(parser.add_argument_group("network"))
     _limit_options(parser.add_argument_group("limits"))
     return parser

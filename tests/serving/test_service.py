@@ -16,7 +16,7 @@ from mlx_t5.serving.service import Presets, RequestLimits, Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
-def served(vocab_size, exact=False, delta=0.0, presets=None):
+def served(vocab_size, presets=None, exact=False, delta=0.0):
     """The service of a model with so many ids, and the bundled tokenizer."""
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size),
