@@ -25,7 +25,6 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Embedding, Linear
 from mlx_t5.network.memory import cache_bytes, encoder_bytes
 from mlx_t5.network.weights import (
-    EMBEDDINGS,
     HEAD,
     Shape,
     check,
@@ -34,6 +33,7 @@ from mlx_t5.network.weights import (
     read_config,
     read_mlx,
     select,
+    stored_dtype,
 )
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -232,13 +232,18 @@ class T5(nn.Module):
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type that it computes in, also where its weights are quantised."""
+        return self.decoder.norm.weight.dtype
+
     def cache_memory(self, rows: int, source: int, target: int) -> int:
         """Bytes that the cache of rows of so many source and target positions takes."""
-        return cache_bytes(self.config, self.shared.weight.dtype.size, rows, source, target)
+        return cache_bytes(self.config, self.dtype.size, rows, source, target)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""
-        return encoder_bytes(self.config, self.shared.weight.dtype.size, rows, source)
+        return encoder_bytes(self.config, self.dtype.size, rows, source)
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.
@@ -340,8 +345,7 @@ def _load_mlx(
 def _compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
     """The type to compute in: as wanted, or as the embedding is stored."""
     if wanted is None:
-        embedding = next(name for name in EMBEDDINGS if name in stored.names)
-        wanted = "float32" if cpu_only() else stored.dtype(embedding)
+        wanted = "float32" if cpu_only() else stored_dtype(stored)
     name = str(wanted).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")

@@ -91,7 +91,7 @@ def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
 
 def dtype_of(model: Any) -> str:
     """The type that a model computes in."""
-    return str(model.shared.weight.dtype).removeprefix("mlx.core.")
+    return str(model.dtype).removeprefix("mlx.core.")
 
 
 def command(argv: Sequence[str]) -> str:

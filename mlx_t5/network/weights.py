@@ -101,6 +101,13 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
         raise UserError(f"the tensors do not fit config.json: {'; '.join(problems)}")
 
 
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """The type of a model as it is stored: that of its embedding, of a norm if it is quantised."""
+    embedding = next(name for name in EMBEDDINGS if name in checkpoint.names)
+    quantised = embedding.replace(".weight", ".scales") in checkpoint.names
+    return checkpoint.dtype("decoder.norm.weight" if quantised else embedding)
+
+
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     """Whether a parameter stays in float32 in a model that is otherwise `dtype`.
 

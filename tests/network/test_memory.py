@@ -65,6 +65,7 @@ def test_weights_as_they_are_and_quantised(tmp_path):
         "mxfp8": (None, None, "mxfp8"),
         "nvfp4": (None, None, "nvfp4"),
         "mixed": (None, 64, "affine", "vo_3_5"),
+        "embedding": (8, None, "affine", "embed_8"),
     }.items():
         path = tmp_path / name
         options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
