@@ -23,7 +23,7 @@ from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Embedding, Linear
-from mlx_t5.network.memory import cache_bytes, encoder_bytes
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
@@ -319,7 +319,7 @@ def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, A
     folder = Path(folder)
     raw = read_config(folder)
     config = T5Config.from_dict(raw)
-    with open_checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint, room_for_weights(loaded_bytes(checkpoint, dtype)):
         if checkpoint.metadata.get("format") == "mlx":
             model = _load_mlx(folder, config, raw.get("quantization"), checkpoint, dtype)
         else:

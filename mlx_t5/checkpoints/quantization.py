@@ -111,7 +111,7 @@ class Recipe:
         general: the way of most layers.
         special: that of the layers named by `where`; None if there are none.
         where: a regular expression that finds something in their paths.
-        embedding: that of the embedding and of a separate output head; None leaves them as they are.
+        embedding: that of the embedding and of a separate output head; None leaves them alone.
     """
 
     general: Quantization
