@@ -72,6 +72,7 @@ def test_importing_anything_without_a_blas(platform, wish, hints):
     assert [line.startswith("hint:") for line in errors] == [True] * hints + [False]
 
 
+@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
 @pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
 def test_the_real_one_is_loaded_before_mlx():
     tried, (described,) = importing("linux", "yes", "mkl")
