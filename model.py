@@ -22,7 +22,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.linear import Embedding, Linear
+from mlx_t5.network.linear import Embedding, Linear, added, join, together
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.weights import (
     HEAD,
@@ -76,20 +76,17 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
-    def keys_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
-        """Keys and values (B, H, S, d_kv) of the positions x (B·S, d_model)."""
-        return self._split(self.k(x), batch), self._split(self.v(x), batch)
+    def heads(self, x: mx.array, parts: str, batch: int) -> list[mx.array]:
+        """What `parts` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv)."""
+        made = together(x, *(self[part] for part in parts))
+        return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
 
-    def attend(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+    def add(
+        self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None
     ) -> mx.array:
-        """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N)."""
-        queries = self._split(self.q(x), keys.shape[0])
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-        return self.o(out.swapaxes(1, 2).reshape(x.shape[0], -1))
-
-    def _split(self, x: mx.array, batch: int) -> mx.array:
-        return x.reshape(batch, -1, *self._heads).swapaxes(1, 2)
+        """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N)."""
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+        return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
 
 
 class FeedForward(nn.Module):
@@ -108,10 +105,11 @@ class FeedForward(nn.Module):
         y = self.norm(x)
         # In float16 this product and `wo` overflow, so they are computed in the residual's float32.
         if self._gated:
-            hidden = self._act(self.wi_0(y)).astype(x.dtype) * self.wi_1(y)
+            gate, linear = together(y, self.wi_0, self.wi_1)
+            hidden = self._act(gate).astype(x.dtype) * linear
         else:
             hidden = self._act(self.wi(y)).astype(x.dtype)
-        return x + self.wo(hidden)
+        return added(hidden, self.wo, x)
 
 
 class EncoderLayer(nn.Module):
@@ -121,9 +119,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
-        y = self.self_attention.norm(x)
-        keys_values = self.self_attention.keys_values(y, batch)
-        x = x + self.self_attention.attend(y, *keys_values, bias)
+        attention = self.self_attention
+        q, k, v = attention.heads(attention.norm(x), "qkv", batch)
+        x = attention.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -137,13 +135,14 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
-        y = self.self_attention.norm(x)
-        new = self.self_attention.keys_values(y, cache.batch)
-        past = cache.update(layer, *new, slots)
-        x = x + self.self_attention.attend(y, *past, bias)
-        y = self.cross_attention.norm(x)
+        attention = self.self_attention
+        q, k, v = attention.heads(attention.norm(x), "qkv", cache.batch)
+        k, v = cache.update(layer, k, v, slots)
+        x = attention.add(x, q, k, v, bias)
+        attention = self.cross_attention
+        (q,) = attention.heads(attention.norm(x), "q", cache.batch)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = x + self.cross_attention.attend(y, *source, cache.mask)
+        x = attention.add(x, q, *source, cache.mask)
         return self.feed_forward(x)
 
 
@@ -209,6 +208,15 @@ class T5(nn.Module):
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
+    def join(self) -> None:
+        """Have projections of the same input computed as one product: fewer operations a pass."""
+        for layer in (*self.encoder.layers, *self.decoder.layers):
+            join(*(layer.self_attention[part] for part in "qkv"))
+            if "cross_attention" in layer:
+                join(*(layer.cross_attention[part] for part in "kv"))
+            if "wi_0" in layer.feed_forward:
+                join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
+
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
@@ -228,7 +236,7 @@ class T5(nn.Module):
         """
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
-        cross = [tuple(map(mx.contiguous, layer.keys_values(x, batch))) for layer in layers]
+        cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
@@ -328,6 +336,7 @@ def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, A
             stored = ((name, checkpoint.read(name)) for name in checkpoint.names if name in names)
             tensors = ((names[name], array) for name, array in stored)
             fill(model, tensors, _compute_dtype(dtype, checkpoint))
+        model.join()
     return model, load_tokenizer(folder)
 
 
