@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
@@ -33,7 +33,6 @@ from mlx_t5.network.weights import (
     read_config,
     read_mlx,
     select,
-    stored_dtype,
 )
 from mlx_t5.text.tokenizer import load_tokenizer
 

@@ -19,15 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import Shape, stored_dtype
 from mlx_t5.sizes import readable
+
+if TYPE_CHECKING:
+    from mlx_t5.network.weights import Shape
 
 SHARE = 0.9  # of a CPU's memory that may be used, and of what a GPU recommends without a warning
 WORKING_SET = "max_recommended_working_set_size"  # what Metal calls it; other devices have none

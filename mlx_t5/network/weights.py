@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.checkpoints.checkpoint import SAFETENSORS, Checkpoint, read_weight_map
+from mlx_t5.checkpoints.checkpoint import EMBEDDINGS, SAFETENSORS, Checkpoint, read_weight_map
 from mlx_t5.checkpoints.small_files import read_small
 from mlx_t5.errors import UserError, is_out_of_memory, shown
 from mlx_t5.network.config import T5Config
 
-EMBEDDING = "shared.weight"
+EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
 
-# The embedding is stored under one or more of these names. MADLAD has only the last.
-EMBEDDINGS = (EMBEDDING, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Written by an early transformers, used by none.
 _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -99,13 +97,6 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
             break
     if problems:
         raise UserError(f"the tensors do not fit config.json: {'; '.join(problems)}")
-
-
-def stored_dtype(checkpoint: Checkpoint) -> str:
-    """The type of a model as it is stored: that of its embedding, of a norm if it is quantised."""
-    embedding = next(name for name in EMBEDDINGS if name in checkpoint.names)
-    quantised = embedding.replace(".weight", ".scales") in checkpoint.names
-    return checkpoint.dtype("decoder.norm.weight" if quantised else embedding)
 
 
 def keep_float32(name: str, dtype: mx.Dtype) -> bool:

@@ -1,7 +1,9 @@
 """Bytes by the formula against bytes that MLX holds, and published numbers of parameters."""
 
 import pytest
+import torch
 
+import checkpoints
 import model as model_module
 from convert import convert
 from decoder import Engine
@@ -126,6 +128,8 @@ def test_a_gpu_that_would_compute_in_float32_unasked_is_a_hint(monkeypatch, tmp_
     )
     assert dtype_hint(original, "float32") is dtype_hint(converted, None) is None
     assert dtype_hint(BUNDLED / "target", None) is None  # bfloat16
+    checkpoints.save({"x": torch.zeros(2)}, tmp_path / "other")
+    assert dtype_hint(tmp_path / "other", None) is None  # no T5, which loading will say
 
 
 def test_weights_are_wired_while_they_are_loaded(monkeypatch):
