@@ -36,6 +36,8 @@ from mlx_t5.network.weights import (
 )
 from mlx_t5.text.tokenizer import load_tokenizer
 
+LAYERS_AT_ONCE = 6  # so many are described before the device is given them
+
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
     "gelu": nn.gelu,
@@ -252,10 +254,16 @@ class T5(nn.Module):
         """Bytes that it takes, at most, to encode rows of so many source positions."""
         return encoder_bytes(self.config, self.dtype.size, rows, source)
 
-    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: Cache,
+        offsets: list[int] | mx.array,
+        traced: bool = False,
+    ) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.
 
-        Lazy: nothing is computed and nothing read back here. A token attends to the slots of
+        Nothing is read back or waited for. A token attends to the slots of
         `cache` up to its own, so all before `offsets` must have been fed; what has been fed at
         or behind `offsets` before is overwritten or hidden. Rows shorter than T may be padded with
         any token at the end: their logits there mean nothing and their slots get overwritten.
@@ -264,6 +272,8 @@ class T5(nn.Module):
             tokens: (B, T) target tokens.
             cache: from `cache`; updated.
             offsets: absolute position of each row's first token; a list is faster.
+            traced: whether this is only described, within `mx.compile`. Else the device begins
+                with the first layers while the host describes the others.
 
         Returns:
             float32 logits (B, T, V) of the token after each of `tokens`.
@@ -276,6 +286,8 @@ class T5(nn.Module):
         x = self._embed(tokens)
         for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
             x = layer(x, bias, cache, i, slots)
+            if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
+                mx.async_eval(x)
         return self._logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
 
     def _embed(self, tokens: mx.array) -> mx.array:
