@@ -85,7 +85,10 @@ class Attention(nn.Module):
     def add(
         self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None
     ) -> mx.array:
-        """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N)."""
+        """Residual x (B·T, d_model) plus the attention.
+
+        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count.
+        """
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
         return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
 
@@ -143,7 +146,7 @@ class DecoderLayer(nn.Module):
         attention = self.cross_attention
         (q,) = attention.heads(attention.norm(x), "q", cache.batch)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = attention.add(x, q, *source, cache.mask)
+        x = attention.add(x, q, *source, slots.mask)
         return self.feed_forward(x)
 
 
@@ -238,8 +241,7 @@ class T5(nn.Module):
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
         cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
-        hidden = None if mask is None else _hide(mask, encoded.dtype)
-        return Cache(cross, hidden, capacity)
+        return Cache(cross, mask, capacity)
 
     @property
     def dtype(self) -> mx.Dtype:
