@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
-from mlx_t5.network.cache import round_up
+from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.sizes import PASS_POSITIONS, readable
 
@@ -111,10 +111,10 @@ def require_for(
         RuntimeError: there is not.
     """
     rows = [*running, *new]
-    source = max(len(row.ids) for row in rows)
+    source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
     sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
-    longest = max(map(len, sources))
+    longest = source_width(max(map(len, sources)))
     together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
     needed = sum(
         model.cache_memory(len(rows), source, target) + model.encoder_memory(together, longest)
