@@ -28,7 +28,7 @@ from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
-from mlx_t5.network.memory import require_for
+from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
@@ -178,6 +178,7 @@ class Engine:
             row.stats.prompt_tokens = len(row.ids)
             row.states = None
         self._set_rows(self.rows + list(rows))
+        clear_large_cache()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; the others leave the batch."""

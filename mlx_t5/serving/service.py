@@ -171,7 +171,7 @@ class Service:
             worker.stop()
             raise
         self.log_prompts, self.created = log_prompts, int(time.time())
-        self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
+        self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
         self.spell = Speller(self._tokenizer)
