@@ -18,18 +18,22 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.linear import Embedding, Linear
 from mlx_t5.network.memory import cache_bytes, encoder_bytes
+from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.weights import (
     EMBEDDINGS,
     HEAD,
     Shape,
     check,
     fill,
+    has_decoder,
     quantize,
     read_config,
     read_mlx,
@@ -181,16 +185,23 @@ class T5(nn.Module):
         config: its shape.
         separate_head: whether the output head has weights of its own (`lm_head`) or is the
             embedding. See `weights.select`.
+        encoder_only: leave the decoder out: `encode` works then, and nothing else.
     """
 
-    def __init__(self, config: T5Config, separate_head: bool = False):
+    def __init__(self, config: T5Config, separate_head: bool = False, encoder_only: bool = False):
         super().__init__()
-        self.config = config
+        self.config, self.pooling = config, Pooling()
         self.shared = Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, causal=False)
-        self.decoder = Stack(config, causal=True)
+        if not encoder_only:
+            self.decoder = Stack(config, causal=True)
         if separate_head:
             self.lm_head = Linear(config.d_model, config.vocab_size)
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether there is a decoder."""
+        return "decoder" in self
 
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
@@ -225,7 +236,11 @@ class T5(nn.Module):
             encoded: what `encode` returned.
             mask: (B, S), as given to `encode`.
             capacity: target positions to prepare for; `Cache.reserve` adds more.
+
+        Raises:
+            UserError: the model is an encoder alone.
         """
+        require_decoder(self)
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
         cross = [tuple(map(mx.contiguous, layer.keys_values(x, batch))) for layer in layers]
@@ -283,18 +298,28 @@ def _hide(mask: mx.array, dtype: mx.Dtype) -> mx.array:
     return mx.where(mask[:, None, None, :], 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
-def expected_parameters(config: T5Config, separate_head: bool = True) -> dict[str, Shape]:
+def expected_parameters(
+    config: T5Config, separate_head: bool = True, encoder_only: bool = False
+) -> dict[str, Shape]:
     """The shape of every parameter of an unquantised model, by its name in MLX folders."""
-    return _shapes(T5(config, separate_head))
+    return _shapes(T5(config, separate_head and not encoder_only, encoder_only))
 
 
-def select_tensors(config: T5Config, checkpoint: Checkpoint) -> dict[str, str]:
+def select_tensors(
+    config: T5Config, checkpoint: Checkpoint, encoder_only: bool = False
+) -> dict[str, str]:
     """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+
+    Args:
+        config: from its config.json.
+        checkpoint: the tensors; if no decoder is among them, the model is an encoder alone.
+        encoder_only: leave the decoder out, if there is one.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    return select(config, checkpoint, expected_parameters(config))
+    alone = encoder_only or not has_decoder(checkpoint.names)
+    return select(config, checkpoint, expected_parameters(config, encoder_only=alone), alone)
 
 
 def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, Any]:
@@ -319,17 +344,18 @@ def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, A
             model = _load_mlx(folder, config, raw.get("quantization"), checkpoint, dtype)
         else:
             names = select_tensors(config, checkpoint)
-            model = T5(config, separate_head=HEAD in names)
+            model = T5(config, HEAD in names, not has_decoder(names.values()))
             stored = ((name, checkpoint.read(name)) for name in checkpoint.names if name in names)
             tensors = ((names[name], array) for name, array in stored)
             fill(model, tensors, _compute_dtype(dtype, checkpoint))
+    model.pooling = read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
 
 
 def _load_mlx(
     folder: Path, config: T5Config, quantization: object, stored: Checkpoint, dtype: Any
 ) -> T5:
-    model = T5(config, separate_head=HEAD in stored.names)
+    model = T5(config, HEAD in stored.names, not has_decoder(stored.names))
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))

@@ -58,6 +58,8 @@ class FakeCache:
 class FakeModel:
     """Logits (V,) = table(source, tokens so far)."""
 
+    can_decode = True
+
     def __init__(self, table, vocab_size, **config):
         self.table = lru_cache(maxsize=None)(table)
         self.config = FakeConfig(vocab_size, **config)
