@@ -25,12 +25,15 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.embedding import Embedding
 from mlx_t5.errors import UserError
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.memory import require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
 from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
 from mlx_t5.sampling.rows import sampling_of
+from mlx_t5.scoring import Scoring
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_prompts, checked_samples, encoded, random_keys, split
@@ -210,7 +213,7 @@ def commit(
     return tokens, accepted
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Scoring, Embedding):
     """Text to text with a target and, if given, a draft."""
 
     def __init__(
@@ -353,6 +356,7 @@ class SpeculativeDecoder:
 
     def engine(self, settings: Settings) -> Engine:
         """An empty batch, for rows with such settings mostly; peak memory counts from here."""
+        require_decoder(self.model)
         drafter = self.drafter.fresh() if self.drafter else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps

@@ -40,7 +40,11 @@ class Pair:
 
 
 def choose_pair(
-    model: str | None, draft_model: str | None, convert: Convert, regular: bool = False
+    model: str | None,
+    draft_model: str | None,
+    convert: Convert,
+    regular: bool = False,
+    regular_because: str = "regular decoding",
 ) -> Pair:
     """Finds the models to run, and converts them if need be.
 
@@ -51,7 +55,8 @@ def choose_pair(
             do both, "none" to do without. None takes the draft that belongs to the target, if
             there is one.
         convert: makes the model of a Hub id into a folder, as `convert.convert` does.
-        regular: decode without a draft, whatever `draft_model` says.
+        regular: do without a draft, whatever `draft_model` says.
+        regular_because: what the user is told then.
 
     Raises:
         UserError: there is no such model, or it cannot be converted.
@@ -65,7 +70,7 @@ def choose_pair(
         usual_draft, why = _usual_draft(target), ""
     lookup = not regular and draft_model is not None and draft_model.split("+")[-1] == LOOKUP
     if regular or draft_model == "none":
-        draft, why = None, f"{why}regular decoding"
+        draft, why = None, f"{why}{regular_because}"
     elif draft_model == LOOKUP:
         draft = None
     elif draft_model is not None:
