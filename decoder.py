@@ -316,6 +316,7 @@ class SpeculativeDecoder(Scoring, Embedding):
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
+        require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
@@ -334,6 +335,7 @@ class SpeculativeDecoder(Scoring, Embedding):
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
+        require_decoder(self.model)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         keys = next(random_keys(checked("seed", seed)))
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True)
@@ -356,7 +358,6 @@ class SpeculativeDecoder(Scoring, Embedding):
 
     def engine(self, settings: Settings) -> Engine:
         """An empty batch, for rows with such settings mostly; peak memory counts from here."""
-        require_decoder(self.model)
         drafter = self.drafter.fresh() if self.drafter else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps

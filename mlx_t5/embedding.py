@@ -5,6 +5,7 @@ Symbols: B rows, S source positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,15 @@ import numpy as np
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.pooling import normalized
-from mlx_t5.passes import DEFAULT_BATCH_SIZE, Part, attempt, by_length, each_read, in_order
+from mlx_t5.passes import (
+    DEFAULT_BATCH_SIZE,
+    NotFinite,
+    Part,
+    attempt,
+    by_length,
+    each_read,
+    in_order,
+)
 from mlx_t5.ranges import checked
 from mlx_t5.text.prompts import padded, split, token_ids
 
@@ -37,7 +46,11 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: Any) -> li
 
 
 def embeddings(
-    model: Any, sources: Sequence[Sequence[int]], batch_size: int, normalize: bool
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    batch_size: int,
+    normalize: bool,
+    most_tokens: float = math.inf,
 ) -> Iterator[Part]:
     """Embeds prompts, batch by batch.
 
@@ -46,6 +59,7 @@ def embeddings(
         sources: token ids.
         batch_size: prompts of a pass at most.
         normalize: whether vectors are to have length 1.
+        most_tokens: of a pass, see `passes.by_length`.
 
     Yields:
         After each pass, places of prompts with their vectors (width,), float32, or their errors.
@@ -56,9 +70,9 @@ def embeddings(
         ids, mask = padded(batch, model.config.pad_token_id)
         vectors = model.pooling(model.encode(ids, mask), mask)
         rows = np.array(normalized(vectors) if normalize else vectors)
-        return [row if np.isfinite(row).all() else UserError(NOT_FINITE) for row in rows]
+        return [row if np.isfinite(row).all() else NotFinite(NOT_FINITE) for row in rows]
 
-    for places in by_length([len(source) for source in sources], batch_size):
+    for places in by_length([len(source) for source in sources], batch_size, most_tokens):
         tokens = len(sources[places[0]])
         values = attempt(work, [sources[i] for i in places], f"a prompt of {tokens} tokens")
         yield list(zip(places, values, strict=True))
@@ -105,6 +119,16 @@ class Embedding:
     ) -> Iterator[np.ndarray | Exception]:
         """`embed` for any number of prompts, which are drawn as needed; an error in its place."""
         size = checked("batch_size", batch_size)
-        parts = partial(embeddings, self.model, batch_size=size, normalize=bool(normalize))
+        parts = partial(self.embedding_parts, batch_size=size, normalize=bool(normalize))
         ids = partial(embedding_ids, tokenizer=self.codec.tokenizer, model=self.model)
         return in_order(each_read(prompts, ids), size, parts, ready)
+
+    def embedding_parts(
+        self,
+        ids: Sequence[Sequence[int]],
+        batch_size: int,
+        normalize: bool,
+        most_tokens: float = math.inf,
+    ) -> Iterator[Part]:
+        """`embeddings` with this model, for who wants to do something else between two passes."""
+        return embeddings(self.model, ids, batch_size, normalize, most_tokens)

@@ -65,10 +65,11 @@ class Ranked:
     score: float
 
 
-def passes(pairs: Sequence[Pair], size: int) -> Iterator[list[int]]:
+def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Cuts pairs into passes of at most `size` rows.
 
-    The prompts of a pass have as many targets each, and are of like length.
+    The prompts of a pass have as many targets each, and are of like length. If there are several,
+    their tokens and those of one target each are at most `most_tokens`, padding included.
 
     Yields:
         Places of pairs: those of the pass's first prompt, then those of the second, and so on.
@@ -83,7 +84,7 @@ def passes(pairs: Sequence[Pair], size: int) -> Iterator[list[int]]:
     for count, groups in by_count.items():
         longest = [pairs[places[-1]] for places in groups]
         lengths = [len(pair.source) + len(pair.target) for pair in longest]
-        for batch in by_length(lengths, max(1, size // count)):
+        for batch in by_length(lengths, max(1, size // count), most_tokens):
             for first in range(0, count, size):  # several times for a single prompt alone
                 yield [i for group in batch for i in groups[group][first : first + size]]
 

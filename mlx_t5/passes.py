@@ -7,6 +7,7 @@ is in hand at a time, so memory does not grow with the number of items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -63,10 +64,28 @@ def windows(
         yield window
 
 
-def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Places of items, in batches of at most `batch_size` of like length, the longest first."""
+class NotFinite(UserError):
+    """The model computes no numbers for this item; it is not the item's fault."""
+
+
+def by_length(
+    lengths: Sequence[int], batch_size: int, most_tokens: float = math.inf
+) -> Iterator[list[int]]:
+    """Cuts items into batches of like length, the longest first.
+
+    Args:
+        lengths: of the items, in tokens.
+        batch_size: items of a batch at most.
+        most_tokens: of a batch, padding included, if it has more than one item.
+
+    Yields:
+        Places of items.
+    """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    while order:
+        size = max(1, int(min(batch_size, most_tokens // max(lengths[order[0]], 1))))
+        yield order[:size]
+        order = order[size:]
 
 
 def attempt(

@@ -20,7 +20,7 @@ from mlx_t5.network import memory
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.pairs import FALSE, TRUE, Pair, Ranked, Score, passes, ranking, relevance_pairs
-from mlx_t5.passes import DEFAULT_BATCH_SIZE, Part, attempt, each_read, in_order
+from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
 from mlx_t5.ranges import checked
 from mlx_t5.text.prompts import padded, split, token_ids
 
@@ -37,14 +37,14 @@ Prompt = str | Sequence[int]
 class Scorer:
     """Scores pairs, pass by pass. A prompt whose targets take several passes is encoded once."""
 
-    def __init__(self, model: Seq2Seq, batch_size: int) -> None:
-        """Scores at most `batch_size` targets a pass.
+    def __init__(self, model: Seq2Seq, batch_size: int, most_tokens: float = math.inf) -> None:
+        """Scores at most `batch_size` targets a pass, see `passes.by_length` for `most_tokens`.
 
         Raises:
             UserError: the model is an encoder alone.
         """
         require_decoder(model)
-        self.model, self.batch_size = model, batch_size
+        self.model, self.batch_size, self.most_tokens = model, batch_size, most_tokens
         self._encoded: tuple[list[tuple[int, ...]], Cache] | None = None  # the last sources
 
     def parts(self, pairs: Sequence[Pair]) -> Iterator[Part]:
@@ -53,7 +53,7 @@ class Scorer:
         Yields:
             After each pass, places of pairs with their scores, or their errors.
         """
-        for places in passes(pairs, self.batch_size):
+        for places in passes(pairs, self.batch_size, self.most_tokens):
             values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
             yield list(zip(places, values, strict=True))
 
@@ -65,7 +65,7 @@ class Scorer:
                 each = row[: len(pair.target)]
                 finite = all(map(math.isfinite, each))
                 score = Score(math.fsum(each), each, list(pair.target))
-                scores[i] = score if finite else UserError(NOT_FINITE)
+                scores[i] = score if finite else NotFinite(NOT_FINITE)
         return [scores[i] for i in range(len(pairs))]
 
     def _logprobs(self, pairs: Sequence[Pair]) -> list[list[float]]:
@@ -165,8 +165,14 @@ class Scoring:
         Pairs of one prompt share its encoding if they stand near each other.
         """
         size = checked("batch_size", batch_size)
-        scorer = Scorer(self.model, size)
-        return map(Score.of, in_order(self._pairs(pairs), size, scorer.parts, ready))
+        parts = Scorer(self.model, size).parts
+        return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
+
+    def scoring_parts(
+        self, pairs: Sequence[Pair], batch_size: int, most_tokens: float = math.inf
+    ) -> Iterator[Part]:
+        """`Scorer.parts` with this model, for who wants to do something else between two passes."""
+        return Scorer(self.model, batch_size, most_tokens).parts(pairs)
 
     def rerank(
         self,

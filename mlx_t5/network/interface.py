@@ -8,6 +8,7 @@ from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.pooling import Pooling
 
 
 class Seq2Seq(Protocol):
@@ -15,6 +16,7 @@ class Seq2Seq(Protocol):
 
     config: T5Config
     shared: Any  # the embedding
+    pooling: Pooling
 
     @property
     def can_decode(self) -> bool:
