@@ -24,7 +24,7 @@ from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.linear import Embedding, Linear
+from mlx_t5.network.linear import Embedding, Linear, added, join, together
 from mlx_t5.network.memory import cache_bytes, encoder_bytes
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.weights import (
@@ -40,6 +40,8 @@ from mlx_t5.network.weights import (
     select,
 )
 from mlx_t5.text.tokenizer import load_tokenizer
+
+LAYERS_AT_ONCE = 6  # so many are described before the device is given them
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
@@ -80,20 +82,17 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
-    def keys_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
-        """Keys and values (B, H, S, d_kv) of the positions x (B·S, d_model)."""
-        return self._split(self.k(x), batch), self._split(self.v(x), batch)
+    def heads(self, x: mx.array, parts: str, batch: int) -> list[mx.array]:
+        """What `parts` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv)."""
+        made = together(x, *(self[part] for part in parts))
+        return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
 
-    def attend(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+    def add(
+        self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None
     ) -> mx.array:
-        """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N)."""
-        queries = self._split(self.q(x), keys.shape[0])
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-        return self.o(out.swapaxes(1, 2).reshape(x.shape[0], -1))
-
-    def _split(self, x: mx.array, batch: int) -> mx.array:
-        return x.reshape(batch, -1, *self._heads).swapaxes(1, 2)
+        """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N)."""
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+        return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
 
 
 class FeedForward(nn.Module):
@@ -112,10 +111,11 @@ class FeedForward(nn.Module):
         y = self.norm(x)
         # In float16 this product and `wo` overflow, so they are computed in the residual's float32.
         if self._gated:
-            hidden = self._act(self.wi_0(y)).astype(x.dtype) * self.wi_1(y)
+            gate, linear = together(y, self.wi_0, self.wi_1)
+            hidden = self._act(gate).astype(x.dtype) * linear
         else:
             hidden = self._act(self.wi(y)).astype(x.dtype)
-        return x + self.wo(hidden)
+        return added(hidden, self.wo, x)
 
 
 class EncoderLayer(nn.Module):
@@ -125,9 +125,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
-        y = self.self_attention.norm(x)
-        keys_values = self.self_attention.keys_values(y, batch)
-        x = x + self.self_attention.attend(y, *keys_values, bias)
+        attention = self.self_attention
+        q, k, v = attention.heads(attention.norm(x), "qkv", batch)
+        x = attention.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -141,13 +141,15 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
-        y = self.self_attention.norm(x)
-        new = self.self_attention.keys_values(y, cache.batch)
-        past = cache.update(layer, *new, slots)
-        x = x + self.self_attention.attend(y, *past, bias)
-        y = self.cross_attention.norm(x)
+        attention = self.self_attention
+        q, k, v = attention.heads(attention.norm(x), "qkv", cache.batch)
+        k, v = cache.update(layer, k, v, slots)
+        x = attention.add(x, q, k, v, bias)
+        attention = self.cross_attention
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = x + self.cross_attention.attend(y, *source, cache.mask)
+        # Rows that share a source (`Cache.shared`) are one long row here: no position matters.
+        (q,) = attention.heads(attention.norm(x), "q", source[0].shape[0])
+        x = attention.add(x, q, *source, cache.mask)
         return self.feed_forward(x)
 
 
@@ -220,6 +222,16 @@ class T5(nn.Module):
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
+    def join(self) -> None:
+        """Have projections of the same input computed as one product: fewer operations a pass."""
+        decoding = self.decoder.layers if self.can_decode else ()
+        for layer in (*self.encoder.layers, *decoding):
+            join(*(layer.self_attention[part] for part in "qkv"))
+            if "cross_attention" in layer:
+                join(*(layer.cross_attention[part] for part in "kv"))
+            if "wi_0" in layer.feed_forward:
+                join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
+
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
@@ -243,7 +255,7 @@ class T5(nn.Module):
         require_decoder(self)
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
-        cross = [tuple(map(mx.contiguous, layer.keys_values(x, batch))) for layer in layers]
+        cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
@@ -255,10 +267,16 @@ class T5(nn.Module):
         """Bytes that it takes, at most, to encode rows of so many source positions."""
         return encoder_bytes(self.config, self.shared.weight.dtype.size, rows, source)
 
-    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: Cache,
+        offsets: list[int] | mx.array,
+        traced: bool = False,
+    ) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.
 
-        Lazy: nothing is computed and nothing read back here. A token attends to the slots of
+        Nothing is read back or waited for. A token attends to the slots of
         `cache` up to its own, so all before `offsets` must have been fed; what has been fed at
         or behind `offsets` before is overwritten or hidden. Rows shorter than T may be padded with
         any token at the end: their logits there mean nothing and their slots get overwritten.
@@ -267,6 +285,8 @@ class T5(nn.Module):
             tokens: (B, T) target tokens.
             cache: from `cache`; updated.
             offsets: absolute position of each row's first token; a list is faster.
+            traced: whether this is only described, within `mx.compile`. Else the device begins
+                with the first layers while the host describes the others.
 
         Returns:
             float32 logits (B, T, V) of the token after each of `tokens`.
@@ -279,6 +299,8 @@ class T5(nn.Module):
         x = self._embed(tokens)
         for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
             x = layer(x, bias, cache, i, slots)
+            if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
+                mx.async_eval(x)
         return self._logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
 
     def _embed(self, tokens: mx.array) -> mx.array:
@@ -348,6 +370,7 @@ def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, A
             stored = ((name, checkpoint.read(name)) for name in checkpoint.names if name in names)
             tensors = ((names[name], array) for name, array in stored)
             fill(model, tensors, _compute_dtype(dtype, checkpoint))
+    model.join()
     model.pooling = read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
 
