@@ -12,7 +12,7 @@ vocabulary. Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
+from mlx_t5.network.blocks import Blocks, attention, block_queries
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
@@ -88,10 +89,10 @@ class Attention(nn.Module):
         return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
 
     def add(
-        self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None
+        self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | Blocks | None
     ) -> mx.array:
         """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N)."""
-        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+        out = attention(q, k, v, mask)
         return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
 
 
@@ -124,10 +125,10 @@ class EncoderLayer(nn.Module):
         self.self_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
-        attention = self.self_attention
-        q, k, v = attention.heads(attention.norm(x), "qkv", batch)
-        x = attention.add(x, q, k, v, bias)
+    def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
+        attend = self.self_attention
+        q, k, v = attend.heads(attend.norm(x), "qkv", batch)
+        x = attend.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -141,15 +142,15 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
-        attention = self.self_attention
-        q, k, v = attention.heads(attention.norm(x), "qkv", cache.batch)
+        attend = self.self_attention
+        q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
         k, v = cache.update(layer, k, v, slots)
-        x = attention.add(x, q, k, v, bias)
-        attention = self.cross_attention
+        x = attend.add(x, q, k, v, bias)
+        attend = self.cross_attention
         source = cache.cross_keys[layer], cache.cross_values[layer]
         # Rows that share a source (`Cache.shared`) are one long row here: no position matters.
-        (q,) = attention.heads(attention.norm(x), "q", source[0].shape[0])
-        x = attention.add(x, q, *source, cache.mask)
+        (q,) = attend.heads(attend.norm(x), "q", source[0].shape[0])
+        x = attend.add(x, q, *source, cache.mask)
         return self.feed_forward(x)
 
 
@@ -178,6 +179,18 @@ class Stack(nn.Module):
         if mask is not None:
             biases = [bias + _hide(mask, bias.dtype) for bias in biases]
         return biases if len(biases) > 1 else biases * len(self.layers)
+
+    def blocks(self, keys: int, queries: int, mask: mx.array | None = None) -> list[Blocks]:
+        """`biases` for all positions 0 … N-1 as queries, so many of them at a time."""
+
+        def of(table: mx.array) -> Blocks:
+            hidden = 0 if mask is None else _hide(mask, table.dtype)
+            make = lambda at: self._bias(table, self._bias.index(at, keys)) + hidden  # noqa: E731
+            return Blocks(keys, queries, make)
+
+        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
+        made = list(map(of, tables))
+        return made if len(made) > 1 else made * len(self.layers)
 
 
 class T5(nn.Module):
@@ -236,7 +249,12 @@ class T5(nn.Module):
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
         x = self._embed(ids)
-        biases = self.encoder.biases(mx.arange(length)[None], length, mask)
+        queries = block_queries(batch, self.config.num_heads, length)
+        biases: Sequence[mx.array | Blocks]
+        if queries < length:
+            biases = self.encoder.blocks(length, queries, mask)
+        else:
+            biases = self.encoder.biases(mx.arange(length)[None], length, mask)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, bias, batch)
         return self.encoder.norm(x).reshape(batch, length, -1)
