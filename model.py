@@ -91,7 +91,10 @@ class Attention(nn.Module):
     def add(
         self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | Blocks | None
     ) -> mx.array:
-        """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N)."""
+        """Residual x (B·T, d_model) plus the attention.
+
+        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count.
+        """
         out = attention(q, k, v, mask)
         return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
 
@@ -150,7 +153,7 @@ class DecoderLayer(nn.Module):
         source = cache.cross_keys[layer], cache.cross_values[layer]
         # Rows that share a source (`Cache.shared`) are one long row here: no position matters.
         (q,) = attend.heads(attend.norm(x), "q", source[0].shape[0])
-        x = attend.add(x, q, *source, cache.mask)
+        x = attend.add(x, q, *source, slots.mask)
         return self.feed_forward(x)
 
 
@@ -274,8 +277,7 @@ class T5(nn.Module):
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
         cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
-        hidden = None if mask is None else _hide(mask, encoded.dtype)
-        return Cache(cross, hidden, capacity)
+        return Cache(cross, mask, capacity)
 
     def cache_memory(self, rows: int, source: int, target: int) -> int:
         """Bytes that the cache of rows of so many source and target positions takes."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mlx_t5.text.stop_strings import TextWatch
 
 AUTO = "auto"  # in place of a number of proposals
+# Proposals where nobody says how many. On Apple GPUs a pass over 5 rows reads the weights once and
+# one over 6 twice (docs/choosing.md); on CPUs there is no such step.
+NUM_DRAFT_ON_GPU, NUM_DRAFT_ON_CPU = 4, 5
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Settings:
             leaves the likeliest.
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
         num_draft: tokens proposed a step (gamma); 0 decodes regularly, "auto" lets the engine
-            choose for every step.
+            choose for every step, None takes the decoder's number, or the device's.
         repetition_penalty: above 1 makes tokens already written less likely; 1 is off. Below 1e-30
             or above 1e30, where it makes logits infinite, it is refused.
         no_repeat_ngram_size: no run of so many tokens is written twice; 0 is off.
@@ -51,7 +54,7 @@ class Settings:
     top_k: int = 0
     top_p: float = 1.0
     delta: float = 0.0
-    num_draft: int | str = 5
+    num_draft: int | str | None = None
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     min_tokens: int = 0
@@ -60,7 +63,8 @@ class Settings:
     block_verification: bool = True
 
     def __post_init__(self) -> None:
-        fitting = {n: checked(n, v) for n, v in vars(self).items() if n in RANGES}
+        absent = {"num_draft"} if self.num_draft is None else set()
+        fitting = {n: checked(n, v) for n, v in vars(self).items() if n in RANGES.keys() - absent}
         fitting["stop"] = _several(
             "stop",
             [self.stop] if isinstance(self.stop, str) else self.stop,
@@ -181,6 +185,8 @@ class Row:
             asks for it before the end.
         ended: whether the last token is the end token.
         task: the tokens of its task prefix, () without one.
+        states: (S, d_model) the target's encoder output, while the row waits; None if it has not
+            been encoded.
     """
 
     ids: list[int]
@@ -194,6 +200,7 @@ class Row:
     watch: TextWatch | None = None
     ended: bool = False
     task: tuple[int, ...] = ()
+    states: mx.array | None = None
 
     @property
     def adapts(self) -> bool:

@@ -13,14 +13,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import cpu_only, mx
 
-BLOCK = 64  # slots are added, and attended to, in multiples of this
+BLOCK = 32  # slots are added, and attended to, in multiples of this
 
 
 def round_up(n: int) -> int:
     """The number of slots, a multiple of the block, that holds n positions."""
     return -(-max(n, 1) // BLOCK) * BLOCK
+
+
+def source_width(longest: int) -> int:
+    """The source positions S to prepare for rows of at most `longest` tokens.
+
+    On a GPU a multiple of 32: what is prepared for a shape (`mx.compile`, CUDA's graphs and plans)
+    is then used again, and attention stays one kernel, for which S must not be less than T.
+    """
+    return longest if cpu_only() else -(-longest // 32) * 32
 
 
 @dataclass(frozen=True)
@@ -31,11 +40,14 @@ class Slots:
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first of them if it is the same in all rows and known on the host, else None.
         seen: attention needs only this many slots from the left.
+        mask: which source positions it may see, (B, H, T, S) or, of one row, (1, 1, 1, S); None if
+            all of them.
     """
 
     positions: mx.array
     start: int | None
     seen: int
+    mask: mx.array | None = None
 
     def write(self, array: mx.array, new: mx.array) -> mx.array:
         """Writes `new` (B, H, T, d_kv) at the positions of `array` (B, H, N, d_kv).
@@ -67,15 +79,14 @@ class Cache:
 
         Args:
             cross: keys and values of every layer, each (B, H, S, d_kv).
-            mask: (B, 1, 1, S), added to the scores of the source positions; None if no row is
-                padded.
+            mask: (B, S), True for source tokens and False for padding; None if no row is padded.
             capacity: slots to prepare for.
             copies: rows of each prompt, see `shared`.
         """
         batch, heads, _, width = cross[0][0].shape
         empty = (batch * copies, heads, round_up(capacity), width)
         self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
-        self.mask = mask
+        self.mask = None if mask is None else mask.astype(mx.bool_)
         self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
         self.values = [mx.zeros(empty, v.dtype) for v in self.cross_values]
 
@@ -111,9 +122,9 @@ class Cache:
         Raises:
             ValueError: the slots do not suffice, or there is not one offset a row.
         """
-        steps = mx.arange(length)
+        steps, mask = mx.arange(length), self._source_mask(length)
         if isinstance(offsets, mx.array):
-            return Slots(offsets[:, None] + steps, None, self.capacity)
+            return Slots(offsets[:, None] + steps, None, self.capacity, mask)
         if len(offsets) != self.batch or min(offsets) < 0:
             raise ValueError(f"offsets {offsets} do not fit a cache of {self.batch} rows")
         end = max(offsets) + length
@@ -123,7 +134,17 @@ class Cache:
             )
         start = offsets[0] if len(set(offsets)) == 1 else None
         rows = mx.array(offsets if start is None else offsets[:1])
-        return Slots(rows[:, None] + steps, start, round_up(end))
+        return Slots(rows[:, None] + steps, start, round_up(end), mask)
+
+    def _source_mask(self, length: int) -> mx.array | None:
+        """The mask for `length` queries a row, written out, as attention would do in every layer."""
+        if self.mask is None:
+            return None
+        mask, (prompts, heads) = self.mask[:, None, None, :], self.cross_keys[0].shape[:2]
+        if prompts == 1:
+            return mask
+        queries = self.batch // prompts * length  # of all rows that share a prompt
+        return mx.contiguous(mx.broadcast_to(mask, (prompts, heads, queries, self.source)))
 
     def update(
         self, layer: int, keys: mx.array, values: mx.array, slots: Slots
@@ -171,10 +192,11 @@ class Cache:
             source: source positions that the longest row has.
             capacity: slots that have been written and will not be written again.
         """
+        source = source_width(source)
         if 2 * source <= self.source:
             self.cross_keys = [_narrow(a, source) for a in self.cross_keys]
             self.cross_values = [_narrow(a, source) for a in self.cross_values]
-            self.mask = None if self.mask is None else self.mask[..., :source]
+            self.mask = None if self.mask is None else self.mask[:, :source]
         capacity = round_up(capacity)
         if 2 * capacity <= self.capacity:
             self.keys = [_narrow(a, capacity) for a in self.keys]
@@ -193,11 +215,9 @@ class Cache:
             setattr(self, name, joined)
 
     def _wide_mask(self, source: int) -> mx.array:
-        """The mask (B, 1, 1, `source`) in which all positions past this cache's S are hidden."""
-        dtype = self.cross_keys[0].dtype
-        mask = mx.zeros((self.batch, 1, 1, self.source), dtype) if self.mask is None else self.mask
-        hidden = mx.full((self.batch, 1, 1, source - self.source), mx.finfo(dtype).min, dtype)
-        return mx.concatenate([mask, hidden], axis=3)
+        """The mask (B, `source`) in which all positions past this cache's S are hidden."""
+        mask = mx.ones((self.batch, self.source), mx.bool_) if self.mask is None else self.mask
+        return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
 def _narrow(array: mx.array, length: int) -> mx.array:
