@@ -72,7 +72,8 @@ class Scorer:
         """Log-probabilities (P · K, T) of the targets of P prompts, as many of each."""
         sources, config = list(dict.fromkeys(pair.source for pair in pairs)), self.model.config
         targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
-        rows, length = targets.shape
+        rows, length = len(pairs), max(len(pair.target) for pair in pairs)
+        targets = targets[:, :length]  # a source may be padded beyond the longest
         width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
         known = self._encoded is not None and self._encoded[0] == sources
         if not known:

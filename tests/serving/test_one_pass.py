@@ -262,7 +262,7 @@ def test_an_encoder_alone_serves_embeddings_and_nothing_else(start, folder, tmp_
     alone = load(convert(folder, tmp_path / "mlx", "float32", encoder_only=True), "float32")
     decoder = SpeculativeDecoder(alone[0], None, alone[1])
     worker = Worker(lambda: decoder, 2, 4, Metrics())
-    service = Service(worker, RequestLimits(60, 20, 6), "encoder", 5, 0.0)
+    service = Service(worker, RequestLimits(60, 20, 6), "encoder", 0.0)
 
     async def ask():
         never = asyncio.Event()
