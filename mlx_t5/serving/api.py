@@ -101,6 +101,11 @@ class Decoding(Request):
         None, description="leniency of the check: 0 gives the target's own output"
     )
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
+    task: Text | None = Field(
+        None,
+        description="a task of the model: its prefix is put before the prompt, and its settings "
+        "take the place of the server's defaults",
+    )
 
     @property
     def wanted_draft(self) -> int | str | None:
@@ -155,10 +160,6 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
-        if (self.n or 1) > 1 and not self.temperature:
-            raise ValueError(
-                f"n is {self.n}, but greedy texts would be equal; set temperature above 0"
-            )
         return self
 
 

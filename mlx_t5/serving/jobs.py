@@ -178,7 +178,7 @@ class Values:
 
 
 @dataclass(eq=False)
-class Task:
+class PassJob:
     """One request.
 
     Attributes:

@@ -12,21 +12,22 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from mlx_t5.batching import MAX_JOINING_TOKENS
+from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Exchange, Job, QueueFull, Stopped, Task
+from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
 from mlx_t5.serving.spelling import Speller
 from mlx_t5.text.prompts import token_ids
 
@@ -46,6 +47,7 @@ NAMES = {
     "query": "query",
     "documents": "document",
 }
+NO_TASK = Preset("no task")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,26 @@ class RequestLimits:
     rows: int
 
 
+@dataclass(frozen=True)
+class Presets:
+    """What the model's own files want.
+
+    Attributes:
+        general: of every request.
+        tasks: of those that name one.
+    """
+
+    general: Preset = Preset(FILE)
+    tasks: Mapping[str, Preset] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about what is left out: of every request, and of tasks."""
+        names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
+        tasks = Preset("tasks", left_out=tuple(names))
+        return [preset.note for preset in (self.general, tasks) if preset.left_out]
+
+
 class Service:
     """The models and the thread, as far as requests need them."""
 
@@ -73,6 +95,7 @@ class Service:
         model: str,
         delta: float,
         log_prompts: bool = False,
+        presets: Presets | None = None,
     ):
         """Serves what a started worker has loaded.
 
@@ -82,6 +105,7 @@ class Service:
             model: name that clients know the target by.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
+            presets: the model's own wishes.
 
         Raises:
             UserError: the models cannot be loaded, or there is no tokenizer.
@@ -91,7 +115,9 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.defaults = replace(decoder.defaults, delta=delta)
+        self.presets, self._unset = presets or Presets(), decoder.defaults
+        self._usual = combined({"delta": delta}, self.presets.general.settings)
+        self.defaults = replace(self._unset, **self._usual)
         self.drafts = decoder.drafter is not None
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
@@ -128,7 +154,12 @@ class Service:
             ApiError: it cannot be done, or not now.
         """
         self._require_decoder()
-        settings, size = self._settings(body), len(prompts) * wishes.get("samples", 1)
+        task = self._task(body, prompts)
+        settings, samples = self._settings(body, task), wishes.get("samples", 1)
+        size = len(prompts) * samples
+        if samples > 1 and settings.temp == 0:
+            message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
+            raise ApiError(400, message, "n")
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -136,7 +167,10 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = [await self.token_ids(prompt) for prompt in prompts]
+        ids = [
+            await self.token_ids(task.prefix + prompt if isinstance(prompt, str) else prompt)
+            for prompt in prompts
+        ]
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
@@ -185,7 +219,7 @@ class Service:
             message = f"{count} inputs are more than one request may have here ({most})"
             raise ApiError(400, f"{message}; send several requests")
         exchange = Exchange(self.worker.cancel)
-        exchange.job = Task(kind, parts, count, tokens, size, exchange.put)
+        exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
         self._hand_in(exchange.job)
         self._watch(exchange, receive)
         return (await exchange.next()).values
@@ -206,7 +240,7 @@ class Service:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
             raise ApiError(400, message, "model")
 
-    def _hand_in(self, job: Job | Task) -> None:
+    def _hand_in(self, job: Job | PassJob) -> None:
         try:
             self.worker.submit(job)
         except QueueFull as error:
@@ -215,17 +249,28 @@ class Service:
         except Stopped as error:
             raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
 
-    def _settings(self, body: api.Decoding) -> Settings:
-        max_tokens = body.max_tokens or min(USUAL_MAX_TOKENS, self.limits.max_tokens)
+    def _task(self, body: api.Decoding, prompts: Sequence) -> Preset:
+        """The task that a request names; one that wants nothing where it names none."""
+        if body.task is None:
+            return NO_TASK
+        try:
+            task = find_task(self.presets.tasks, body.task)
+        except UserError as error:
+            raise ApiError(400, str(error), "task") from None
+        if task.prefix and not all(isinstance(prompt, str) for prompt in prompts):
+            raise ApiError(400, "task puts a text before the prompt; send that as text", "task")
+        return task
+
+    def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         given: dict[str, Any] = {
-            "max_tokens": max_tokens,
+            "max_tokens": body.max_tokens,
             "temp": body.temperature,
             "top_p": body.top_p,
             "delta": body.delta,
             "num_draft": body.wanted_draft,
-            "stop": body.stops,
+            "stop": body.stops or None,
         }
-        if max_tokens > self.limits.max_tokens:
+        if body.max_tokens and body.max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )
@@ -234,7 +279,10 @@ class Service:
         if asked and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         given = {name: value for name, value in given.items() if value is not None}
-        return replace(self.defaults, **given)
+        wishes = combined(self._usual, task.settings, given)
+        longest = wishes.get("max_tokens", USUAL_MAX_TOKENS)
+        wishes["max_tokens"] = min(longest, self.limits.max_tokens)
+        return replace(self._unset, **wishes)
 
     async def token_ids(
         self, text: str | Sequence[int], param: str = "prompt", pooling: Pooling | None = None
@@ -307,5 +355,6 @@ class Service:
             "max_num_draft": api.MAX_NUM_DRAFT,
             "delta": self.defaults.delta,
             "draft": self.drafts,
+            "tasks": list(self.presets.tasks),
             "dtype": self._dtype,
         }

@@ -18,7 +18,7 @@ from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
 from mlx_t5.errors import UserError
 from mlx_t5.passes import NotFinite
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Failure, Task, Values
+from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.serving.worker import Worker
@@ -202,7 +202,7 @@ def start():
 
 
 def task(events, parts, count, size=1):
-    return Task("embed", parts, count, 0, size, events.put)
+    return PassJob("embed", parts, count, 0, size, events.put)
 
 
 def test_passes_take_turns_with_steps(start):

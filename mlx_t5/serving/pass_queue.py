@@ -13,11 +13,11 @@ from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.passes import NotFinite, Part
-from mlx_t5.serving.jobs import Failure, Task, Values
+from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
 
 
-class Tasks:
+class PassQueue:
     """Those in hand, for the thread that owns MLX."""
 
     def __init__(
@@ -25,8 +25,8 @@ class Tasks:
         decoder: Any,
         metrics: Metrics,
         clock: Callable[[], float],
-        release: Callable[[Task, int], None],
-        put: Callable[[Task, Values | Failure], None],
+        release: Callable[[PassJob, int], None],
+        put: Callable[[PassJob, Values | Failure], None],
     ) -> None:
         """Works with a decoder's model.
 
@@ -39,7 +39,7 @@ class Tasks:
         """
         self._decoder, self._metrics, self._clock = decoder, metrics, clock
         self._release, self._put = release, put
-        self._waiting: deque[Task] = deque()
+        self._waiting: deque[PassJob] = deque()
         self._work: Iterator[Part] | None = None  # of the oldest
         self._done: dict[int, Any] = {}
 
@@ -47,7 +47,7 @@ class Tasks:
         """Whether there is one."""
         return bool(self._waiting)
 
-    def add(self, task: Task) -> None:
+    def add(self, task: PassJob) -> None:
         """Lets a task wait for its turn."""
         self._waiting.append(task)
 
