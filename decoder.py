@@ -25,12 +25,15 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.embedding import Embedding
 from mlx_t5.errors import UserError
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
 from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
 from mlx_t5.sampling.rows import sampling_of
+from mlx_t5.scoring import Scoring
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import (
@@ -236,7 +239,7 @@ def commit(
     return tokens, accepted
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Scoring, Embedding):
     """Text to text with a target and, if given, a draft."""
 
     def __init__(
@@ -341,6 +344,7 @@ class SpeculativeDecoder:
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
+        require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
@@ -359,6 +363,7 @@ class SpeculativeDecoder:
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
+        require_decoder(self.model)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         keys = next(random_keys(checked("seed", seed)))
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True)

@@ -70,6 +70,7 @@ def build_parser() -> Parser:
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _decoding_options(parser.add_argument_group("decoding"))
+    _one_pass_options(parser.add_argument_group("without generating"))
     return parser
 
 
@@ -138,6 +139,23 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _one_pass_options(group: argparse._ArgumentGroup) -> None:
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--score",
+        action="store_true",
+        help='log-probabilities of given targets: --input-file has {"prompt": …, "target": …} a '
+        "line; JSON lines out",
+    )
+    either.add_argument(
+        "--embed",
+        action="store_true",
+        help="a vector a prompt: JSON lines, or an array of NumPy's if the name of --output-file "
+        "ends in .npy",
+    )
+    group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
@@ -157,6 +175,7 @@ def _main(args: argparse.Namespace) -> int:
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not args.output_file:
         raise UserError("standard output is closed; name an --output-file")
+    _check_one_pass(args)
     prompts = _prompts(args)
     if args.output_file:
         check_output_file(args.output_file, args.input_file)
@@ -172,6 +191,8 @@ def _main(args: argparse.Namespace) -> int:
     prefix = "".join(preset.prefix for preset in presets)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
+    if args.score or args.embed:
+        return _one_pass(decoder, prompts, args)
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
@@ -181,9 +202,21 @@ def _main(args: argparse.Namespace) -> int:
     return _write_all(decoder, prompts, prefix, settings, painter, args)
 
 
+def _check_one_pass(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together with scores and vectors."""
+    if args.score and not args.input_file:
+        raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
+    if args.task is not None and (args.score or args.embed):
+        raise UserError("--task is for generating; write its prefix in the prompts")
+    if args.normalize and not args.embed:
+        raise UserError("--normalize is for the vectors of --embed; leave it out")
+    if (args.output_file or "").endswith(".npy") and not args.embed:
+        raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
+
+
 def _prompts(args: argparse.Namespace) -> list[str] | Lines:
     if args.input_file:
-        return Lines(args.input_file)
+        return Lines(args.input_file, targets=args.score)
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
@@ -192,9 +225,11 @@ def _choose(args: argparse.Namespace) -> Pair:
     from convert import convert
     from mlx_t5.cli import models
 
-    return models.choose_pair(
-        args.model, args.draft_model, convert, args.regular_decode, args.adapter_path
-    )
+    alone = args.score or args.embed
+    why = "no draft takes part" if alone else "regular decoding"
+    regular = args.regular_decode or alone
+    wanted = args.model, args.draft_model
+    return models.choose_pair(*wanted, convert, regular, args.adapter_path, why)
 
 
 def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
@@ -207,9 +242,12 @@ def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
+    from mlx_t5.network.interface import require_decoder
     from model import load
 
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
+    if not args.embed:
+        require_decoder(target)
     decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
     if args.verbose:
@@ -283,6 +321,44 @@ def _write_all(
     of_all = f" of {bar.total}" if bar.total else ""
     done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
     _tell(done + totals.summary(time.perf_counter() - began, unit))
+    return status
+
+
+def _one_pass(decoder: SpeculativeDecoder, prompts: list[str] | Lines, args: Any) -> int:
+    """Writes scores or vectors, in order, batch by batch."""
+    from mlx_t5.backend import mx
+    from mlx_t5.cli import one_pass
+
+    in_hand: deque[tuple[int, Any]] = deque()
+    given: Iterator[Any] = _noted(prompts, in_hand, "")
+    ready = prompts.ready if isinstance(prompts, Lines) else lambda: True
+    outcomes: Iterator[Any]
+    output: one_pass.JsonLines | one_pass.ArrayFile
+    if args.score:
+        outcomes = decoder.scores(given, args.batch_size, ready)
+        output = one_pass.JsonLines(args.output_file, one_pass.score_record)
+    else:
+        outcomes = decoder.embeddings(given, args.normalize, args.batch_size, ready)
+        output = one_pass.output_of_vectors(args.output_file)
+    began, done, status = time.perf_counter(), 0, 0
+    mx.reset_peak_memory()
+    with output, _bar(prompts, "prompts", args) as bar:
+        try:
+            for outcome in outcomes:
+                n, item = in_hand.popleft()
+                output.write(item, outcome)
+                if error := one_pass.error_of(outcome):
+                    status = BAD_INPUT
+                    _tell(
+                        "error: " + ("" if isinstance(item, UserError) else f"prompt {n}: ") + error
+                    )
+                done += 1
+                bar.update()
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+    interrupted = "interrupted: " if status == INTERRUPTED else ""
+    seconds = time.perf_counter() - began
+    _tell(interrupted + one_pass.summary(done, seconds, mx.get_peak_memory()))
     return status
 
 

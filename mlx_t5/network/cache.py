@@ -69,7 +69,11 @@ class Cache:
     """
 
     def __init__(
-        self, cross: list[tuple[mx.array, mx.array]], mask: mx.array | None, capacity: int
+        self,
+        cross: list[tuple[mx.array, mx.array]],
+        mask: mx.array | None,
+        capacity: int,
+        copies: int = 1,
     ):
         """Starts with the prompts' cross-attention and empty self-attention.
 
@@ -77,9 +81,10 @@ class Cache:
             cross: keys and values of every layer, each (B, H, S, d_kv).
             mask: (B, S), True for source tokens and False for padding; None if no row is padded.
             capacity: slots to prepare for.
+            copies: rows of each prompt, see `shared`.
         """
         batch, heads, _, width = cross[0][0].shape
-        empty = (batch, heads, round_up(capacity), width)
+        empty = (batch * copies, heads, round_up(capacity), width)
         self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
         self.mask = None if mask is None else mask.astype(mx.bool_)
         self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
@@ -135,10 +140,11 @@ class Cache:
         """The mask for `length` queries a row, written out, as attention would in every layer."""
         if self.mask is None:
             return None
-        mask, heads = self.mask[:, None, None, :], self.cross_keys[0].shape[1]
-        if self.batch == 1:
+        mask, (prompts, heads) = self.mask[:, None, None, :], self.cross_keys[0].shape[:2]
+        if prompts == 1:
             return mask
-        return mx.contiguous(mx.broadcast_to(mask, (self.batch, heads, length, self.source)))
+        queries = self.batch // prompts * length  # of all rows that share a prompt
+        return mx.contiguous(mx.broadcast_to(mask, (prompts, heads, queries, self.source)))
 
     def update(
         self, layer: int, keys: mx.array, values: mx.array, slots: Slots
@@ -151,6 +157,16 @@ class Cache:
         self.keys[layer] = slots.write(self.keys[layer], keys)
         self.values[layer] = slots.write(self.values[layer], values)
         return self.keys[layer][:, :, : slots.seen], self.values[layer][:, :, : slots.seen]
+
+    def shared(self, copies: int, capacity: int) -> Cache:
+        """A cache with `copies` empty rows of each prompt, all of the first prompt's rows first.
+
+        Rows of a prompt share its cross-attention, which is neither copied nor computed again: it
+        knows no positions, so their queries may stand behind each other as if of one long row.
+        Such a cache is for passes alone: its rows cannot be kept, dropped or appended.
+        """
+        cross = list(zip(self.cross_keys, self.cross_values, strict=True))
+        return Cache(cross, self.mask, capacity, copies)
 
     def reserve(self, capacity: int) -> None:
         """Grows to at least `capacity` slots, keeping what they hold."""

@@ -22,6 +22,9 @@ def warm_up(decoder: Decoder) -> None:
     """
     model, wanted = decoder.model, decoder.defaults.num_draft
     filler = model.config.eos_token_id
+    if not model.can_decode:
+        decoder.embed([[filler] * DUMMY_TOKENS])
+        return
     decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8)
     longest = wanted if isinstance(wanted, int) else LONGEST
     cache = encoded(model, [[filler] * DUMMY_TOKENS])

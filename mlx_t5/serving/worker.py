@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from typing import Any
 
 from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.requests import AUTO, Row
 from mlx_t5.serving.errors import place
-from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, Progress, QueueFull, Stopped
+from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress, QueueFull, Stopped
 from mlx_t5.serving.logprobs import LogprobRecorder
 from mlx_t5.serving.metrics import Metrics, counts
+from mlx_t5.serving.pass_queue import PassQueue
 from mlx_t5.serving.warm_up import warm_up
 from mlx_t5.text.prompts import random_keys
 
@@ -65,8 +67,10 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._changed = threading.Condition()
         # Guarded by `_changed`:
-        self._new: list[Job] = []
-        self._left: dict[Job, int] = {}  # jobs that are not done, and how many rows they still have
+        self._new: list[Job | PassJob] = []
+        self._left: dict[
+            Job | PassJob, int
+        ] = {}  # jobs that are not done, and how many rows they still have
         self._progressed = 0.0  # when a round last ended, or there was something to do again
         self._withdrawn = self._closing = False
         # Of the thread alone:
@@ -95,8 +99,8 @@ class Worker:
             self._thread.join()
             raise
 
-    def submit(self, job: Job) -> None:
-        """Hands in a job.
+    def submit(self, job: Job | PassJob) -> None:
+        """Hands in a job or a task.
 
         Raises:
             QueueFull: there is no room for its rows.
@@ -115,7 +119,7 @@ class Worker:
             self._new.append(job)
             self._changed.notify()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job | PassJob) -> None:
         """Withdraws a job: its rows leave before the next step. One that is done stays done."""
         with self._changed:
             job.cancelled = self._withdrawn = True
@@ -179,6 +183,8 @@ class Worker:
         try:
             self._decoder = self._load()
             warm_up(self._decoder)
+            told = self._metrics, self._clock, self._release, self._put
+            self._passes = PassQueue(self._decoder, *told)
             self._new_engine()
         except BaseException as error:
             self._closing = True
@@ -195,17 +201,19 @@ class Worker:
 
     def _wait(self) -> bool:
         """Waits for work; returns False if no more will come."""
-        if not self._flights:
+        if not (self._flights or self._passes):
             mx.clear_cache()  # buffers kept for the next step; there may be none for long
         with self._changed:
-            self._changed.wait_for(lambda: self._new or self._flights or self._closing)
-            return bool(self._new or self._flights)
+            at_hand = lambda: bool(self._new or self._flights or self._passes)  # noqa: E731
+            self._changed.wait_for(lambda: at_hand() or self._closing)
+            return at_hand()
 
     def _round(self) -> None:
         """One round: rows leave, rows join, a step, and everybody is told."""
         try:
             self._leave()
             self._join()
+            self._passes.advance()
             rows = list(self._engine.rows)
             before = counts(rows)
             if rows:
@@ -238,7 +246,10 @@ class Worker:
         with self._changed:
             jobs, self._new = self._new, []
         for job in jobs:
-            self._take(job)
+            if isinstance(job, PassJob):
+                self._passes.add(job)
+            else:
+                self._take(job)
         running = len(self._engine.rows)
         for row in self._queue.admit():  # alone it would fare no better the next time
             self._fail(self._flights[id(row)], Failure("input", str(row.error)))
@@ -297,7 +308,7 @@ class Worker:
             self._end(flight)
         self._put(job, progress)  # last: a client that knows may look at the metrics
 
-    def _put(self, job: Job, event: Progress | Failure) -> None:
+    def _put(self, job: Job | PassJob, event: Any) -> None:
         try:
             job.put(event)
         except RuntimeError:  # the event loop that the client belonged to has ended
@@ -322,7 +333,7 @@ class Worker:
         for job in jobs:
             self._put(job, Failure("internal", BROKEN_MESSAGE))
 
-    def _release(self, job: Job, rows: int) -> None:
+    def _release(self, job: Job | PassJob, rows: int) -> None:
         with self._changed:
             self._left[job] -= rows
             if not self._left[job]:

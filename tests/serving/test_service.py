@@ -20,6 +20,8 @@ def served(vocab_size, presets=None):
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size),
         shared=SimpleNamespace(weight=SimpleNamespace(dtype="mlx.core.float32")),
+        pooling=None,
+        can_decode=True,
     )
     tokenizer = load_tokenizer(BUNDLED / "target")
     decoder = SimpleNamespace(model=model, tokenizer=tokenizer, drafter=None, defaults=Settings())
@@ -43,7 +45,7 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
 
     service._tokenizer = SimpleNamespace(encode=panic)
     with pytest.raises(ApiError, match="cannot read this prompt") as error:
-        asyncio.run(service._token_ids("a"))
+        asyncio.run(service.token_ids("a"))
     assert error.value.status == 400
 
 

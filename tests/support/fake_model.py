@@ -12,6 +12,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.network.pooling import Pooling
 
 START, EOS = 0, 1
 
@@ -57,6 +58,8 @@ class FakeCache:
 
 class FakeModel:
     """Logits (V,) = table(source, tokens so far)."""
+
+    can_decode, pooling = True, Pooling()
 
     def __init__(self, table, vocab_size, **config):
         self.table = lru_cache(maxsize=None)(table)
