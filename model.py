@@ -20,7 +20,7 @@ from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
-from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.cache import ByPrompt, Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Embedding, Linear
 from mlx_t5.network.memory import cache_bytes, encoder_bytes
@@ -81,12 +81,25 @@ class Attention(nn.Module):
         return self._split(self.k(x), batch), self._split(self.v(x), batch)
 
     def attend(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+        self,
+        x: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        mask: mx.array | None,
+        by_prompt: ByPrompt | None = None,
     ) -> mx.array:
-        """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N)."""
-        queries = self._split(self.q(x), keys.shape[0])
+        """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N).
+
+        Keys of fewer rows than x are shared by its rows: B/P rows of T queries each are as one of
+        B/P·T. Where prompts have different numbers of rows, `by_prompt` says where theirs are.
+        """
+        queries = self.q(x)
+        if by_prompt:
+            queries = queries[by_prompt.queries]
+        queries = self._split(queries, keys.shape[0])
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-        return self.o(out.swapaxes(1, 2).reshape(x.shape[0], -1))
+        out = out.swapaxes(1, 2).flatten(0, 1).flatten(1)
+        return self.o(out[by_prompt.rows] if by_prompt else out)
 
     def _split(self, x: mx.array, batch: int) -> mx.array:
         return x.reshape(batch, -1, *self._heads).swapaxes(1, 2)
@@ -143,7 +156,7 @@ class DecoderLayer(nn.Module):
         x = x + self.self_attention.attend(y, *past, bias)
         y = self.cross_attention.norm(x)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = x + self.cross_attention.attend(y, *source, cache.mask)
+        x = x + self.cross_attention.attend(y, *source, cache.mask, slots.by_prompt)
         return self.feed_forward(x)
 
 
@@ -232,9 +245,13 @@ class T5(nn.Module):
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
-    def cache_memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that the cache of rows of so many source and target positions takes."""
-        return cache_bytes(self.config, self.shared.weight.dtype.size, rows, source, target)
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Bytes that the cache of prompts of so many source and target positions takes.
+
+        `rows` is how many are decoded, if they are more than the prompts.
+        """
+        width = self.shared.weight.dtype.size
+        return cache_bytes(self.config, width, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""

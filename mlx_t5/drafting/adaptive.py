@@ -188,7 +188,8 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
                 by_task[row.task] = adaptive.limits(row.task, len(rows))
             limit = by_task[row.task]
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
-        limits.append(usable if remaining and row.settings.num_draft else {})
+        wanted = remaining and row.settings.num_draft and not row.search
+        limits.append(usable if wanted else {})
     return limits
 
 

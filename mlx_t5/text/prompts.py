@@ -201,8 +201,13 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
 
 
-def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Cache:
+def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]], lanes: Sequence[int] = ()) -> Cache:
     """A decoder's cache with a row for each source; equal ones are encoded once.
+
+    Args:
+        model: with the encoder.
+        sources: source tokens of each row.
+        lanes: how many sequences of each row are decoded; () is one of each.
 
     Raises:
         RuntimeError: the device has not enough memory.
@@ -213,5 +218,7 @@ def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Cache:
     cache = model.cache(model.encode(ids, mask), mask)
     if len(different) < len(sources):
         cache.keep([different.index(source) for source in sources])
+    if any(count > 1 for count in lanes):
+        cache.fan_out(lanes)
     mx.eval(cache.state)
     return cache

@@ -215,8 +215,8 @@ def test_a_prompt_without_memory_fails_alone(serve):
 
 def test_a_prompt_waits_where_others_have_the_memory(serve):
     class Small(Gated):
-        def cache_memory(self, rows, source, target):
-            return (source > 9 or rows > 1) * 10**18
+        def cache_memory(self, prompts, source, target, rows=0):
+            return (source > 9 or prompts > 1) * 10**18
 
     model = Small(ENDLESS, V)
     worker, client = serve(model)
