@@ -21,6 +21,7 @@ from mlx_t5.ranges import LARGEST_COUNT, RANGES
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
+MAX_BEAMS = 16  # hypotheses a prompt, each as much work as a text
 MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
 MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # what every JSON library reads exactly
@@ -108,6 +109,11 @@ class Decoding(Request):
         return 0 if self.draft is False else self.num_draft
 
     @property
+    def search(self) -> dict[str, Any]:
+        """Settings of a beam search; {} where there is none."""
+        return {}
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings; () if there are none."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -136,6 +142,11 @@ class OpenAIRequest(Decoding):
     speculation: bool | None = Field(
         None, description="also tell who wrote each token, and the counts so far"
     )
+    num_beams: Annotated[int, Within("num_beams", MAX_BEAMS)] | None = Field(
+        None, description="search with so many hypotheses; n is how many of the best are returned"
+    )
+    length_penalty: Annotated[Number, Within("length_penalty")] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -155,11 +166,39 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
-        if (self.n or 1) > 1 and not self.temperature:
+        if (self.num_beams or 1) > 1:
+            self._check_search()
+        elif self.length_penalty is not None or self.early_stopping is not None:
+            raise ValueError("length_penalty and early_stopping need num_beams above 1")
+        elif (self.n or 1) > 1 and not self.temperature:
             raise ValueError(
                 f"n is {self.n}, but greedy texts would be equal; set temperature above 0"
             )
         return self
+
+    def _check_search(self) -> None:
+        beams = f"num_beams is {self.num_beams}"
+        if self.stream:
+            raise ValueError(f"{beams}: the text is known at the end only; leave stream out")
+        if self.alternatives is not None:
+            raise ValueError(f"{beams}: there are no logprobs of beams; leave them out")
+        if self.temperature or self.delta:
+            raise ValueError(
+                f"{beams}: beams do not sample, and draft nothing; leave temperature and delta out"
+            )
+        if (self.n or 1) > (self.num_beams or 1):
+            raise ValueError(f"n is {self.n}; it must be num_beams ({self.num_beams}) at most")
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """As in `Decoding`."""
+        if (self.num_beams or 1) == 1:
+            return {}
+        names = ("num_beams", "length_penalty", "early_stopping")
+        return {name: getattr(self, name) for name in names} | {
+            "num_return_sequences": self.n or 1,
+            "delta": 0.0,  # whatever the server's own is
+        }
 
 
 class CompletionRequest(OpenAIRequest):

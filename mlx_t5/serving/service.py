@@ -209,7 +209,7 @@ class Service:
             "delta": body.delta,
             "num_draft": body.wanted_draft,
             "stop": body.stops,
-        }
+        } | body.search
         if max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
