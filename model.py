@@ -12,6 +12,7 @@ vocabulary. Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
-from mlx_t5.network.cache import ByPrompt, Cache, Slots
+from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.linear import Embedding, Linear
+from mlx_t5.network.linear import Embedding, Linear, added, join, together
 from mlx_t5.network.memory import cache_bytes, encoder_bytes
 from mlx_t5.network.weights import (
     EMBEDDINGS,
@@ -36,6 +37,8 @@ from mlx_t5.network.weights import (
     select,
 )
 from mlx_t5.text.tokenizer import load_tokenizer
+
+LAYERS_AT_ONCE = 6  # so many are described before the device is given them
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
@@ -76,33 +79,28 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
-    def keys_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
-        """Keys and values (B, H, S, d_kv) of the positions x (B·S, d_model)."""
-        return self._split(self.k(x), batch), self._split(self.v(x), batch)
+    def heads(self, x: mx.array, parts: str, batch: int) -> list[mx.array]:
+        """What `parts` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv)."""
+        made = together(x, *(self[part] for part in parts))
+        return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
 
-    def attend(
+    def add(
         self,
         x: mx.array,
-        keys: mx.array,
-        values: mx.array,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
         mask: mx.array | None,
-        by_prompt: ByPrompt | None = None,
+        rows: mx.array | None = None,
     ) -> mx.array:
-        """Attention of x (B·T, d_model); `mask` is added to the scores (B, H, T, N).
+        """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N).
 
-        Keys of fewer rows than x are shared by its rows: B/P rows of T queries each are as one of
-        B/P·T. Where prompts have different numbers of rows, `by_prompt` says where theirs are.
+        Rows that share their keys are one row, of the queries of all of them one after the other.
+        Where queries stand in another order, `rows` (B·T,) says where x's are.
         """
-        queries = self.q(x)
-        if by_prompt:
-            queries = queries[by_prompt.queries]
-        queries = self._split(queries, keys.shape[0])
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-        out = out.swapaxes(1, 2).flatten(0, 1).flatten(1)
-        return self.o(out[by_prompt.rows] if by_prompt else out)
-
-    def _split(self, x: mx.array, batch: int) -> mx.array:
-        return x.reshape(batch, -1, *self._heads).swapaxes(1, 2)
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+        out = out.swapaxes(1, 2).reshape(-1, math.prod(self._heads))
+        return added(out if rows is None else out[rows], self.o, x)
 
 
 class FeedForward(nn.Module):
@@ -121,10 +119,11 @@ class FeedForward(nn.Module):
         y = self.norm(x)
         # In float16 this product and `wo` overflow, so they are computed in the residual's float32.
         if self._gated:
-            hidden = self._act(self.wi_0(y)).astype(x.dtype) * self.wi_1(y)
+            gate, linear = together(y, self.wi_0, self.wi_1)
+            hidden = self._act(gate).astype(x.dtype) * linear
         else:
             hidden = self._act(self.wi(y)).astype(x.dtype)
-        return x + self.wo(hidden)
+        return added(hidden, self.wo, x)
 
 
 class EncoderLayer(nn.Module):
@@ -134,9 +133,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
-        y = self.self_attention.norm(x)
-        keys_values = self.self_attention.keys_values(y, batch)
-        x = x + self.self_attention.attend(y, *keys_values, bias)
+        attention = self.self_attention
+        q, k, v = attention.heads(attention.norm(x), "qkv", batch)
+        x = attention.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -150,13 +149,15 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
-        y = self.self_attention.norm(x)
-        new = self.self_attention.keys_values(y, cache.batch)
-        past = cache.update(layer, *new, slots)
-        x = x + self.self_attention.attend(y, *past, bias)
-        y = self.cross_attention.norm(x)
+        attention = self.self_attention
+        q, k, v = attention.heads(attention.norm(x), "qkv", cache.batch)
+        k, v = cache.update(layer, k, v, slots)
+        x = attention.add(x, q, k, v, bias)
+        attention, order = self.cross_attention, slots.by_prompt
+        y = attention.norm(x)
+        (q,) = attention.heads(y[order.queries] if order else y, "q", cache.prompts)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = x + self.cross_attention.attend(y, *source, cache.mask, slots.by_prompt)
+        x = attention.add(x, q, *source, cache.mask, order.rows if order else None)
         return self.feed_forward(x)
 
 
@@ -222,6 +223,15 @@ class T5(nn.Module):
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
+    def join(self) -> None:
+        """Have projections of the same input computed as one product: fewer operations a pass."""
+        for layer in (*self.encoder.layers, *self.decoder.layers):
+            join(*(layer.self_attention[part] for part in "qkv"))
+            if "cross_attention" in layer:
+                join(*(layer.cross_attention[part] for part in "kv"))
+            if "wi_0" in layer.feed_forward:
+                join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
+
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
@@ -241,7 +251,7 @@ class T5(nn.Module):
         """
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
-        cross = [tuple(map(mx.contiguous, layer.keys_values(x, batch))) for layer in layers]
+        cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
         hidden = None if mask is None else _hide(mask, encoded.dtype)
         return Cache(cross, hidden, capacity)
 
@@ -257,10 +267,16 @@ class T5(nn.Module):
         """Bytes that it takes, at most, to encode rows of so many source positions."""
         return encoder_bytes(self.config, self.shared.weight.dtype.size, rows, source)
 
-    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: Cache,
+        offsets: list[int] | mx.array,
+        traced: bool = False,
+    ) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.
 
-        Lazy: nothing is computed and nothing read back here. A token attends to the slots of
+        Nothing is read back or waited for. A token attends to the slots of
         `cache` up to its own, so all before `offsets` must have been fed; what has been fed at
         or behind `offsets` before is overwritten or hidden. Rows shorter than T may be padded with
         any token at the end: their logits there mean nothing and their slots get overwritten.
@@ -269,6 +285,8 @@ class T5(nn.Module):
             tokens: (B, T) target tokens.
             cache: from `cache`; updated.
             offsets: absolute position of each row's first token; a list is faster.
+            traced: whether this is only described, within `mx.compile`. Else the device begins
+                with the first layers while the host describes the others.
 
         Returns:
             float32 logits (B, T, V) of the token after each of `tokens`.
@@ -281,6 +299,8 @@ class T5(nn.Module):
         x = self._embed(tokens)
         for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
             x = layer(x, bias, cache, i, slots)
+            if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
+                mx.async_eval(x)
         return self._logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
 
     def _embed(self, tokens: mx.array) -> mx.array:
@@ -340,6 +360,7 @@ def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, A
             stored = ((name, checkpoint.read(name)) for name in checkpoint.names if name in names)
             tensors = ((names[name], array) for name, array in stored)
             fill(model, tensors, _compute_dtype(dtype, checkpoint))
+    model.join()
     return model, load_tokenizer(folder)
 
 

@@ -5,11 +5,11 @@ times as long as one, so that speculative decoding cannot pay. A library loaded 
 its symbols open to all takes the place of that one:
 
 1. Intel's MKL, which `requirements.txt` installs on x86-64. It reads a weight at the memory's speed
-   for few rows. Its threads are TBB's, which sleep when there is nothing to do: those of its OpenMP
-   layers spin, and take a core from MLX between products (docs/performance.md).
+   for few rows, also on processors of AMD. Its threads are TBB's, which sleep when there is nothing
+   to do: those of its OpenMP layers spin, and take a core from MLX between products
+   (docs/performance.md).
 2. OpenBLAS, if the system has it. It does not know processors younger than itself, so it is told
-   which kernels to take. It comes first on processors with AVX-512 for which MKL has only general
-   kernels (AMD's): as fast up to 8 rows, and 1.1 to 1.5 times as fast with more.
+   which kernels to take.
 
 Nothing here imports MLX, or anything of ours.
 """
@@ -68,15 +68,11 @@ def load(
         raise ValueError(f"{VARIABLE} must be {', '.join(CHOICES[:-1])} or none, not {wish:.40}")
     if wish == "none":
         return None
-    flags = (cpu_flags or read_cpu_flags)()
-    # Who sets the variable has OpenBLAS take other kernels, which may be slower than MKL's.
-    avx512 = flags >= KERNELS["SkylakeX"] and CORETYPE not in environment
-    for name in [wish] if wish else ["better mkl", "openblas", "mkl"]:
+    for name in [wish] if wish else ["mkl", "openblas"]:
         try:
-            if name == "openblas":
-                return load_openblas(loader, environment, flags)
-            file = mkl or find_mkl()
-            return load_mkl(file, loader, environment, or_better=name != "mkl" and avx512)
+            if name == "mkl":
+                return load_mkl(mkl or find_mkl(), loader, environment)
+            return load_openblas(loader, environment, (cpu_flags or read_cpu_flags)())
         except OSError:
             continue
     if wish:
@@ -97,9 +93,7 @@ def find_mkl() -> Path:
     return Path(os.path.abspath(_first(files, "libmkl_rt.so").locate()))
 
 
-def load_mkl(
-    path: Path, loader: Loader, environment: MutableMapping[str, str], or_better: bool = False
-) -> str:
+def load_mkl(path: Path, loader: Loader, environment: MutableMapping[str, str]) -> str:
     """Load MKL and have it compute with TBB's threads, unless `MKL_THREADING_LAYER` says otherwise.
 
     MKL ends the process if it cannot open its parts at the first product, so they are looked for
@@ -109,24 +103,21 @@ def load_mkl(
         path: from `find_mkl`.
         loader: as in `load`.
         environment: as in `load`.
-        or_better: leave it if it has nothing but general kernels for this processor.
 
     Raises:
-        OSError: a part of it is missing, or it was left.
+        OSError: a part of it is missing.
     """
     beside = sorted(path.parent.iterdir())
     _first(beside, "libmkl_tbb_thread.so")
     loader(str(_first(beside, "libtbb.so.")))
+    library = loader(str(path), mode=ctypes.RTLD_GLOBAL)
+    if "MKL_THREADING_LAYER" not in environment:
+        # Before anything else: every other call settles for Intel's threads.
+        library.MKL_Set_Threading_Layer(TBB_THREADS)
     version = _MklVersion()
-    library = loader(str(path))
     library.MKL_Get_Version(ctypes.byref(version))
     # "… (Intel(R) AVX-512) enabled processors"; of other makers' only "Intel(R) Architecture …".
     kernels = re.search(rb"AVX[\w.-]*", version.processor or b"")
-    if or_better and not kernels:
-        raise OSError("MKL has general kernels only")
-    loader(str(path), mode=ctypes.RTLD_GLOBAL)
-    if "MKL_THREADING_LAYER" not in environment:
-        library.MKL_Set_Threading_Layer(TBB_THREADS)
     name = kernels.group().decode() if kernels else "general"
     return f"MKL {version.major}.{version.update}, {name} kernels"
 

@@ -78,6 +78,28 @@ def test_the_real_one_is_loaded_before_mlx():
     assert re.search(r"cores, MKL 20\d\d\.\d, [\w-]+ kernels$", described)
 
 
+MULTIPLY = """
+from mlx_t5.backend import mx
+mx.eval(mx.ones((512, 512)) @ mx.ones((512, 512)))
+print(open("/proc/self/maps").read())
+"""
+
+
+@pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
+@pytest.mark.parametrize("layer", [None, "INTEL"])
+def test_whose_threads_multiply(layer):
+    """TBB's, which sleep when there is nothing to do, unless the user wants others."""
+    environment = {**os.environ, blas.VARIABLE: "mkl"}
+    environment.pop("MKL_THREADING_LAYER", None)
+    environment |= {"MKL_THREADING_LAYER": layer} if layer else {}
+    command = [sys.executable, "-c", MULTIPLY]
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    )
+    in_use = set(re.findall(r"libmkl_(\w+)_thread", result.stdout))
+    assert in_use == {"intel" if layer else "tbb"}
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no choice but on Linux")
 @pytest.mark.parametrize("command", ["main.py", "convert.py --model x", "benchmark.py sweep"])
 def test_an_unknown_wish_is_one_line(command):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import DRAFT, Sampling, finite, fold, probabilities, sample
@@ -156,6 +157,7 @@ class DraftModel:
                     "draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
+        self.step = CompiledStep(model)
         self.cache: Any = None  # a `Cache` while there are rows
         self.fed: list[int] = []  # positions of each row that the cache has seen
         self.sources: list[int] = []  # source tokens of each row
@@ -200,7 +202,7 @@ class DraftModel:
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
-                logits = self.model.decode(self._known(xs[-1]), self.cache, positions)
+                logits = self.step(self._known(xs[-1]), self.cache, positions)
             logits = logits[..., : self.target.config.vocab_size]
             if process and history:
                 # Not needed for the output, but it makes the draft guess better.

@@ -116,6 +116,11 @@ class Cache:
         return self.keys[0].shape[0]
 
     @property
+    def prompts(self) -> int:
+        """The number of prompts P."""
+        return len(self._rows)
+
+    @property
     def capacity(self) -> int:
         """The number of slots N: positions 0 … N-1 can be written."""
         return self.keys[0].shape[2]
@@ -179,7 +184,7 @@ class Cache:
 
     def keep(self, prompts: Sequence[int]) -> None:
         """Keeps only the rows of these prompts, in this order."""
-        if list(prompts) == list(range(len(self._rows))):
+        if list(prompts) == list(range(self.prompts)):
             return
         first = list(accumulate(self._rows, initial=0))
         self.reorder([row for p in prompts for row in range(first[p], first[p + 1])])
@@ -234,7 +239,7 @@ class Cache:
 
     def _wide_mask(self, source: int) -> mx.array:
         """The mask (P, 1, 1, `source`) in which all positions past this cache's S are hidden."""
-        dtype, prompts = self.cross_keys[0].dtype, len(self._rows)
+        dtype, prompts = self.cross_keys[0].dtype, self.prompts
         mask = mx.zeros((prompts, 1, 1, self.source), dtype) if self.mask is None else self.mask
         hidden = mx.full((prompts, 1, 1, source - self.source), mx.finfo(dtype).min, dtype)
         return mx.concatenate([mask, hidden], axis=3)

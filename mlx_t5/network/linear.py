@@ -1,4 +1,6 @@
-"""Products with a weight matrix, in the form that reads the weights fastest.
+"""Linear layers: few operations, and products in the form that reads the weights fastest.
+
+Layers over the same input are joined to one, and a residual is added by the product itself.
 
 Decoding is bound by reading weights. For x (M, K) and a weight (N, K) the natural product is
 `x @ weight.T`. What is faster for few rows depends on the BLAS and its kernels; `FORMS` has what
@@ -11,12 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
 
-LEAST_SIZE = 1 << 19  # entries of a weight; smaller ones stay in the processor's cache
 BLOCK = 128  # rows of the weight in a block
+QUANTIZATION = ("group_size", "bits", "mode")  # what `nn.QuantizedLinear` calls it
 
 Form = Callable[[mx.array, mx.array], mx.array]
 
@@ -38,12 +43,68 @@ class Embedding(nn.Embedding):
         return product(x, self.weight)
 
 
-def product(x: mx.array, weight: mx.array) -> mx.array:
-    """x (M, K) times the transpose of `weight` (N, K): (M, N)."""
+@dataclass
+class Joined:
+    """Several layers over the same input as one.
+
+    Attributes:
+        layer: has their weights one below the other.
+        parts: the weights of each, views of its.
+        ends: where the outputs of each but the last end.
+    """
+
+    layer: nn.Module
+    parts: list[mx.array]
+    ends: list[int]
+
+
+def join(*layers: nn.Module) -> None:
+    """Have `together` compute these layers as one product.
+
+    They keep their parameters, as views of the joined ones, so that this takes no memory. Layers
+    that are quantised in different ways are left as they are.
+    """
+    kinds = [(type(m), *(getattr(m, name, None) for name in QUANTIZATION)) for m in layers]
+    if kinds != kinds[:1] * len(layers):
+        return
+    one = copy(layers[0])
+    ends = list(accumulate(len(layer["weight"]) for layer in layers))[:-1]
+    for name in layers[0].parameters():
+        one[name] = mx.concatenate([layer[name] for layer in layers])
+        for layer, part in zip(layers, mx.split(one[name], ends), strict=True):
+            layer[name] = part
+    mx.eval(one, *layers)
+    layers[0].joined = Joined(one, [layer["weight"] for layer in layers], ends)
+
+
+def together(x: mx.array, *layers: nn.Module) -> list[mx.array]:
+    """What each of the layers makes of x (M, K); one product if they are joined.
+
+    A layer that has been given other weights since is no longer.
+    """
+    joined = getattr(layers[0], "joined", None)
+    if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.parts, strict=True)):
+        return [layer(x) for layer in layers]
+    return mx.split(joined.layer(x), joined.ends, axis=1)
+
+
+def added(x: mx.array, layer: nn.Module, residual: mx.array) -> mx.array:
+    """residual (M, N) + layer(x), in one operation where there is one."""
+    if isinstance(layer, Linear) and residual.dtype == layer.weight.dtype:
+        return product(x, layer.weight, residual)
+    return residual + layer(x)
+
+
+def product(x: mx.array, weight: mx.array, addend: mx.array | None = None) -> mx.array:
+    """x (M, K) times the transpose of `weight` (N, K), plus `addend`, if any: (M, N)."""
     # A BLAS multiplies no other type, and a GPU needs none.
-    if weight.size < LEAST_SIZE or weight.dtype != mx.float32 or not cpu_only():
-        return whole(x, weight)
-    return fastest(x.shape[0], blas_name())(x, weight)
+    usual = weight.dtype != mx.float32 or not cpu_only()
+    form = whole if usual else fastest(x.shape[0], *weight.shape, blas_name())
+    if addend is None:
+        return form(x, weight)
+    if form is whole:
+        return mx.addmm(addend, x, weight.T)
+    return addend + form(x, weight)
 
 
 def whole(x: mx.array, weight: mx.array) -> mx.array:
@@ -64,18 +125,40 @@ def turned(x: mx.array, weight: mx.array) -> mx.array:
     return (weight @ x.T).T
 
 
-# What `blas_name` says, the numbers of rows M, and their form.
-FORMS: tuple[tuple[str, range, Form], ...] = (
+def twice(x: mx.array, weight: mx.array) -> mx.array:
+    """One row (1, K) as two equal ones."""
+    return (mx.broadcast_to(x, (2, x.shape[1])) @ weight.T)[:1]
+
+
+def _large(outputs: int, inputs: int) -> bool:
+    return outputs * inputs >= 1 << 19  # smaller ones stay in the processor's cache
+
+
+def _narrow(outputs: int, inputs: int) -> bool:
+    return outputs * inputs >= 1 << 18 and inputs < 1024
+
+
+def _head(outputs: int, inputs: int) -> bool:
+    return outputs >= 1 << 14
+
+
+# What `blas_name` says, the numbers of rows M, which weights (N, K), and their form.
+FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
     # It copies the weight into an order of its own first, but for products of up to a million
     # pairs of numbers: 0.3 to 0.6 of the time.
-    ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), in_blocks),
-    ("MKL .*AVX-512", range(4, 7), in_blocks),  # 0.75 to 0.8
-    ("MKL .*AVX-512", range(7, 17), turned),  # 0.65 to 0.7: as long for 16 rows as for 4
+    ("OpenBLAS .*(SkylakeX|Cooperlake|SapphireRapids)", range(1, 9), _large, in_blocks),
+    ("MKL .*AVX-512", range(4, 7), _large, in_blocks),  # 0.75 to 0.8
+    # 0.65 to 0.7: as long for 16 rows as for 4
+    ("MKL .*AVX-512", range(7, 17), _large, turned),
+    ("MKL .*general", range(1, 2), _narrow, twice),  # 0.65 to 0.9
+    ("MKL .*general", range(3, 129), _head, in_blocks),  # 0.65 to 0.8
 )
 
 
 @cache
-def fastest(rows: int, blas: str) -> Form:
-    """The form to multiply so many rows in with this BLAS."""
-    found = (form for name, which, form in FORMS if rows in which and re.match(name, blas))
-    return next(found, whole)
+def fastest(rows: int, outputs: int, inputs: int, blas: str) -> Form:
+    """The form to multiply x (rows, inputs) and a weight (outputs, inputs) in with this BLAS."""
+    for name, numbers, suits, form in FORMS:
+        if rows in numbers and suits(outputs, inputs) and re.match(name, blas):
+            return form
+    return whole

@@ -6,23 +6,28 @@ import pytest
 from mlx_t5.backend import mx
 from mlx_t5.network import linear
 from mlx_t5.network.linear import (
-    LEAST_SIZE,
     Embedding,
     Linear,
+    added,
     fastest,
     in_blocks,
+    join,
     product,
+    together,
     turned,
+    twice,
     whole,
 )
 
 OPENBLAS, MKL = "OpenBLAS 0.3.21, {} kernels", "MKL 2026.2, {} kernels"
 WIDTH = 1024
-HIGH = LEAST_SIZE // WIDTH  # rows of the smallest weight that is not always multiplied whole
+HIGH = 512
 
 
-@pytest.mark.parametrize("form", [whole, in_blocks, turned])
-@pytest.mark.parametrize("rows", [1, 2, 6, 16])
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [(form, rows) for form in (whole, in_blocks, turned) for rows in (1, 2, 6, 16)] + [(twice, 1)],
+)
 @pytest.mark.parametrize("outputs", [384, 500])  # blocks divide the first
 def test_every_form_is_the_same_product(form, rows, outputs):
     rng = np.random.default_rng(0)
@@ -32,19 +37,26 @@ def test_every_form_is_the_same_product(form, rows, outputs):
     np.testing.assert_allclose(np.array(out), x @ weight.T, atol=1e-3)
 
 
+SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 1024)
+
+
 @pytest.mark.parametrize(
-    ("blas", "forms"),
+    ("blas", "shape", "forms"),
     [
-        (OPENBLAS.format("SkylakeX"), {in_blocks: {1, 2, 4, 8}, whole: {9, 16, 64}}),
-        (OPENBLAS.format("Haswell"), {whole: {1, 2, 4, 8, 9, 16, 64}}),
-        (MKL.format("AVX-512"), {whole: {1, 2, 64}, in_blocks: {4}, turned: {8, 9, 16}}),
-        (MKL.format("general"), {whole: {1, 2, 4, 8, 9, 16, 64}}),
-        ("MLX's reference BLAS", {whole: {1, 2, 4, 8, 9, 16, 64}}),
+        (OPENBLAS.format("SkylakeX"), SQUARE, {in_blocks: {1, 2, 4, 8}, whole: {9, 16, 64}}),
+        (OPENBLAS.format("SkylakeX"), SMALL, {whole: {1, 8, 64}}),
+        (OPENBLAS.format("Haswell"), HEAD, {whole: {1, 2, 4, 8, 9, 16, 64}}),
+        (MKL.format("AVX-512"), NARROW, {whole: {1, 2, 64}, in_blocks: {4}, turned: {8, 9, 16}}),
+        (MKL.format("general"), SQUARE, {whole: {1, 2, 4, 8, 9, 16, 64}}),
+        (MKL.format("general"), NARROW, {twice: {1}, whole: {2, 4, 64}}),
+        (MKL.format("general"), HEAD, {whole: {1, 2}, in_blocks: {3, 8, 64}}),
+        (MKL.format("general"), SMALL, {whole: {1, 8, 64}}),
+        ("MLX's reference BLAS", HEAD, {whole: {1, 2, 4, 8, 9, 16, 64}}),
     ],
 )
-def test_the_form_of_each_blas(blas, forms):
-    chosen = {rows: fastest(rows, blas) for rows in (1, 2, 4, 8, 9, 16, 64)}
-    assert chosen == {rows: form for form, which in forms.items() for rows in which}
+def test_the_form_of_each_blas(blas, shape, forms):
+    wanted = {rows: form for form, which in forms.items() for rows in which}
+    assert {rows: fastest(rows, *shape, blas) for rows in wanted} == wanted
 
 
 @pytest.fixture
@@ -52,7 +64,7 @@ def asked(monkeypatch):
     """The numbers of rows for which a form was looked up."""
     rows = []
     monkeypatch.setattr(linear, "cpu_only", lambda: True)
-    monkeypatch.setattr(linear, "fastest", lambda m, blas: rows.append(m) or turned)
+    monkeypatch.setattr(linear, "fastest", lambda m, *rest: rows.append(m) or turned)
     return rows
 
 
@@ -64,14 +76,72 @@ def test_layers_take_the_fastest_form(asked):
     assert asked == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "dtype", "cpu"),
-    [(HIGH - 1, mx.float32, True), (HIGH, mx.bfloat16, True), (HIGH, mx.float32, False)],
-)
-def test_small_weights_other_types_and_gpus_take_the_natural_form(
-    asked, monkeypatch, outputs, dtype, cpu
-):
+@pytest.mark.parametrize(("dtype", "cpu"), [(mx.bfloat16, True), (mx.float32, False)])
+def test_other_types_and_gpus_take_the_natural_form(asked, monkeypatch, dtype, cpu):
     monkeypatch.setattr(linear, "cpu_only", lambda: cpu)
-    x, weight = mx.ones((2, WIDTH), dtype), mx.ones((outputs, WIDTH), dtype)
+    x, weight = mx.ones((2, WIDTH), dtype), mx.ones((HIGH, WIDTH), dtype)
     assert product(x, weight).dtype == dtype
     assert asked == []
+
+
+def layers(bits=(), outputs=(64, 64, 32)):
+    """Linear layers over 64 inputs, quantised to these numbers of bits."""
+    made = [Linear(64, n) for n in outputs]
+    return [made[i].to_quantized(32, b) for i, b in enumerate(bits)] or made
+
+
+@pytest.mark.parametrize("bits", [(), (4, 4, 4)])
+def test_layers_over_the_same_input_are_one_product(monkeypatch, bits):
+    own, x = layers(bits), mx.random.normal((3, 64))
+    apart = [layer(x) for layer in own]
+    mx.eval(own, apart)
+    memory = mx.get_active_memory()
+    join(*own)
+    assert mx.get_active_memory() <= memory + 1024  # nothing is held twice
+    called = []
+    kind = type(own[0])
+    monkeypatch.setattr(kind, "__call__", lambda s, x, f=kind.__call__: called.append(s) or f(s, x))
+    for out, expected in zip(together(x, *own), apart, strict=True):
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+    assert len(called) == 1
+
+
+def test_a_layer_with_new_weights_is_no_longer_joined():
+    own, x = layers(), mx.random.normal((3, 64))
+    join(*own)
+    own[1].weight = mx.ones((64, 64))
+    for out, layer in zip(together(x, *own), own, strict=True):
+        np.testing.assert_array_equal(out, layer(x))
+
+
+def test_layers_of_different_kinds_are_not_joined():
+    own, x = layers((4, 4, 8)), mx.random.normal((3, 64))
+    join(*own)
+    for out, layer in zip(together(x, *own), own, strict=True):
+        np.testing.assert_array_equal(out, layer(x))
+
+
+@pytest.mark.parametrize("form", [whole, turned])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
+def test_a_product_adds_the_residual(monkeypatch, form, kind):
+    """In the residual's type; half a type is never lost to the weight's."""
+    monkeypatch.setattr(linear, "fastest", lambda *_: form)
+    (layer,), x = layers((8,) if kind == "quantised" else (), (64,)), mx.random.normal((3, 64))
+    if kind in ("bfloat16", "wider residual"):
+        layer.weight, x = layer.weight.astype(mx.bfloat16), x.astype(mx.bfloat16)
+    residual = mx.random.normal((3, 64), mx.bfloat16 if kind == "bfloat16" else mx.float32)
+    out = added(x, layer, residual)
+    assert out.dtype == residual.dtype
+    expected = residual.astype(mx.float32) + layer(x).astype(mx.float32)
+    tolerance = 0.05 if kind == "bfloat16" else 1e-5
+    np.testing.assert_allclose(out.astype(mx.float32), expected, atol=tolerance)
+
+
+def test_that_the_residual_takes_no_operation_of_its_own(monkeypatch):
+    monkeypatch.setattr(linear, "fastest", lambda *_: whole)
+    layer, x = Linear(64, 64), mx.random.normal((3, 64))
+    asked = []
+    addmm = mx.addmm
+    monkeypatch.setattr(mx, "addmm", lambda *a: asked.append(a) or addmm(*a))
+    added(x, layer, x)
+    assert len(asked) == 1

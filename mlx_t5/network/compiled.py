@@ -1,0 +1,59 @@
+"""A pass over one position that is described once and run many times.
+
+Describing the pass of a small draft takes the host longer than a GPU computes it. `mx.compile`
+keeps what was described for arrays of the same shapes. So positions are an array here, attention
+sees all slots of the cache, and on a GPU sources are padded to multiples of 32 (`prompts.encoded`).
+
+Without a GPU nothing is compiled: MLX would call a C++ compiler, for seconds the first time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlx_t5.backend import cpu_only, mx
+from mlx_t5.network.cache import Cache
+
+if TYPE_CHECKING:
+    from mlx_t5.network.interface import Seq2Seq
+
+MOST_SHAPES = 64  # what is kept; then it starts over
+
+
+class CompiledStep:
+    """`decode` of a model for one new token a row."""
+
+    def __init__(self, model: Seq2Seq, enabled: bool | None = None) -> None:
+        """Prepares to describe a model's pass.
+
+        Args:
+            model: its weights must not be replaced afterwards.
+            enabled: whether to compile; None does it on a GPU only.
+        """
+        self.model = model
+        self.enabled = not cpu_only() if enabled is None else enabled
+        self._shapes: set[tuple[int, ...]] = set()
+        self._run = mx.compile(self._pass)
+
+    def __call__(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
+        """float32 logits (B, 1, V) after tokens (B, 1), as the model's `decode` returns them."""
+        if not self.enabled or not isinstance(cache, Cache):
+            return self.model.decode(tokens, cache, offsets)
+        shape = cache.batch, cache.capacity, cache.source, cache.mask is None
+        if shape not in self._shapes and len(self._shapes) == MOST_SHAPES:
+            self._shapes.clear()
+            self._run = mx.compile(self._pass)
+        self._shapes.add(shape)
+        arrays = [cache.keys, cache.values, cache.cross_keys, cache.cross_values]
+        mask = [] if cache.mask is None else [cache.mask]
+        logits, cache.keys, cache.values = self._run(tokens, mx.array(offsets), arrays, mask)
+        return logits
+
+    def _pass(
+        self, tokens: mx.array, offsets: mx.array, arrays: list[list[mx.array]], mask: list
+    ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+        keys, values, *cross = arrays
+        cache = Cache(list(zip(*cross, strict=True)), mask[0] if mask else None, capacity=1)
+        cache.keys, cache.values = list(keys), list(values)
+        logits = self.model.decode(tokens, cache, offsets, traced=True)
+        return logits, cache.keys, cache.values
