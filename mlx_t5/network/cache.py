@@ -106,7 +106,7 @@ class Cache:
         empty = (batch, heads, round_up(capacity), width)
         self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
         self.mask = mask
-        self._rows = [1] * batch  # of each prompt
+        self._rows = (1,) * batch  # of each prompt
         self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
         self.values = [mx.zeros(empty, v.dtype) for v in self.cross_values]
 
@@ -188,7 +188,7 @@ class Cache:
             return
         first = list(accumulate(self._rows, initial=0))
         self.reorder([row for p in prompts for row in range(first[p], first[p + 1])])
-        self._rows = [self._rows[p] for p in prompts]
+        self._rows = tuple(self._rows[p] for p in prompts)
         index = mx.array(prompts, dtype=mx.int32)
         self.cross_keys = [a[index] for a in self.cross_keys]
         self.cross_values = [a[index] for a in self.cross_values]
@@ -198,7 +198,7 @@ class Cache:
     def fan_out(self, counts: Sequence[int]) -> None:
         """Repeats the one row of each prompt so many times."""
         self.reorder([p for p, count in enumerate(counts) for _ in range(count)])
-        self._rows = list(counts)
+        self._rows = tuple(counts)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Makes every row a copy of one of the same prompt, given by its number."""
