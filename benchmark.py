@@ -7,6 +7,7 @@
     python benchmark.py quantize   # what fewer bits a weight cost
     python benchmark.py memory     # what the public models take
     python benchmark.py server     # throughput and latency of server.py
+    python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
 `sweep`, `beams`, `peers` and `quantize` need requirements/benchmark.txt, `server` needs
 requirements/server.txt. All that is timed takes turns; see benchmarks/timing.py.

@@ -24,7 +24,7 @@ from typing import Any
 
 from mlx_t5 import batching
 from mlx_t5.backend import mx
-from mlx_t5.drafting.adaptive import Adaptive, proposal_limits
+from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.errors import UserError
@@ -37,7 +37,14 @@ from mlx_t5.sampling.lanes import Lanes
 from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
-from mlx_t5.text.prompts import checked_prompts, checked_samples, encoded, random_keys, split
+from mlx_t5.text.prompts import (
+    checked_prompts,
+    checked_samples,
+    encoder_states,
+    prepared,
+    random_keys,
+    split,
+)
 from model import T5
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
@@ -140,8 +147,12 @@ class Engine:
             if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
 
-    def insert(self, rows: Sequence[Row]) -> None:
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the source of new rows and adds them to the batch.
+
+        Args:
+            rows: the new ones; those that have been encoded ahead are not encoded again.
+            ahead: rows that join later, to be encoded in the same passes.
 
         Raises:
             RuntimeError: the device has not enough memory; the batch is as it was.
@@ -149,18 +160,25 @@ class Engine:
         started = self.clock()
         sources = [row.ids for row in rows]
         models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows)
-        cache = encoded(self.target, sources, [row.settings.num_beams for row in rows])
+        require_for(models, rows, self.rows, ahead)
+        new = [row for row in (*rows, *ahead) if row.states is None]
+        for row, states in zip(new, encoder_states(self.target, [r.ids for r in new]), strict=True):
+            row.states = states
+        lanes = [row.settings.num_beams for row in rows]
+        cache = prepared(self.target, sources, [row.states for row in rows], lanes)
         if self.drafter:
             self.drafter.insert(sources)
         if self.cache is None:
             self.cache = cache
         else:
             self.cache.append(cache)
+        seconds = self.clock() - started
+        for row in (*rows, *ahead):
+            row.stats.encode_seconds += seconds
         for row in rows:
             begin(row, self.target.config)
             row.stats.prompt_tokens = len(row.ids)
-            row.stats.encode_seconds = self.clock() - started
+            row.states = None
         self._set_rows(self.rows + list(rows))
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -193,7 +211,7 @@ class SpeculativeDecoder:
         model: T5,
         draft_model: T5 | Drafter | None = None,
         tokenizer=None,
-        num_draft: int | str = 5,
+        num_draft: int | str | None = None,
         delta: float = 0.0,
         *,
         draft_tokenizer=None,
@@ -207,7 +225,8 @@ class SpeculativeDecoder:
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
             tokenizer: as `model.load` returns it; None if prompts are token ids.
-            num_draft: tokens proposed a step, at least 1; "auto" chooses anew for every step.
+            num_draft: tokens proposed a step, at least 1; "auto" chooses anew for every step;
+                None takes 4 on a GPU and 5 on a CPU.
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
@@ -216,6 +235,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
+        num_draft = usual_num_draft() if num_draft is None else num_draft
         self.defaults = Settings(num_draft=num_draft, delta=delta)
         if self.defaults.num_draft == 0:
             raise UserError("num_draft is 0; for regular decoding give no draft model")

@@ -93,10 +93,11 @@ class Attention(nn.Module):
         mask: mx.array | None,
         rows: mx.array | None = None,
     ) -> mx.array:
-        """Residual x (B·T, d_model) plus the attention; `mask` joins the scores (B, H, T, N).
+        """Residual x (B·T, d_model) plus the attention.
 
-        Rows that share their keys are one row, of the queries of all of them one after the other.
-        Where queries stand in another order, `rows` (B·T,) says where x's are.
+        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
+        that share their keys are one row, of the queries of all of them one after the other. Where
+        queries stand in another order, `rows` (B·T,) says where x's are.
         """
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
         out = out.swapaxes(1, 2).reshape(-1, math.prod(self._heads))
@@ -157,7 +158,7 @@ class DecoderLayer(nn.Module):
         y = attention.norm(x)
         (q,) = attention.heads(y[order.queries] if order else y, "q", cache.prompts)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = attention.add(x, q, *source, cache.mask, order.rows if order else None)
+        x = attention.add(x, q, *source, slots.mask, order.rows if order else None)
         return self.feed_forward(x)
 
 
@@ -252,8 +253,7 @@ class T5(nn.Module):
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
         cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
-        hidden = None if mask is None else _hide(mask, encoded.dtype)
-        return Cache(cross, hidden, capacity)
+        return Cache(cross, mask, capacity)
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes.

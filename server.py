@@ -182,7 +182,7 @@ def _service(
     metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
     metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
     metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
-    return Service(worker, limits, model_name(chosen), args.num_draft, args.delta, args.log_prompts)
+    return Service(worker, limits, model_name(chosen), args.delta, args.log_prompts)
 
 
 def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:

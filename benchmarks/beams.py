@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import options, report, workload
+from benchmarks import options, printing, workload
 from benchmarks.extras import needed
 from benchmarks.figures import measure
 from benchmarks.options import REGULAR
@@ -20,7 +20,7 @@ from benchmarks.timing import Ratio, Timed, median_total
 from benchmarks.workload import Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 
-COLUMNS: report.Columns = {
+COLUMNS: printing.Columns = {
     "K": lambda row: f"{row['num_beams']}",
     "ms a step": lambda row: f"{row['milliseconds']:.2f}",
     "v(K) (range)": lambda row: str(row["v"]),
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace, command: str) -> int:
         {"num_beams": n, **costs(timed[n], timed[1]), **quality(subject, judged, n, args)}
         for n in numbers
     ]
-    print(f"\n{report.markdown(COLUMNS, rows)}\n\n{NOTES}")
-    report.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
+    print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{NOTES}")
+    printing.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
     return 0
 
 

@@ -21,6 +21,7 @@ SUBCOMMANDS = MappingProxyType(
         "peers": "transformers and CTranslate2 on the same weights and prompts",
         "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",
+        "report": "one row about this machine, to paste, in under five minutes",
         "server": "the server under load: a running batch against one request at a time",
     }
 )
@@ -39,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     args = parser(argv).parse_args(argv)
 
-    from benchmarks import report
+    from benchmarks import printing
 
-    return args.run(args, report.command(argv))
+    return args.run(args, printing.command(argv))
 
 
 def parser(argv: Sequence[str]) -> Parser:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import options, report, workload
+from benchmarks import options, printing, workload
 from benchmarks.costs import PairCosts, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
 from benchmarks.options import REGULAR, WAYS
@@ -21,14 +21,14 @@ from benchmarks.workload import Workload
 from mlx_t5.cli.arguments import add_setting
 from mlx_t5.requests import AUTO
 
-COLUMNS: report.Columns = {
-    **report.WAY,
-    **report.SPEED,
+COLUMNS: printing.Columns = {
+    **printing.WAY,
+    **printing.SPEED,
     "of best": lambda row: f"{row['of_best']:.2f}" if row["of_best"] else "",
-    **report.TOKENS_PER_CALL,
-    **report.ACCEPTANCE,
+    **printing.TOKENS_PER_CALL,
+    **printing.ACCEPTANCE,
     "steps that accepted 0, 1, …": lambda row: histogram(row["steps_by_accepted"]),
-    **report.TEXTS,
+    **printing.TEXTS,
 }
 NOTES = (
     "Times are medians over the repeats, with the range of whole repeats. Tokens count the end "
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, command: str) -> int:
                     print(f"\n{table_text(table, weights_read(subject.target))}", flush=True)
                     tables.append(table)
     print(f"\n{NOTES}")
-    report.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
+    printing.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
     return int(differs and facts["dtype"] == "float32")
 
@@ -129,10 +129,10 @@ def table_text(table: dict, weights: int) -> str:
         f"{table['task']}: {table['count']} prompts, temp {table['temp']:g}, batch "
         f"{table['batch_size']}, {table['repeats']} repeats"
     )
-    parts = [title, report.markdown(COLUMNS, table["rows"])]
+    parts = [title, printing.markdown(COLUMNS, table["rows"])]
     if costs := table["costs"]:
         proposing = [row for row in table["rows"] if row["proposer"] != REGULAR]
-        theory = report.markdown({**report.WAY, **report.THEORY}, proposing)
+        theory = printing.markdown({**printing.WAY, **printing.THEORY}, proposing)
         parts += [costs_table(costs, weights), theory]
     return "\n\n".join(parts)
 
@@ -150,7 +150,7 @@ def costs_table(costs: PairCosts, weights: int) -> str:
         {"name": "v(M)", "cells": {m: f"{v:.2f}" for m, v in costs.v.items()}},
     ]
     return (
-        f"{report.markdown(columns, rows)}\n\nc = {costs.c:.3f}; a target pass over one position "
+        f"{printing.markdown(columns, rows)}\n\nc = {costs.c:.3f}; a target pass over one position "
         f"reads {weights / 1e6:.1f} MB of weights, {weights / costs.seconds[1] / 1e9:.1f} GB/s"
     )
 

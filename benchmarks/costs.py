@@ -80,9 +80,16 @@ class CostMeter:
 
     def measure(self) -> Round:
         """Measures every pass once."""
-        widths = range(1, self.longest + 1)
-        target = {m: self._seconds(self.target, self.target_cache, m, 1) for m in widths}
-        return Round(target, self._seconds(self.draft, self.draft_cache, 1, CHAIN) / CHAIN)
+        target = {m: self.target_seconds(m) for m in range(1, self.longest + 1)}
+        return Round(target, self.draft_seconds())
+
+    def target_seconds(self, width: int) -> float:
+        """Seconds of a target pass over so many positions."""
+        return self._seconds(self.target, self.target_cache, width, 1)
+
+    def draft_seconds(self) -> float:
+        """Seconds of a draft pass over one position, in a chain of them."""
+        return self._seconds(self.draft, self.draft_cache, 1, CHAIN) / CHAIN
 
     def _seconds(self, model: T5, cache: Cache, width: int, passes: int) -> float:
         tokens = mx.zeros((1, width), mx.int32)

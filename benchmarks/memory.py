@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import report
+from benchmarks import printing
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         "all, 4 bits": lambda row: readable(row["all"][4]),
     }
     print(f"{command}\na prompt of {args.source} tokens and a text of {args.target}\n")
-    print(report.markdown(columns, rows))
+    print(printing.markdown(columns, rows))
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import machine
 from benchmarks.options import DRAFT
 from benchmarks.peer_systems import Ids, Program
 from benchmarks.subject import Subject, decoding
@@ -33,7 +33,7 @@ class Ours(Program):
 
     def describe(self) -> dict[str, Any]:
         """As `Program.describe`."""
-        return report.environment(report.dtype_of(self.subject.target))
+        return machine.environment(machine.dtype_of(self.subject.target))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The source tokens of each text."""

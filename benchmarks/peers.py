@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import options, report, workload
+from benchmarks import options, printing, workload
 from benchmarks.options import DRAFT, REGULAR
 from benchmarks.peer_process import Process
 from benchmarks.peer_systems import Answer
@@ -57,14 +57,14 @@ def _over(name: str) -> Callable[[dict], str]:
     return lambda row: str(row["over"].get(name, ""))
 
 
-COLUMNS: report.Columns = {
-    **report.WAY,
-    **report.SPEED,
+COLUMNS: printing.Columns = {
+    **printing.WAY,
+    **printing.SPEED,
     **{f"over {name}": _over(name) for name in OTHERS},
-    **report.TEXTS,
+    **printing.TEXTS,
 }
-DECODING: report.Columns = {
-    **report.WAY,
+DECODING: printing.Columns = {
+    **printing.WAY,
     "first token, ms": lambda row: f"{1e3 * row['first_token_seconds']:.1f}",
     "then ms/token": lambda row: f"{1e3 * row['decode_seconds_a_token']:.2f}",
     "speed-up of decoding (range)": lambda row: str(row["decode_speed_up"]),
@@ -91,18 +91,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if our own texts differ in float32."""
-    report.check_writable(args.json)
+    printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
     with contextlib.ExitStack() as stack:
         pair = {"model": args.model, "draft_model": args.draft_model, "dtype": args.dtype}
         ours = stack.enter_context(start(OURS, {}, **pair))
         facts = ours.call("describe")
-        print(report.header(facts, command, **options.header_fields(args)), flush=True)
+        print(printing.header(facts, command, **options.header_fields(args)), flush=True)
         others = start_others(ours, facts, stack)
         programs, missing = describe(others)
         for program in programs.values():
-            print(report.listed(program), flush=True)
+            print(printing.listed(program), flush=True)
         ids = ours.call("encode", texts=prompts)
         processes = {OURS: ours} | {name: others[name] for name in programs}
         ways = every_way(processes, args.num_draft)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, command: str) -> int:
             tables.append(table)
     print(f"\n{NOTES}")
     record = {"command": command, "environment": facts, "programs": programs, "tables": tables}
-    report.write_record(args.json, record)
+    printing.write_record(args.json, record)
     differs = any(row["different"] for table in tables for row in table["rows"] if row["ours"])
     return int(differs and facts["dtype"] == "float32")
 
@@ -318,9 +318,9 @@ def written(table: dict, dtype: str) -> str:
     """A table as it is printed, and what has to be known to read it."""
     rows = table["rows"]
     lines = [f"{table['count']} prompts, batch {table['batch_size']}"]
-    lines += ["", report.markdown(COLUMNS, rows)]
+    lines += ["", printing.markdown(COLUMNS, rows)]
     if "decode_speed_up" in rows[0]:
-        lines += ["", report.markdown(DECODING, rows)]
+        lines += ["", printing.markdown(DECODING, rows)]
     different = [row["way"] for row in rows if row["different"]]
     if different and dtype == "float32":
         lines += ["", f"Equal texts are to be expected in float32; not so: {', '.join(different)}."]

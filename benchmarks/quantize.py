@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import options, report, workload
+from benchmarks import options, printing, workload
 from benchmarks.extras import needed
 from benchmarks.quality import points, quality
 from benchmarks.quantized import Texts, difference, quantized
@@ -57,11 +57,11 @@ PARTS = MappingProxyType(
     }
 )
 
-SIZE: report.Columns = {
+SIZE: printing.Columns = {
     "bytes": lambda row: f"{row['bytes']:,}",
-    "of bfloat16": lambda row: report.percent(row["of_bfloat16"]),
+    "of bfloat16": lambda row: printing.percent(row["of_bfloat16"]),
 }
-TARGETS: report.Columns = {
+TARGETS: printing.Columns = {
     "target": lambda row: row["way"],
     **SIZE,
     "logit error": lambda row: f"{row['error']:.4f}",
@@ -72,13 +72,13 @@ TARGETS: report.Columns = {
     "chrF to it": points("chrf_lossless"),
     "exact match": points("exact_match"),
     "chrF": points("chrf"),
-    **report.ACCEPTANCE,
+    **printing.ACCEPTANCE,
 }
-DRAFTS: report.Columns = {
+DRAFTS: printing.Columns = {
     "draft": lambda row: row["way"],
     **SIZE,
-    **report.ACCEPTANCE,
-    **report.TOKENS_PER_CALL,
+    **printing.ACCEPTANCE,
+    **printing.TOKENS_PER_CALL,
     "same text": TARGETS["same text"],
 }
 NOTES = (
@@ -110,11 +110,11 @@ def run(args: argparse.Namespace, command: str) -> int:
         trial = Trial(subject, prompts, args)
         targets, drafts = trial.targets(), trial.drafts()
         print(f"\n{prompts.name}: {len(prompts.prompts)} prompts, {trial.positions} tokens")
-        print(f"\n{report.markdown(TARGETS, targets)}\n\n{report.markdown(DRAFTS, drafts)}")
+        print(f"\n{printing.markdown(TARGETS, targets)}\n\n{printing.markdown(DRAFTS, drafts)}")
         table = {"task": prompts.name, "count": len(prompts.prompts), "tokens": trial.positions}
         tables.append({**table, "targets": targets, "drafts": drafts})
     print(f"\n{NOTES}")
-    report.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
+    printing.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     rows = [row for table in tables for row in table["drafts"]]
     return int(any(row["exact_match_lossless"] < 100 for row in rows))
 

@@ -1,151 +1,289 @@
-"""What a run prints and writes: where it was made, tables in Markdown, all figures as JSON.
+"""`report`: one row about this machine in under five minutes, to paste into docs/measured.md.
 
-MLX is imported only where it is asked about: some runs leave it to other processes.
+The target's passes are timed over M positions, and held-out prompts are decoded regularly,
+speculatively twice, and regularly again. A machine that slows down meanwhile strikes both ways
+alike, and the opening and the closing baseline say by how much. However slow the models are, it
+takes about as long: there are fewer prompts then.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
+import argparse
+import datetime
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli import output
+from benchmarks import machine, measured_row, printing, theory, workload
+from benchmarks.costs import CostMeter, PairCosts
+from benchmarks.figures import beside_theory, figures
+from benchmarks.options import DRAFT, REGULAR
+from benchmarks.subject import Run, Subject, decided
+from benchmarks.timing import Timed
+from convert import convert
+from decoder import SpeculativeDecoder
+from demo.grow import SHAPES, grow
+from mlx_t5.backend import cpu_only
+from mlx_t5.cli import models
+from mlx_t5.cli.arguments import add_number, at_least
+from mlx_t5.drafting.adaptive import usual_num_draft
+from mlx_t5.drafting.costs import LONGEST, TARGET_POINTS, Costs, ladder
+from mlx_t5.errors import UserError
+from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+from model import T5
 
-Columns = Mapping[str, Callable[[dict], str]]
-
-
-def percent(share: float | None) -> str:
-    """A share as a table writes it; nothing if it is unknown."""
-    return "" if share is None else f"{share:.1%}"
-
-
-def texts(different: int | None) -> str:
-    """What a table says about the texts beside those of regular decoding; None: they may differ."""
-    if different is None:
-        return "sampled"
-    return f"{different} DIFFER" if different else "equal"
-
-
-# What every table calls a figure, and how it writes it.
-WAY: Columns = {"way": lambda row: row["way"]}
-SPEED: Columns = {
-    "tokens/s": lambda row: f"{row['tokens_per_second']:.0f}",
-    "speed-up (range)": lambda row: str(row["speed_up"]),
-}
-TOKENS_PER_CALL: Columns = {"tokens/call": lambda row: f"{row['tokens_per_call']:.2f}"}
-ACCEPTANCE: Columns = {"acceptance": lambda row: percent(row["acceptance_rate"])}
-THEORY: Columns = {  # of decoding alone
-    "α": lambda row: f"{row['alpha']:.3f}",
-    "predicted": lambda row: f"{row['predicted']:.2f}",
-    "measured (range)": lambda row: str(row["decode_speed_up"]),
-    "of predicted": lambda row: f"{row['decode_speed_up'].value / row['predicted']:.2f}",
-}
-TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
+# Shares of the time for measuring; the three passes after the opening take about as long as it.
+LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
+MOST_PROMPTS = 32
+LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
+EXACT: dict[str, Any] = {"exact": True}
+EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
+DRAFT_ROUNDS = 9
+GROWN = (("target", "t5-large", "demo-large"), ("draft", "t5-small", "demo-small-draft"))
+Decode = Callable[[int], Run]
 
 
-def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
-    """Threads that a BLAS takes here: what the environment says, else all that we may use."""
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-    for name in names if blas.startswith("OpenBLAS") else ():  # TBB's threads know neither
-        value = environment.get(name, "")
-        if value.isdigit() and int(value) > 0:
-            return int(value)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add = parser.add_argument
+    add(
+        "--model",
+        metavar="NAME",
+        help="the target (default: t5-11b where models/ has it and "
+        "t5-small, otherwise the bundled pair grown to the shapes of t5-large and t5-small)",
+    )
+    add("--draft-model", metavar="NAME", help="the draft (default: that of the target)")
+    add(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="compute in this type (default: the folder's, of the grown pair bfloat16; float32 "
+        "without a GPU)",
+    )
+    add("--prompts", metavar="FILE", help="prompts from this file instead of the held-out ones")
+    usual = f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU"
+    what = f"tokens proposed at a time (default: {usual})"
+    add_number(parser, "--num-draft", type=at_least(1), default=None, help=what)
+    add_number(
+        parser,
+        "--seconds",
+        type=at_least(1),
+        default=180,
+        help="to measure for; loading, and making the grown pair once, is not counted",
+    )
+    add(
+        "--json",
+        type=Path,
+        default=Path("report.json"),
+        metavar="FILE",
+        help="write all figures to this file (default: %(default)s)",
+    )
 
 
-def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Where figures come from.
-
-    Args:
-        dtype: what the target computes in.
-        packages: whose versions count too; those that are not installed are left out.
-    """
-    from mlx_t5.backend import blas_name, device_name, mx
-
-    on_cpu = mx.default_device().type == mx.cpu
-    facts = {
-        "machine": f"{platform.system()} {platform.machine()}, {device_name().split(', ')[0]}",
-        "cores": os.cpu_count(),
-        "threads": threads(blas_name()),
-        "device": "cpu" if on_cpu else "gpu",
-        "blas": blas_name() if on_cpu else None,
-        "mlx": mx.__version__,
-        "python": platform.python_version(),
-        "dtype": dtype,
+def run(args: argparse.Namespace, command: str) -> int:
+    """Measures, prints the row and writes all figures; exit status 1 if texts differ in float32."""
+    printing.check_writable(args.json)
+    prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
+    num_draft = args.num_draft or usual_num_draft()
+    target, draft, dtype = chosen_pair(args)
+    tell(f"loading {target} and {draft}")
+    subject = Subject.load(target, draft, dtype)
+    record: dict[str, Any] = {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "environment": machine.environment(machine.dtype_of(subject.target)),
+        "hardware": machine.hardware(),
+        "target": shape(subject.target, target),
+        "draft": shape(subject.draft, draft),
+        "num_draft": num_draft,
+        **measured(subject, prompts, num_draft, args.seconds),
     }
-    for package in packages:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return facts
+    record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
+    print(f"{printing.header(record['environment'], command)}\n\n{measured_row.table(record)}")
+    printing.write_record(args.json, record)
+    print(f"\nThe line above is for docs/measured.md; {args.json} has all figures.")
+    return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
 
-def dtype_of(model: Any) -> str:
-    """The type that a model computes in."""
-    return str(model.shared.weight.dtype).removeprefix("mlx.core.")
+def tell(line: str) -> None:
+    """Says on standard error what is going on."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-def command(argv: Sequence[str]) -> str:
-    """The line that makes these figures again."""
-    return shlex.join(["python", "benchmark.py", *argv])
-
-
-def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
-    """The lines above the tables.
-
-    Args:
-        facts: from `environment`.
-        line: from `command`.
-        more: settings of this run that decide what the figures mean.
-    """
-    return f"{line}\n{listed({**facts, **more})}"
-
-
-def listed(facts: Mapping[str, Any]) -> str:
-    """Facts in one line, without those that are None."""
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-
-
-def markdown(columns: Columns, rows: Sequence[dict]) -> str:
-    """A Markdown table.
-
-    Args:
-        columns: title → how to write a row's figure.
-        rows: their figures.
-    """
-    lines = [list(columns), ["---"] * len(columns)]
-    lines += [[write(row) for write in columns.values()] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def check_writable(*files: Path | None) -> None:
-    """See before the work begins that its results can be written.
+def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
+    """The names of target and draft and the type to compute in; grows the bundled pair if need be.
 
     Raises:
-        UserError: a folder is missing or closed.
+        UserError: there is no such model, or no draft that belongs to it.
     """
-    for file in files:
-        if file is not None:
-            output.check_output_file(str(file), None)
+    pair = models.choose_pair(args.model, args.draft_model, convert)
+    if pair.lookup or pair.draft is None:
+        raise UserError("a report needs a draft model: name one with --draft-model")
+    if args.model or args.draft_model or pair.target.parent == models.CONVERTED:
+        return str(pair.target), str(pair.draft), args.dtype
+    dtype = args.dtype or ("float32" if cpu_only() else "bfloat16")
+    for part, shape_name, name in GROWN:
+        if not (models.CONVERTED / name).is_dir():
+            tell(f"growing the bundled {part} to the shape of {shape_name}, once")
+            grow(models.BUNDLED / part, models.CONVERTED / name, SHAPES[shape_name], dtype)
+    target, draft = (str(models.CONVERTED / name) for _, _, name in GROWN)
+    return target, draft, dtype
 
 
-def write_record(file: Path | None, record: dict) -> None:
-    """Writes all figures, if a file is wanted."""
-    if file is not None:
-        text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")
+def shape(model: T5, name: str) -> dict[str, Any]:
+    """What a model is: its name, its size and how many bits its layers have."""
+    bits = {each.bits for _, each in model.named_modules() if hasattr(each, "bits")}
+    config = model.config
+    sizes = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers")
+    return {
+        "name": Path(name).name,
+        "bits": sorted(bits),
+        **{size: getattr(config, size) for size in sizes},
+    }
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+def measured(
+    subject: Subject,
+    prompts: Sequence[str],
+    num_draft: int,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """What passes cost, and what decoding gains.
+
+    Args:
+        subject: the pair.
+        prompts: as many as there may be.
+        num_draft: proposals a step.
+        seconds: to take, about.
+        clock: seconds.
+    """
+    tell("timing passes over 1 to 64 positions")
+    source = statistics.median_high(len(subject.tokenizer.encode(p)) for p in prompts)
+    meter = CostMeter(subject.target, subject.draft, source, max(TARGET_POINTS) - 1, clock)
+    passes = ladder(meter.target_seconds, TARGET_POINTS, LADDER_SHARE * seconds)
+    draft = statistics.median([meter.draft_seconds() for _ in range(1 + DRAFT_ROUNDS)][1:])
+    costs = pair_costs(Costs(passes, {1: draft}), num_draft)
+    share = OPENING_SHARE * seconds
+    longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
+    turns = workload.cut(prompts, 1)
+    timed = in_turns(
+        subject.runs(REGULAR, 0, turns, max_tokens=longest),
+        subject.runs(DRAFT, num_draft, turns, max_tokens=longest),
+        Budget(share, len(turns), clock),
+    )
+    v = {m: each / passes[1] for m, each in passes.items()}
+    found = {"passes": passes, "draft_pass": draft, "v": v, "max_tokens": longest}
+    return found | gains(timed[REGULAR], timed[DRAFT], costs)
+
+
+def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
+    """What speculative decoding gained, two repeats of each, and how steady the machine was."""
+    found = figures(speculative, regular) | beside_theory(speculative, regular, costs)
+    opening, closing = regular.repeats_a_token()
+    results = [result for turn in speculative.outcomes for each in turn for result in each.results]
+    return found | {
+        "best_num_draft": best_num_draft(found["alpha"], costs),
+        "prompts": len(speculative.seconds[0]),
+        "regular_tokens_per_second": 1 / regular.seconds_a_token(),
+        "opening_seconds_a_token": opening,
+        "closing_seconds_a_token": closing,
+        "drift": closing / opening - 1,
+        "peak_memory_bytes": max(result.stats.peak_memory_bytes for result in results),
+    }
+
+
+def pair_costs(costs: Costs, num_draft: int) -> PairCosts:
+    """c and v(M) for every M that a step may have; between what was measured, interpolated."""
+    widths = range(1, max(LONGEST, num_draft) + 2)
+    seconds = {m: costs.verify(1, m) for m in widths}
+    v = {m: each / seconds[1] for m, each in seconds.items()}
+    return PairCosts(seconds, v, costs.draft_pass(1) / seconds[1])
+
+
+def best_num_draft(alpha: float, costs: PairCosts) -> int:
+    """The number with the largest S(gamma) by these costs; 0 if none is above 1."""
+    gains = {g: theory.speed_up(alpha, g, costs.c, costs.v) for g in range(1, LONGEST + 1)}
+    best = max(gains, key=lambda gamma: gains[gamma])
+    return best if gains[best] > 1 else 0
+
+
+class Budget:
+    """How many turns there are time for."""
+
+    def __init__(self, seconds: float, most: int, clock: Callable[[], float]) -> None:
+        """Allows at least one turn and at most `most`, none of them begun after `seconds`."""
+        self.seconds, self.most, self.clock = seconds, most, clock
+
+    def turns(self) -> Iterator[int]:
+        """The numbers of the turns, each as long as there is time left."""
+        began = self.clock()
+        for turn in range(self.most):
+            if turn and self.clock() - began > self.seconds:
+                return
+            yield turn
+
+
+def in_turns(regular: Decode, speculative: Decode, budget: Budget) -> dict[str, Timed]:
+    """Regular, speculative, speculative, regular; the first says how many turns there are."""
+    timed = {REGULAR: Timed(), DRAFT: Timed()}
+    for decode in (regular, speculative):
+        decode(0)  # kernels of these shapes may have to be compiled
+    turns: Iterable[int] = budget.turns()
+    for name, way, what in (
+        (REGULAR, regular, "regular decoding, opening baseline"),
+        (DRAFT, speculative, "speculative decoding"),
+        (DRAFT, speculative, "speculative decoding, again"),
+        (REGULAR, regular, "regular decoding, closing baseline"),
+    ):
+        tell(what)
+        done = [timed_turn(way, turn, budget.clock) for turn in turns]
+        turns = range(len(done))
+        for column, values in zip(vars(timed[name]).values(), zip(*done, strict=True), strict=True):
+            column.append(list(values))
+    return timed
+
+
+def timed_turn(way: Decode, turn: int, clock: Callable[[], float]) -> tuple[float, int, Run]:
+    """Seconds, tokens and outcome of a turn."""
+    began = clock()
+    outcome = way(turn)
+    return clock() - began, decided(outcome.results), outcome
+
+
+def exactness(
+    subject: Subject,
+    num_draft: int,
+    prompts: Sequence[str],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """Whether `exact` keeps its promise here: the same tokens regularly, with a draft and together.
+
+    Returns:
+        holds; why not, if it does not; prompts and tokens that were compared.
+    """
+    tell("exact decoding")
+
+    def texts(decoder: SpeculativeDecoder, of: Sequence[str]) -> list[list[int]]:
+        results = decoder.results(of, batch_size=EXACT_ROWS, max_tokens=EXACT_TOKENS)
+        return [each.tokens for each in results]
+
+    pairs, reason = [], ""
+    try:
+        alone, drafted = (
+            SpeculativeDecoder(subject.target, each, subject.tokenizer, num_draft, **EXACT)
+            for each in (None, subject.drafter(DRAFT))
+        )
+        for turn in Budget(seconds, len(prompts), clock).turns():
+            pairs.append([texts(each, [prompts[turn]])[0] for each in (alone, drafted)])
+        together = texts(drafted, prompts[: len(pairs)])
+        different = sum(a != b or a != c for (a, b), c in zip(pairs, together, strict=True))
+        if different:
+            reason = f"{different} of {len(pairs)} texts differ"
+    except UserError as error:  # the device does not keep the promise
+        reason = str(error)
+    tokens = sum(len(text) for text, _ in pairs)
+    return {"holds": not reason, "reason": reason, "prompts": len(pairs), "tokens": tokens}

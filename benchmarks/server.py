@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks import options, report, workload
+from benchmarks import machine, options, printing, workload
 from benchmarks.timing import Ratio, spread
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.errors import UserError
@@ -36,14 +36,14 @@ from mlx_t5.requests import AUTO
 SERVER = Path(__file__).parent.parent / "server.py"
 WAYS = SINGLE, BATCHED = ("one at a time", "batched")
 
-COLUMNS: report.Columns = {
+COLUMNS: printing.Columns = {
     "clients": lambda row: str(row["clients"]),
-    **report.WAY,
+    **printing.WAY,
     "requests/s": lambda row: f"{row['requests_per_second']:.1f}",
-    **report.SPEED,
+    **printing.SPEED,
     "p50 s": lambda row: f"{row['p50']:.3f}",
     "p95 s": lambda row: f"{row['p95']:.3f}",
-    **report.TEXTS,
+    **printing.TEXTS,
 }
 
 
@@ -194,7 +194,7 @@ def throughput_ratio(base: Sequence[float], seconds: Sequence[float]) -> Ratio:
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if texts differ that are not to."""
-    report.check_writable(args.json)
+    printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     settings = {"max_tokens": args.max_tokens, "temperature": args.temp}
     common = ["--num-draft", str(args.num_draft), "--max-queue", str(max(args.clients))]
@@ -209,12 +209,12 @@ def run(args: argparse.Namespace, command: str) -> int:
             }
         except RuntimeError as error:
             raise UserError(str(error).removeprefix("error: ")) from None
-        facts = report.environment(served_dtype(addresses[SINGLE]))
+        facts = machine.environment(served_dtype(addresses[SINGLE]))
         own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
-        print(report.header(facts, command, **options.header_fields(args), **own), flush=True)
+        print(printing.header(facts, command, **options.header_fields(args), **own), flush=True)
         rows = table_rows(measure(addresses, prompts, args.clients, settings, args.repeats))
-    print(f"\n{report.markdown(COLUMNS, rows)}")
-    report.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
+    print(f"\n{printing.markdown(COLUMNS, rows)}")
+    printing.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
     may_differ = args.temp > 0 and args.num_draft == AUTO
     return int(any(row["different"] for row in rows) and not may_differ)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import options, report
+from benchmarks import machine, options, printing
 from benchmarks.options import DRAFT, LOOKUP, REGULAR
 from convert import convert
 from decoder import SpeculativeDecoder
@@ -145,10 +145,10 @@ def begin(
     Raises:
         UserError: a model or the place for --json cannot be used.
     """
-    report.check_writable(args.json)
+    printing.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
-    facts = report.environment(report.dtype_of(subject.target), packages)
-    print(report.header(facts, command, **options.header_fields(args), **more))
+    facts = machine.environment(machine.dtype_of(subject.target), packages)
+    print(printing.header(facts, command, **options.header_fields(args), **more))
     return subject, facts
 
 

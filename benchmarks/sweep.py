@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import options, plot, report, theory, workload
+from benchmarks import options, plot, printing, theory, workload
 from benchmarks.costs import PairCosts
 from benchmarks.extras import needed
 from benchmarks.figures import beside_theory, cost_meter, figures, measure
@@ -28,12 +28,12 @@ from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
 
-COLUMNS: report.Columns = {
+COLUMNS: printing.Columns = {
     "delta": lambda row: f"{row['delta']:g}",
     "num-draft": lambda row: f"{row['num_draft']}",
-    **report.SPEED,
-    **report.TOKENS_PER_CALL,
-    **report.THEORY,
+    **printing.SPEED,
+    **printing.TOKENS_PER_CALL,
+    **printing.THEORY,
     "exact match": points("exact_match"),
     "chrF": points("chrf"),
     "exact match, delta 0": points("exact_match_lossless"),
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         needed(package)
     picture, sheet = (args.output.with_name(args.output.name + end) for end in (".png", ".csv"))
     figures_file = args.json or args.output.with_name(args.output.name + ".json")
-    report.check_writable(figures_file, picture, sheet)
+    printing.check_writable(figures_file, picture, sheet)
     prompts = workload.chosen(args.task, args.prompts, args.count)
     judged = workload.chosen(args.task, args.prompts, args.quality_count)
     packages, count = ["sacrebleu", "matplotlib"], len(judged.prompts)
@@ -85,13 +85,15 @@ def run(args: argparse.Namespace, command: str) -> int:
     rows, costs, regular = timings(subject, prompts, settings, args)
     qualities = quality_of(subject, judged, settings, args)
     rows = [row | own for row, own in zip(rows, qualities, strict=True)]
-    print(f"\n{report.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
+    print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
     plot.draw(rows, best, title(facts, args, count), picture)
     write_csv(sheet, rows)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
-    report.write_record(figures_file, {**record, "costs": costs, "regular": regular, "rows": rows})
+    printing.write_record(
+        figures_file, {**record, "costs": costs, "regular": regular, "rows": rows}
+    )
     print(f"wrote {sheet}, {picture} and {figures_file}")
     changed = any(row["delta"] == 0 and row["different"] for row in rows)
     return int(changed and facts["dtype"] == "float32")

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -144,7 +145,8 @@ class Widening:
             self._constant = _constant(source, sizes["d_model"])
         epsilon = source.layer_norm_epsilon * (source.d_model / sizes["d_model"])
         epsilon -= 2 * self._constant**2 / sizes["d_model"]
-        self.result = replace(source, **sizes, layer_norm_epsilon=epsilon)
+        changes: dict[str, Any] = {**sizes, "layer_norm_epsilon": epsilon}
+        self.result = replace(source, **changes)
 
     def tensor(self, name: str, shape: tuple[int, ...], has_source: bool) -> Widened:
         """What a tensor holds.

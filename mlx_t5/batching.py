@@ -1,8 +1,9 @@
 """Continuous batching: which waiting prompts take the place of finished ones.
 
 Rows of a batch are padded to the longest source among them, so prompts join in groups of like
-length. Results leave in the order in which the prompts came, and only a window of prompts is in
-hand at a time, so memory does not grow with their number.
+length. Where nobody waits for a single one, others are encoded ahead with them, as a pass over few
+positions is dear. Results leave in the order in which the prompts came, and only a window of
+prompts is in hand at a time, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from mlx_t5.requests import Row
+from mlx_t5.sizes import PASS_POSITIONS
 
 PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one
@@ -24,8 +26,8 @@ class Engine(Protocol):
 
     rows: list[Row]
 
-    def insert(self, rows: Sequence[Row]) -> None:
-        """Adds rows to the batch."""
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
+        """Adds rows to the batch, and encodes others ahead."""
 
     def step(self) -> None:
         """Advances all of them; those that finish leave the batch."""
@@ -40,12 +42,23 @@ class Queue:
 
     Attributes:
         waiting: the rows, the oldest first.
+        last: whether none will come after them.
     """
 
-    def __init__(self, engine: Engine, size: int, waiting: Sequence[Row] = ()) -> None:
-        """Lets at most `size` rows into the engine's batch."""
-        self.engine, self.size = engine, size
-        self.waiting = list(waiting)
+    def __init__(
+        self, engine: Engine, size: int, waiting: Sequence[Row] = (), bulk: bool = False
+    ) -> None:
+        """Lets at most `size` rows into the engine's batch.
+
+        Args:
+            engine: with the batch.
+            size: rows in it at most.
+            waiting: the first rows.
+            bulk: nobody waits for a single row, so rows may be encoded ahead, together with those
+                that join, and any number may join at once.
+        """
+        self.engine, self.size, self.bulk = engine, size, bulk
+        self.waiting, self.last = list(waiting), False
         self._room = size  # rows beside which one was refused; tried again when there are fewer
 
     def admit(self) -> list[Row]:
@@ -57,9 +70,9 @@ class Queue:
         running = len(self.engine.rows)
         if not self.waiting or running >= min(self.size, self._room):
             return []
-        everyone, joining = self.waiting, next_group(self.waiting, self.size - running)
+        everyone, (joining, ahead) = self.waiting, self._next(self.size - running)
         self.remove(joining)  # at once: one on which the engine breaks must not be tried again
-        all_fit = self._insert(joining)
+        all_fit = self._insert(joining, ahead)
         failed = [row for row in joining if row.error]
         if not all_fit:
             done = set(map(id, [*self.engine.rows[running:], *failed]))
@@ -74,14 +87,25 @@ class Queue:
         if len(left) < len(self.waiting):
             self.waiting, self._room = left, self.size
 
-    def _insert(self, rows: Sequence[Row]) -> bool:
+    def _next(self, count: int) -> tuple[list[Row], list[Row]]:
+        """Up to `count` rows to join, and those to encode ahead with them."""
+        if not self.bulk:
+            return next_group(self.waiting, count), []
+        order = longest_first(self.waiting) if self.last else nearest_first(self.waiting)
+        joining = order[:count]
+        new = [row for row in joining if row.states is None]
+        return joining, filling(new, order[count:]) if new else []
+
+    def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
         """Inserts rows, at first all, then halves of them; False once one has to wait."""
         try:
-            self.engine.insert(rows)
+            self.engine.insert(rows, ahead)
             return True
         except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
             reason = str(error)
         # Out here, what the failed attempt held has been let go.
+        if ahead:
+            return self._insert(rows)
         if len(rows) > 1:
             half = (len(rows) + 1) // 2
             return self._insert(rows[:half]) and self._insert(rows[half:])
@@ -113,11 +137,12 @@ def run(
     """
     rows, total = iter(rows), 0
     in_hand: deque[Row] = deque()
-    queue = Queue(engine, batch_size)
+    queue = Queue(engine, batch_size, bulk=True)
     while True:
         while len(in_hand) < PROMPTS_A_ROW * batch_size and (not in_hand or ready(total)):
             row = next(rows, None)
             if row is None:
+                queue.last = True
                 break
             total += 1
             in_hand.append(row)
@@ -138,13 +163,37 @@ def next_group(waiting: Sequence[Row], count: int) -> list[Row]:
     Together their sources have at most `MAX_JOINING_TOKENS` tokens; equal sources are encoded once
     and count once.
     """
-    first = len(waiting[0].ids)
-    near = sorted(range(1, len(waiting)), key=lambda i: abs(len(waiting[i].ids) - first))
-    chosen, sources, longest = [waiting[0]], {tuple(waiting[0].ids)}, first
-    for row in (waiting[i] for i in near[: count - 1]):
+    first, *others = nearest_first(waiting)
+    chosen, sources, longest = [first], {tuple(first.ids)}, len(first.ids)
+    for row in others[: count - 1]:
         sources.add(tuple(row.ids))
         longest = max(longest, len(row.ids))
         if len(sources) > 1 and len(sources) * longest > MAX_JOINING_TOKENS:
             break
         chosen.append(row)
     return chosen
+
+
+def nearest_first(waiting: Sequence[Row]) -> list[Row]:
+    """Returns all rows: the oldest, then those nearest to it in length."""
+    first = len(waiting[0].ids)
+    return [waiting[0], *sorted(waiting[1:], key=lambda row: abs(len(row.ids) - first))]
+
+
+def longest_first(waiting: Sequence[Row]) -> list[Row]:
+    """Returns all rows so that few are left alone at the end: long sources make long texts."""
+    return sorted(waiting, key=lambda row: -len(row.ids))
+
+
+def filling(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    """Returns those of `others`, from the first on, that fill a pass of the encoder up."""
+    sources, longest = {tuple(row.ids) for row in rows}, max(len(row.ids) for row in rows)
+    found = []
+    for row in others:
+        if row.states is None:
+            sources.add(tuple(row.ids))
+            longest = max(longest, len(row.ids))
+            if len(sources) * longest > PASS_POSITIONS:
+                break
+            found.append(row)
+    return found

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mlx_t5.text.stop_strings import TextWatch
 
 AUTO = "auto"  # in place of a number of proposals
+# Proposals where nobody says how many. On Apple GPUs a pass over 5 rows reads the weights once and
+# one over 6 twice (docs/choosing.md); on CPUs there is no such step.
+NUM_DRAFT_ON_GPU, NUM_DRAFT_ON_CPU = 4, 5
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Settings:
             leaves the likeliest.
         delta: relaxation of the acceptance rule, 0 (lossless) to 1 (keep all).
         num_draft: tokens proposed a step (gamma); 0 decodes regularly, "auto" lets the engine
-            choose for every step.
+            choose for every step, None takes the decoder's number, or the device's.
         repetition_penalty: above 1 makes tokens already written less likely; 1 is off. Below 1e-30
             or above 1e30, where it makes logits infinite, it is refused.
         no_repeat_ngram_size: no run of so many tokens is written twice; 0 is off.
@@ -58,7 +61,7 @@ class Settings:
     top_k: int = 0
     top_p: float = 1.0
     delta: float = 0.0
-    num_draft: int | str = 5
+    num_draft: int | str | None = None
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     min_tokens: int = 0
@@ -71,7 +74,8 @@ class Settings:
     num_return_sequences: int = 1
 
     def __post_init__(self) -> None:
-        fitting = {n: checked(n, v) for n, v in vars(self).items() if n in RANGES}
+        absent = {"num_draft"} if self.num_draft is None else set()
+        fitting = {n: checked(n, v) for n, v in vars(self).items() if n in RANGES.keys() - absent}
         fitting["stop"] = _several(
             "stop",
             [self.stop] if isinstance(self.stop, str) else self.stop,
@@ -206,6 +210,8 @@ class Row:
         search: its beams, while it is in a batch; None if it has none. Until they are done,
             `committed` holds the start token alone.
         score: of the text that its search has found.
+        states: (S, d_model) the target's encoder output, while the row waits; None if it has not
+            been encoded.
     """
 
     ids: list[int]
@@ -221,6 +227,7 @@ class Row:
     task: tuple[int, ...] = ()
     search: BeamSearch | None = None
     score: float | None = None
+    states: mx.array | None = None
 
     @property
     def adapts(self) -> bool:

@@ -10,6 +10,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.sizes import PASS_POSITIONS
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)
@@ -38,7 +39,8 @@ class Noting:
     def __init__(self):
         self.rows, self.joined = [], []
 
-    def insert(self, rows):
+    def insert(self, rows, ahead=()):
+        assert not ahead, "a request that joins waits for nobody else's encoding"
         self.joined[-1] += [len(row.ids) for row in rows]
         self.rows += rows
 
@@ -72,6 +74,84 @@ def test_equal_sources_join_as_one():
     samples = [Row([3] * 900, Settings(temp=1.0), row_key(0, i)) for i in range(8)]
     engine = Noting()
     assert engine.joined_at(batching.Queue(engine, 8, samples), 1) == [[900] * 8]
+
+
+class Reading(FakeModel):
+    """Notes the lengths of the sources of each pass of the encoder."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.passes = []
+
+    def encode(self, ids, mask=None):
+        each = mx.array([ids.shape[1]] * len(ids)) if mask is None else mask.sum(axis=1)
+        self.passes.append(each.tolist())
+        return super().encode(ids, mask)
+
+
+def different(lengths, **settings):
+    """Rows no two of which are equal, so that each has to be encoded."""
+    many = rows(lengths, **settings)
+    for i, row in enumerate(many):
+        row.ids[0] = 2 + i
+    return many
+
+
+def test_rows_are_encoded_ahead_in_full_passes_of_like_length():
+    model = Reading(random_table(V, eos_bias=0.3), V)
+    many = different([40, 9, 41, 8, 40, 10, 42, 11] * 3, max_tokens=9)
+    for row in batching.run(Engine(model, None), many, 2):
+        assert (row.output()[0], row.states) == (greedy(model, row.ids, 9)[0], None)
+        assert row.stats.encode_seconds > 0
+    assert sorted(n for each in model.passes for n in each) == sorted(len(r.ids) for r in many)
+    sizes = [len(each) * max(each) for each in model.passes]
+    assert max(sizes) <= PASS_POSITIONS
+    assert len(sizes) <= 6, "and not one or two rows a pass, as they join"
+    assert sum(sizes) - sum(map(sum, model.passes)) < 0.2 * sum(sizes), "little is padding"
+
+
+def test_where_somebody_waits_a_row_is_encoded_alone():
+    model = Reading(random_table(V), V)
+    queue = batching.Queue(Engine(model, None), 1, different([30, 31, 32], max_tokens=2))
+    queue.admit()
+    assert model.passes == [[30]]
+
+
+def test_the_longest_join_first_once_all_are_in_hand():
+    """So that a long text does not run on alone at the end."""
+    for ending, expected in ((True, [9, 8]), (False, [5, 4])):
+        engine = Tried(ENDING, None)
+        queue = batching.Queue(engine, 2, different([5, 9, 4, 8, 2]), bulk=True)
+        queue.last = ending
+        queue.admit()
+        assert engine.attempts == [(0, expected)]
+
+
+def test_without_memory_to_encode_ahead_rows_join_alone():
+    model = SmallMemory(without(random_table(V), 1), V)  # 40 positions a pass
+    many = different([38, 39, 40], max_tokens=5)
+    finished = list(batching.run(Engine(model, None), many, 1))
+    assert [row.error for row in finished] == [None] * 3
+    for row in finished:
+        assert row.output()[0] == greedy(model, row.ids, 5)[0]
+
+
+def test_what_is_encoded_ahead_counts_as_memory(monkeypatch):
+    required = []
+    monkeypatch.setattr(memory, "require", required.append)
+
+    class Counting(FakeModel):
+        def encoder_memory(self, rows, source):
+            return rows * source
+
+    engine = Engine(Counting(random_table(V), V), None)
+    first, *others = different([10, 12, 11])
+    engine.insert([first], others)
+    engine.insert(others)
+    assert required == [3 * 12, 2 * 12]
+    long = different([100] * 9)
+    engine.insert(long[:1], long[1:])
+    assert required[2] == 3 * 100, "no pass is larger than that"
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -155,7 +235,7 @@ def test_a_row_that_is_bad_from_the_start_is_handed_back_in_its_place():
     many[2].fail("a prompt is empty")
     engine = Engine(ENDING, None)
     inserted, insert = [], engine.insert
-    engine.insert = lambda joining: inserted.extend(joining) or insert(joining)
+    engine.insert = lambda joining, ahead: inserted.extend(joining) or insert(joining, ahead)
     finished = list(batching.run(engine, many, 2))
     assert [id(row) for row in finished] == [id(row) for row in many]
     assert [id(row) for row in inserted] == [id(row) for row in many if row is not many[2]]
@@ -192,9 +272,9 @@ class Tried(Engine):
         super().__init__(*args)
         self.attempts = []
 
-    def insert(self, rows):
+    def insert(self, rows, ahead=()):
         self.attempts.append((self.steps, [len(row.ids) for row in rows]))
-        super().insert(rows)
+        super().insert(rows, ahead)
 
     def step(self):
         self.steps += 1
@@ -222,7 +302,7 @@ def test_rows_wait_for_memory_while_others_run_and_fail_only_where_they_would_al
 def test_a_row_without_memory_is_tried_again_only_when_another_has_left(monkeypatch):
     engine = scarce(monkeypatch, 20)
     list(batching.run(engine, rows([15, 16], max_tokens=9), 2))
-    assert engine.attempts == [(0, [15, 16]), (0, [15]), (0, [16]), (9, [16])]
+    assert engine.attempts == [(0, [16, 15]), (0, [16]), (0, [15]), (9, [15])]
 
 
 def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):

@@ -266,7 +266,7 @@ def test_a_text_ends_before_a_stop_string_however_it_is_shown(run, models, monke
 
 
 def test_several_samples_of_each_prompt(run, models):
-    argv = [*models, "-m", "12", "--temp", "1", "--seed", "4"]
+    argv = [*models, "-m", "12", "--temp", "1", "--seed", "4", "--num-draft", "5"]
     each = [part for prompt in "xxxyyy" for part in ("--prompt", prompt)]
     wanted = texts(run(*argv, *each, "--json")[1])
     sampled = [*argv, "--num-samples", "3", "--prompt", "x", "--prompt", "y"]

@@ -50,6 +50,8 @@ def bad_values(name):
     """Every wrong kind of value, and what is out of range."""
     kind = RANGES[name].kind
     wrong = [v for v in NOT_NUMBERS if not (kind is bool and isinstance(v, bool | np.bool_))]
+    if name == "num_draft":  # None: what suits the device
+        wrong = [value for value in wrong if value is not None]
     if name == "seed":  # several of them may be given
         wrong = [value for value in wrong if not isinstance(value, list | tuple | mx.array)]
     return wrong + NOT_FINITE + (NOT_WHOLE if kind is int else []) + BEYOND[name]

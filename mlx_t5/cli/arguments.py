@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import RANGES, Range, written
-from mlx_t5.requests import Settings
+from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Settings
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -133,18 +133,19 @@ def add_number(
         names: of the option.
         type: as argparse has it.
         default: where the option is absent.
-        help: what it does; the default is added.
+        help: what it does; the default is added, unless it is None.
         metavar: what the number is called there.
     """
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
+    told = "" if default is None else f" (default: {shown})"
     group.add_argument(
         *names,
         type=type,
         default=default,
         nargs="+" if several else None,
         metavar=metavar,
-        help=f"{help} (default: {shown})",
+        help=f"{help}{told}",
     )
 
 
@@ -205,7 +206,8 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
     add_setting(
         group,
         "--num-draft",
-        help="tokens the draft proposes at a time; auto: as many as pay at the moment",
+        help="tokens the draft proposes at a time; auto: as many as pay at the moment (default: "
+        f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU)",
         allowed=replace(NUM_DRAFT, expected=f"{NUM_DRAFT.expected} (or {without} for no draft)"),
     )
     add_setting(

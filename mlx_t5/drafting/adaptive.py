@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mlx_t5.backend import cpu_only
 from mlx_t5.drafting.costs import LONGEST, Costs
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
-from mlx_t5.requests import Row
+from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Row
 
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {
@@ -165,6 +166,11 @@ class Adaptive:
         return self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP
 
 
+def usual_num_draft() -> int:
+    """How many proposals a step has on this device where nobody says how many."""
+    return NUM_DRAFT_ON_CPU if cpu_only() else NUM_DRAFT_ON_GPU
+
+
 def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -> list[Limits]:
     """How many tokens of each kind each row of a batch may be proposed in the next step.
 
@@ -179,8 +185,11 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         remaining = row.settings.max_tokens - row.decided - 1
         limit: Limits
-        if isinstance(row.settings.num_draft, int):
-            limit = dict.fromkeys(drafter.usual, row.settings.num_draft)
+        num_draft = row.settings.num_draft
+        if num_draft is None:
+            num_draft = usual_num_draft()
+        if isinstance(num_draft, int):
+            limit = dict.fromkeys(drafter.usual, num_draft)
         elif not row.adapts:
             limit = adaptive.fixed
         else:
@@ -188,8 +197,7 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
                 by_task[row.task] = adaptive.limits(row.task, len(rows))
             limit = by_task[row.task]
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
-        wanted = remaining and row.settings.num_draft and not row.search
-        limits.append(usable if wanted else {})
+        limits.append(usable if remaining and num_draft and not row.search else {})
     return limits
 
 

@@ -2,9 +2,10 @@
 
 A pass over B rows of M positions costs about what one row of B * M positions does, as all its
 products see B * M rows. So one row is measured, at numbers of positions on both sides of the steps
-at which kernels read the weights once more: 5|6, 10|11, 12|13 and 15|16 on Apple GPUs
-(https://github.com/ml-explore/mlx/issues/3839). The order is that of importance, as a slow model
-leaves no time for all of them.
+of Apple's GPUs. From M3 on, kernels read the weights once for every 5 rows, up to 12 with 4 or 8
+bits and up to 15 with 16, and larger products are tiled (`get_qmv_batch_limit` in MLX's
+backend/metal/quantized.cpp, `gemv_wide_config` in its matmul.cpp); on M1 and M2 the step is at 2.
+The order is that of importance, as a slow model leaves no time for all of them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from mlx_t5.backend import mx
 from mlx_t5.network.interface import Seq2Seq
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
-TARGET_POINTS = (1, 6, 16, 2, 4, 5, 8, 10, 11, 15, 12, 13, 32, 64)  # positions
+TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
 DRAFT_POINTS = (1, 4, 16)
-NEEDED = 3  # points that are measured however long it takes
-BUDGET_SECONDS = 0.25  # a model
+NEEDED = 5  # points that are measured however long it takes
+BUDGET_SECONDS = 0.4  # a model, kernels that are compiled at their first run not counted
 ROUNDS = 9  # more add nothing
 SOURCE_TOKENS = 16  # of the prompt that the passes attend to
 
@@ -63,44 +64,48 @@ def _between(seconds: dict[int, float], positions: int) -> float:
 def measure(
     target: Seq2Seq, draft: Seq2Seq | None, clock: Callable[[], float] = time.perf_counter
 ) -> Costs:
-    """Measures the passes of a pair, in less than half a second unless a pass takes long.
+    """Measures the passes of a pair, in less than a second unless a pass takes long.
 
     Args:
         target: the model that verifies.
         draft: the model that proposes, None if none does.
         clock: seconds.
     """
-    verified = ladder(timer(target, clock), TARGET_POINTS, clock)
-    return Costs(verified, ladder(timer(draft, clock), DRAFT_POINTS, clock) if draft else {})
+    own = rising(ladder(timer(target, clock), TARGET_POINTS, BUDGET_SECONDS))
+    if draft is None:
+        return Costs(own, {})
+    return Costs(own, rising(ladder(timer(draft, clock), DRAFT_POINTS, BUDGET_SECONDS)))
+
+
+def rising(seconds: dict[int, float]) -> dict[int, float]:
+    """The same, but more positions never cost less: that was chance."""
+    return dict(zip(seconds, np.maximum.accumulate(list(seconds.values())).tolist(), strict=True))
 
 
 def ladder(
-    seconds: Callable[[int], float], points: Sequence[int], clock: Callable[[], float]
+    seconds: Callable[[int], float], points: Sequence[int], budget: float
 ) -> dict[int, float]:
-    """Seconds by number of positions; every shape runs once before it counts.
+    """Seconds by number of positions, ascending; every shape runs once before it counts.
 
     The speed of a machine changes, so every round is taken relative to its pass over one position,
-    and medians are taken of that. More positions never cost less.
+    and medians are taken of that.
 
     Args:
         seconds: makes a pass over so many positions and returns what it took.
         points: numbers of positions, by importance; the first is 1.
-        clock: seconds.
+        budget: seconds for all passes; what a first run compiles is not counted.
     """
-    began = clock()
     first: dict[int, float] = {}
     for n in points:
-        spent = clock() - began
-        if len(first) >= NEEDED and spent + 3 * max(first.values()) > BUDGET_SECONDS:
+        if len(first) >= NEEDED and 2 * sum(first.values()) > budget:
             break
-        seconds(n)
+        seconds(n)  # may compile its kernels
         first[n] = seconds(n)
-    rounds = [first]
-    while len(rounds) < ROUNDS and clock() - began + sum(first.values()) < BUDGET_SECONDS:
+    rounds, round_seconds = [first], sum(first.values())
+    while len(rounds) < ROUNDS and (len(rounds) + 2) * round_seconds < budget:
         rounds.append({n: seconds(n) for n in first})
     order, regular = sorted(first), float(np.median([taken[1] for taken in rounds]))
-    ratios = [np.median([taken[n] / taken[1] for taken in rounds]) for n in order]
-    return dict(zip(order, (regular * np.maximum.accumulate(ratios)).tolist(), strict=True))
+    return {n: regular * float(np.median([took[n] / took[1] for took in rounds])) for n in order}
 
 
 def timer(model: Seq2Seq, clock: Callable[[], float]) -> Callable[[int], float]:

@@ -20,14 +20,23 @@ from itertools import accumulate
 
 import numpy as np
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import cpu_only, mx
 
-BLOCK = 64  # slots are added, and attended to, in multiples of this
+BLOCK = 32  # slots are added, and attended to, in multiples of this
 
 
 def round_up(n: int) -> int:
     """The number of slots, a multiple of the block, that holds n positions."""
     return -(-max(n, 1) // BLOCK) * BLOCK
+
+
+def source_width(longest: int) -> int:
+    """The source positions S to prepare for rows of at most `longest` tokens.
+
+    On a GPU a multiple of 32: what is prepared for a shape (`mx.compile`, CUDA's graphs and plans)
+    is then used again, and attention stays one kernel, for which S must not be less than T.
+    """
+    return longest if cpu_only() else -(-longest // 32) * 32
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ class Slots:
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first of them if it is the same in all rows and known on the host, else None.
         seen: attention needs only this many slots from the left.
+        mask: which source positions it may see, (P, H, Q, S) for the Q queries of each prompt or,
+            of one prompt, (1, 1, 1, S); None if all of them.
         by_prompt: orders queries for attention to the source; None if they are in order, as they
             are if all prompts have as many rows.
     """
@@ -70,6 +81,7 @@ class Slots:
     positions: mx.array
     start: int | None
     seen: int
+    mask: mx.array | None = None
     by_prompt: ByPrompt | None = None
 
     def write(self, array: mx.array, new: mx.array) -> mx.array:
@@ -98,14 +110,13 @@ class Cache:
 
         Args:
             cross: keys and values of every layer, each (P, H, S, d_kv).
-            mask: (P, 1, 1, S), added to the scores of the source positions; None if no row is
-                padded.
+            mask: (P, S), True for source tokens and False for padding; None if no row is padded.
             capacity: slots to prepare for.
         """
         batch, heads, _, width = cross[0][0].shape
         empty = (batch, heads, round_up(capacity), width)
         self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
-        self.mask = mask
+        self.mask = None if mask is None else mask.astype(mx.bool_)
         self._rows = (1,) * batch  # of each prompt
         self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
         self.values = [mx.zeros(empty, v.dtype) for v in self.cross_values]
@@ -147,11 +158,11 @@ class Cache:
         Raises:
             ValueError: the slots do not suffice, or there is not one offset a row.
         """
-        steps = mx.arange(length)
+        steps, mask = mx.arange(length), self._source_mask(length)
         same = len(set(self._rows)) == 1
         by_prompt = None if same else ByPrompt.collect(self._rows, length)
         if isinstance(offsets, mx.array):
-            return Slots(offsets[:, None] + steps, None, self.capacity, by_prompt)
+            return Slots(offsets[:, None] + steps, None, self.capacity, mask, by_prompt)
         if len(offsets) != self.batch or min(offsets) < 0:
             raise ValueError(f"offsets {offsets} do not fit a cache of {self.batch} rows")
         end = max(offsets) + length
@@ -161,7 +172,17 @@ class Cache:
             )
         start = offsets[0] if len(set(offsets)) == 1 else None
         rows = mx.array(offsets if start is None else offsets[:1])
-        return Slots(rows[:, None] + steps, start, round_up(end), by_prompt)
+        return Slots(rows[:, None] + steps, start, round_up(end), mask, by_prompt)
+
+    def _source_mask(self, length: int) -> mx.array | None:
+        """The mask of `length` queries a row, written out, as attention would do in every layer."""
+        if self.mask is None:
+            return None
+        mask, heads = self.mask[:, None, None, :], self.cross_keys[0].shape[1]
+        if self.prompts == 1:
+            return mask
+        queries = max(self._rows) * length
+        return mx.contiguous(mx.broadcast_to(mask, (self.prompts, heads, queries, self.source)))
 
     def update(
         self, layer: int, keys: mx.array, values: mx.array, slots: Slots
@@ -215,10 +236,11 @@ class Cache:
             source: source positions that the longest row has.
             capacity: slots that have been written and will not be written again.
         """
+        source = source_width(source)
         if 2 * source <= self.source:
             self.cross_keys = [_narrow(a, source) for a in self.cross_keys]
             self.cross_values = [_narrow(a, source) for a in self.cross_values]
-            self.mask = None if self.mask is None else self.mask[..., :source]
+            self.mask = None if self.mask is None else self.mask[:, :source]
         capacity = round_up(capacity)
         if 2 * capacity <= self.capacity:
             self.keys = [_narrow(a, capacity) for a in self.keys]
@@ -238,11 +260,9 @@ class Cache:
         self._rows += other._rows
 
     def _wide_mask(self, source: int) -> mx.array:
-        """The mask (P, 1, 1, `source`) in which all positions past this cache's S are hidden."""
-        dtype, prompts = self.cross_keys[0].dtype, self.prompts
-        mask = mx.zeros((prompts, 1, 1, self.source), dtype) if self.mask is None else self.mask
-        hidden = mx.full((prompts, 1, 1, source - self.source), mx.finfo(dtype).min, dtype)
-        return mx.concatenate([mask, hidden], axis=3)
+        """The mask (P, `source`) in which all positions past this cache's S are hidden."""
+        mask = mx.ones((self.prompts, self.source), mx.bool_) if self.mask is None else self.mask
+        return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
 def _narrow(array: mx.array, length: int) -> mx.array:

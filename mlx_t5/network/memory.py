@@ -20,7 +20,7 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
-from mlx_t5.sizes import readable
+from mlx_t5.sizes import PASS_POSITIONS, readable
 
 if TYPE_CHECKING:
     from mlx_t5.network.weights import Shape
@@ -49,7 +49,9 @@ def require(needed: int) -> None:
         raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
 
 
-def require_for(models: Sequence[Any], new: Sequence[Any], running: Sequence[Any]) -> None:
+def require_for(
+    models: Sequence[Any], new: Sequence[Any], running: Sequence[Any], ahead: Sequence[Any] = ()
+) -> None:
     """Checks that there is room to encode new rows and to decode them beside the running ones.
 
     The space is needed on top of what is held now, as the cache that they join is copied.
@@ -58,6 +60,8 @@ def require_for(models: Sequence[Any], new: Sequence[Any], running: Sequence[Any
         models: target and draft; None where there is none.
         new: rows, as of `requests.Row`.
         running: likewise.
+        ahead: likewise, to be encoded only. They fill up a pass, whose work takes several times the
+            memory of the states that it leaves behind.
 
     Raises:
         RuntimeError: there is not.
@@ -66,12 +70,13 @@ def require_for(models: Sequence[Any], new: Sequence[Any], running: Sequence[Any
     lanes = sum(row.settings.num_beams for row in rows)
     source = max(len(row.ids) for row in rows)
     target = max(row.settings.max_tokens for row in rows)
-    sources = {tuple(row.ids) for row in new}  # equal ones are encoded once
+    sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
     longest = max(map(len, sources))
+    together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
     require(
         sum(
             model.cache_memory(len(rows), source, target, lanes)
-            + model.encoder_memory(len(sources), longest)
+            + model.encoder_memory(together, longest)
             for model in models
             if model
         )

@@ -115,7 +115,6 @@ class Service:
         worker: Worker,
         limits: RequestLimits,
         model: str,
-        num_draft: int | str,
         delta: float,
         log_prompts: bool = False,
     ):
@@ -125,7 +124,6 @@ class Service:
             worker: not started yet.
             limits: on requests.
             model: name that clients know the target by.
-            num_draft: where a request names none.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
 
@@ -137,7 +135,7 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.defaults = replace(decoder.defaults, num_draft=num_draft, delta=delta)
+        self.defaults = replace(decoder.defaults, delta=delta)
         self.drafts = decoder.drafter is not None
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")

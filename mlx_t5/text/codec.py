@@ -32,11 +32,13 @@ class Codec:
 
         Args:
             defaults: what was not given.
-            **given: any of `Settings`.
+            **given: any of `Settings`; a num_draft of None was not given.
 
         Raises:
             UserError: a value is out of range, or there is no tokenizer for it.
         """
+        if given.get("num_draft") is None:
+            given["num_draft"] = defaults.num_draft
         settings = replace(defaults, **given)
         if settings.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.cache import source_width
 from mlx_t5.ranges import checked, is_listlike, listed, written
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.sizes import PASS_POSITIONS
 from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
@@ -194,31 +196,81 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     Returns:
         ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
     """
-    width = max(map(len, rows))
+    width = source_width(max(map(len, rows)))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
     if all(len(row) == width for row in rows):
         return ids, None
     return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
 
 
-def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]], lanes: Sequence[int] = ()) -> Cache:
-    """A decoder's cache with a row for each source; equal ones are encoded once.
+def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+    """The encoder's output (S, d_model) of each source; equal ones are encoded once.
+
+    Sources of like length share a pass, so that little of it is padding, and a pass has
+    `PASS_POSITIONS` at most, so that its memory does not grow with the number of sources.
+
+    Raises:
+        RuntimeError: the device has not enough memory.
+    """
+    found: dict[tuple[int, ...], mx.array] = {}
+    for group in alike(dict.fromkeys(map(tuple, sources))):
+        ids, mask = padded(group, model.config.pad_token_id)
+        states = model.encode(ids, mask)
+        each = [states[i, : len(source)] for i, source in enumerate(group)]
+        mx.eval(each)
+        found.update(zip(group, each, strict=True))
+    return [found[tuple(source)] for source in sources]
+
+
+def alike(sources: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Yields sources in groups of like length: of one each, or of `PASS_POSITIONS` at most."""
+    group: list[tuple[int, ...]] = []
+    for source in sorted(sources, key=len):
+        if group and (len(group) + 1) * len(source) > PASS_POSITIONS:
+            yield group
+            group = []
+        group.append(source)
+    if group:
+        yield group
+
+
+def prepared(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array],
+    lanes: Sequence[int] = (),
+) -> Cache:
+    """A decoder's cache with a row for each source; that of equal ones is worked out once.
 
     Args:
-        model: with the encoder.
+        model: whose decoder it is for.
         sources: source tokens of each row.
+        states: what `encoder_states` returned for them.
         lanes: how many sequences of each row are decoded; () is one of each.
 
     Raises:
         RuntimeError: the device has not enough memory.
     """
-    sources = [tuple(source) for source in sources]
-    different = list(dict.fromkeys(sources))
-    ids, mask = padded(different, model.config.pad_token_id)
-    cache = model.cache(model.encode(ids, mask), mask)
-    if len(different) < len(sources):
-        cache.keep([different.index(source) for source in sources])
+    keys = [tuple(source) for source in sources]
+    different = dict(zip(keys, states, strict=True))
+    lengths = list(map(len, different))
+    width = source_width(max(lengths))
+    alone = (mx.pad(each, ((0, width - len(each)), (0, 0))) for each in different.values())
+    mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
+    cache = model.cache(mx.stack(list(alone)), mask)
+    if len(different) < len(keys):
+        places = {key: place for place, key in enumerate(different)}
+        cache.keep([places[key] for key in keys])
     if any(count > 1 for count in lanes):
         cache.fan_out(lanes)
     mx.eval(cache.state)
     return cache
+
+
+def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Cache:
+    """Encodes sources: a decoder's cache with a row for each.
+
+    Raises:
+        RuntimeError: the device has not enough memory.
+    """
+    return prepared(model, sources, encoder_states(model, sources))

@@ -1,58 +1,180 @@
-"""What a run says about itself, and the form of its tables and files."""
+"""`report`: how much it measures in what time, the row, and a small run. No time is judged."""
 
+import itertools
 import json
-import os
-from dataclasses import dataclass
+import re
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import report
+from benchmarks import command_line, measured_row, report
+from benchmarks.options import DRAFT, REGULAR
+from benchmarks.report import Budget, best_num_draft, exactness, in_turns, pair_costs
+from benchmarks.subject import Run
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.drafting.costs import Costs
 from mlx_t5.errors import UserError
+from snippets import ROOT
+
+PAIR = ["--model", str(BUNDLED / "target"), "--draft-model", str(BUNDLED / "draft")]
 
 
-def test_a_table():
-    columns = {"way": lambda row: row["way"], "n": lambda row: f"{row['n']:.1f}"}
-    rows = [{"way": "a", "n": 1}, {"way": "b", "n": 2}]
-    expected = "| way | n |\n| --- | --- |\n| a | 1.0 |\n| b | 2.0 |"
-    assert report.markdown(columns, rows) == expected
+class Clock:
+    """Seconds that pass only where a turn takes them."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def decode(self, name, seconds, log):
+        def run(turn):
+            log.append((name, turn))
+            self.now += seconds
+            stats = SimpleNamespace(tokens_per_call=2.0, target_calls=5)
+            return Run([SimpleNamespace(stats=stats)], {}, 0)
+
+        return run
 
 
-def test_a_figure_that_is_unknown_or_cannot_be():
-    assert [report.percent(share) for share in (None, 0.0, 0.625)] == ["", "0.0%", "62.5%"]
-    assert [report.texts(n) for n in (0, 2, None)] == ["equal", "2 DIFFER", "sampled"]
+def test_the_opening_says_how_many_turns_all_four_have():
+    clock, log = Clock(), []
+    ways = clock.decode(REGULAR, 4.0, log), clock.decode(DRAFT, 1.0, log)
+    timed = in_turns(*ways, Budget(10.0, 32, clock))
+    warm, turns = log[:2], log[2:]
+    assert warm == [(REGULAR, 0), (DRAFT, 0)]
+    assert turns == [(way, n) for way in (REGULAR, DRAFT, DRAFT, REGULAR) for n in range(3)]
+    assert timed[REGULAR].seconds == [[4.0] * 3] * 2 and timed[DRAFT].seconds == [[1.0] * 3] * 2
+    assert timed[DRAFT].tokens == [[10] * 3] * 2
 
 
-def test_threads_are_what_the_blas_will_take():
-    mkl, openblas = "MKL 2026.2, AVX2 kernels", "OpenBLAS 0.3.21, Haswell kernels"
-    assert report.threads(mkl, {"OMP_NUM_THREADS": "300"}) <= os.cpu_count()
-    assert report.threads(openblas, {"OMP_NUM_THREADS": "3"}) == 3
-    assert report.threads(openblas, {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}) == 2
-    assert 1 <= report.threads(openblas, {"OMP_NUM_THREADS": "many"}) <= os.cpu_count()
+def test_however_slow_there_is_one_turn_and_however_fast_not_more_than_there_are():
+    clock, log = Clock(), []
+    in_turns(*[clock.decode("", 500.0, log)] * 2, Budget(1.0, 32, clock))
+    assert len(log) == 2 + 4
+    log.clear()
+    in_turns(*[clock.decode("", 0.001, log)] * 2, Budget(1.0, 5, clock))
+    assert len(log) == 2 + 4 * 5
 
 
-def test_the_header_says_where_figures_come_from():
-    facts = report.environment("float32", ["pytest", "no-such-package"])
-    head = report.header(facts, report.command(["compare", "--prompts", "my file"]), seed="x")
-    assert head.startswith("python benchmark.py compare --prompts 'my file'\n")
-    assert f"pytest {pytest.__version__}" in head and "no-such-package" not in head
-    for part in ("machine ", "cores ", "device ", "mlx ", "dtype float32", "seed x"):
-        assert part in head
+def test_the_best_number_by_the_measured_ladder():
+    staircase = {m: 1.0 + (m - 1) // 5 for m in range(1, 17)}
+    costs = pair_costs(Costs(staircase, {1: 0.05}), 20)
+    assert max(costs.v) == 21 and costs.c == 0.05
+    assert best_num_draft(0.8, costs) == 4
+    assert best_num_draft(0.8, pair_costs(Costs({1: 1.0, 2: 2.0}, {1: 0.1}), 4)) == 0
 
 
-def test_json_keeps_dataclasses(tmp_path):
-    @dataclass
-    class Point:
-        x: int
+class Exact:
+    """Stands in for the decoder: texts follow from the prompt, and from more where it is broken."""
 
-    file = tmp_path / "figures.json"
-    report.write_record(file, {"a": [Point(1)], "b": "é"})
-    assert json.loads(file.read_text(encoding="utf-8")) == {"a": [{"x": 1}], "b": "é"}
-    report.write_record(None, {})
-    with pytest.raises(TypeError, match="set"):
-        report.write_record(file, {"a": {1}})
+    broken = refused = False
+    made = []
+
+    def __init__(self, model, draft, tokenizer, num_draft, *, exact):
+        self.draft = draft
+        self.made.append((draft, num_draft, exact))
+
+    def results(self, prompts, batch_size, max_tokens):
+        if self.refused:
+            raise UserError("exact: this device does not keep it")
+        own = self.draft is not None and self.broken
+        for prompt in prompts:
+            yield SimpleNamespace(tokens=[len(prompt), int(own)][:max_tokens])
 
 
-def test_a_file_that_cannot_be_written_is_seen_before_the_work(tmp_path):
-    report.check_writable(tmp_path / "new.json", None)
-    with pytest.raises(UserError, match="there is no folder"):
-        report.check_writable(tmp_path / "nowhere" / "new.json")
+@pytest.mark.parametrize("state", ["kept", "broken", "refused"])
+def test_whether_exact_holds(state, monkeypatch):
+    monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
+    monkeypatch.setattr(Exact, "broken", state == "broken")
+    monkeypatch.setattr(Exact, "refused", state == "refused")
+    monkeypatch.setattr(Exact, "made", [])
+    subject = SimpleNamespace(target=None, tokenizer=None, drafter=lambda way: way)
+    found = exactness(subject, 4, ["a", "bb"], 9.0)
+    if state == "refused":
+        reason = "exact: this device does not keep it"
+        assert found == {"holds": False, "reason": reason, "prompts": 0, "tokens": 0}
+        return
+    assert Exact.made == [(None, 4, True), (DRAFT, 4, True)]
+    assert found["holds"] == (state == "kept") and (found["prompts"], found["tokens"]) == (2, 4)
+    assert found["reason"] == ("" if state == "kept" else "2 of 2 texts differ")
+
+
+@pytest.fixture
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "MOST_PROMPTS", 2)
+    monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
+    monkeypatch.setattr(Exact, "made", [])  # not kept: other tests measure this process's memory
+    return tmp_path
+
+
+def test_a_run(in_a_folder_of_its_own, capsys):
+    assert command_line.main(["report", *PAIR, "--num-draft", "3", "--seconds", "1"]) == 0
+    out, err = capsys.readouterr()
+    record = json.loads((in_a_folder_of_its_own / "report.json").read_text("utf-8"))
+    (line,) = [line for line in out.splitlines() if line.startswith(f"| {record['date']} ")]
+    cells = dict(zip(measured_row.COLUMNS, line.strip("| ").split(" | "), strict=True))
+    assert cells["texts"] == "equal" and cells["exact decoding"] == "holds"
+    assert cells["target, draft"] == "target, draft" and cells["weights"] == "float32"
+    assert cells["γ (best by v)"].startswith("3 (")
+    assert record["v"]["1"] == 1.0 and record["draft_pass"] > 0 and 0 < record["alpha"] <= 1
+    assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
+    assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
+    said = [err.find(what) for what in ("loading", "timing", "opening", "again", "closing")]
+    assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
+
+
+def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):
+    grown = []
+
+    def grow(source, path, sizes, dtype):
+        path.mkdir(parents=True)
+        grown.append((source.name, str(path), sizes["d_model"], dtype))
+
+    monkeypatch.setattr(report, "grow", grow)
+    nothing = SimpleNamespace(model=None, draft_model=None, dtype=None)
+    for cpu, dtype in ((False, "bfloat16"), (True, "float32")):
+        monkeypatch.setattr(report, "cpu_only", lambda cpu=cpu: cpu)
+        found = report.chosen_pair(nothing)
+        assert found == ("models/demo-large", "models/demo-small-draft", dtype)
+    assert grown == [
+        ("target", "models/demo-large", 1024, "bfloat16"),
+        ("draft", "models/demo-small-draft", 512, "bfloat16"),
+    ]
+    for model, draft in itertools.product((None, PAIR[1]), ("none", "lookup")):
+        alone = SimpleNamespace(model=model, draft_model=draft, dtype=None)
+        with pytest.raises(UserError, match="name one with --draft-model"):
+            report.chosen_pair(alone)
+    assert report.chosen_pair(SimpleNamespace(model=PAIR[1], draft_model=None, dtype=None)) == (
+        PAIR[1],
+        PAIR[3],
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cores", "device", "expected"),
+    [
+        ("Apple M2 Ultra", 76, "gpu", ("Apple M2 Ultra", "GPU, 76 cores")),
+        ("NVIDIA H200", None, "gpu", ("Apple M2 Ultra, NVIDIA H200", "GPU")),
+        (None, 76, "cpu", ("Apple M2 Ultra", "CPU, 24 cores, Accelerate")),
+    ],
+)
+def test_what_a_row_says_of_the_machine(gpu, cores, device, expected):
+    hardware = {"chip": "Apple M2 Ultra", "gpu": gpu, "gpu_cores": cores}
+    environment = {"device": device, "cores": 24, "blas": "Accelerate", "dtype": "bfloat16"}
+    record = {"hardware": hardware, "environment": environment, "target": {"bits": [4]}}
+    assert (measured_row.chip(record), measured_row.computes_on(record)) == expected
+    assert measured_row.weights(record) == "4 bits, bfloat16"
+    assert measured_row.ladder({"v": {2: 1.0, 5: 1.25}}) == "1.00 – 1.25 – – – –"
+
+
+def test_the_page_has_the_columns_of_the_row_and_the_template_asks_for_it():
+    page = (ROOT / "docs" / "measured.md").read_text("utf-8")
+    header, *rows = [line for line in page.splitlines() if re.match(r"\| (date|\d{4}-)", line)]
+    assert header.strip("| ").split(" | ") == list(measured_row.COLUMNS)
+    assert rows and all(line.count(" | ") == header.count(" | ") for line in rows)
+    template = (ROOT / ".github" / "ISSUE_TEMPLATE" / "measurement.yml").read_text("utf-8")
+    assert "python benchmark.py report" in template and "report.json" in template

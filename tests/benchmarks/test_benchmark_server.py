@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import command_line, report, server
+from benchmarks import command_line, printing, server
 from benchmarks.server import Measurement
 
 
@@ -15,7 +15,7 @@ def test_figures_of_literals():
 def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
     single = Measurement("one at a time", 4, 10, 50, [4.0, 2.0, 2.0], [0.5] * 20)
     batched = Measurement("batched", 4, 10, 50, [2.0, 2.0, 0.5], [0.25] * 20, different=1)
-    table = report.markdown(server.COLUMNS, server.table_rows([single, batched]))
+    table = printing.markdown(server.COLUMNS, server.table_rows([single, batched]))
     first, second = table.splitlines()[2:]
     speed_up = "1.00 (1.00 to 1.00)"
     assert first == f"| 4 | one at a time | 5.0 | 25 | {speed_up} | 0.500 | 0.500 | equal |"

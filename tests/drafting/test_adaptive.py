@@ -3,8 +3,19 @@
 import numpy as np
 import pytest
 
-from mlx_t5.drafting.adaptive import LONGEST, Adaptive, Estimate, compare, judge
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, random_table
+from mlx_t5.drafting.adaptive import (
+    LONGEST,
+    Adaptive,
+    Estimate,
+    compare,
+    judge,
+    proposal_limits,
+)
 from mlx_t5.drafting.costs import Costs
+from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.requests import Row, Settings
 from simulated_decoding import COSTS, Simulation, costs, patterns
 
 TOKENS = 600
@@ -140,3 +151,18 @@ def test_estimates_forget():
         estimate.add(2, 1)
     assert estimate.alpha("draft") == pytest.approx(0.5, abs=0.03)
     assert estimate.judged < 90
+
+
+@pytest.mark.parametrize(("cpu", "number"), [(True, 5), (False, 4)])
+def test_without_a_number_the_device_decides(cpu, number, monkeypatch):
+    monkeypatch.setattr("mlx_t5.drafting.adaptive.cpu_only", lambda: cpu)
+    model = FakeModel(random_table(5), 5)
+    usual = SpeculativeDecoder(model, SourceCopy())
+    assert usual.defaults.num_draft == number
+    assert usual.codec.settings(usual.defaults, num_draft=None).num_draft == number
+    given = SpeculativeDecoder(model, SourceCopy(), num_draft=3)
+    assert given.codec.settings(given.defaults).num_draft == 3
+    assert given.codec.settings(given.defaults, num_draft=None).num_draft == 3
+    row = Row([2], Settings(max_tokens=20), None, committed=[0])
+    (limits,) = proposal_limits([row], usual.drafter, usual.adaptive)
+    assert set(limits.values()) == {number}

@@ -129,12 +129,12 @@ def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     while long.decided < 66:
         engine.step()
     engine.insert([short])
-    assert (draft.cache.source, draft.cache.capacity) == (91, 128)
+    assert (draft.cache.source, draft.cache.capacity) == (91, 96)
     while len(engine.rows) == 2:
         engine.step()
     assert engine.rows == [short]
     for cache in (draft.cache, engine.cache):
-        assert (cache.source, cache.capacity) == (2, 64)
+        assert (cache.source, cache.capacity) == (2, 32)
 
 
 PROMPTS = [

@@ -5,8 +5,10 @@ import pytest
 
 from families import SHAPE
 from mlx_t5.backend import mx
+from mlx_t5.network import cache as cache_module
 from mlx_t5.network.cache import BLOCK, Cache
 from mlx_t5.network.config import T5Config
+from mlx_t5.text.prompts import encoded
 from model import T5
 
 T = 12
@@ -216,3 +218,27 @@ def test_state_holds_every_array(model, rows):
     held = {id(a) for a in vars(cache).values() if isinstance(a, mx.array)}
     held |= {id(a) for v in vars(cache).values() if isinstance(v, list) for a in v}
     assert {id(a) for a in cache.state} == held
+
+
+@pytest.mark.parametrize("lengths", [(5,), (32,), (5, 17, 40)])
+def test_on_a_gpu_sources_are_padded_so_that_shapes_repeat(model, monkeypatch, lengths):
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(3, 96, n).tolist() for n in lengths]
+    targets = mx.array(rng.integers(3, 96, (len(sources), 4)))
+    plain = model.decode(targets, encoded(model, sources), [0] * len(sources))
+    monkeypatch.setattr(cache_module, "cpu_only", lambda: False)
+    cache = encoded(model, sources)
+    assert cache.source == -(-max(lengths) // 32) * 32
+    assert_rows(model.decode(targets, cache, [0] * len(sources)), plain)
+    cache.keep([0])
+    cache.trim(lengths[0], 4)
+    assert cache.source == 32
+
+
+def test_a_mask_is_written_out_once_a_pass(model, rows):
+    """Attention would copy one that is the same for all heads or queries, in every layer."""
+    prompts, _, _ = rows
+    slots = cache_of(model, prompts).slots([0] * 5, 3)
+    assert slots.mask.shape == (5, model.config.num_heads, 3, 17)
+    assert slots.mask.dtype == mx.bool_
+    assert cache_of(model, prompts[:1]).slots([0], 3).mask is None

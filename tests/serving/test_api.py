@@ -67,3 +67,30 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
     with pytest.raises(ValidationError) as wrong:
         PredictRequest.model_validate({"first": 1, "prompt": "x", "second": 2})
     assert [error["loc"] for error in wrong.value.errors()] == [("first",)]
+
+
+@pytest.mark.parametrize(
+    "wishes, told",
+    [
+        ({"num_beams": 4, "stream": True}, "the text is known at the end only"),
+        ({"num_beams": 4, "logprobs": 0}, "there are no logprobs of beams"),
+        ({"num_beams": 4, "temperature": 0.7}, "beams do not sample"),
+        ({"num_beams": 4, "delta": 0.5}, "draft nothing"),
+        ({"num_beams": 4, "n": 5}, "it must be num_beams .4. at most"),
+        ({"num_beams": 17}, "less than or equal to 16"),
+        ({"length_penalty": 2}, "need num_beams above 1"),
+        ({"num_beams": 1, "early_stopping": "never"}, "need num_beams above 1"),
+        ({"num_beams": 4, "early_stopping": "always"}, "early_stopping"),
+    ],
+)
+def test_what_does_not_go_with_beams_is_refused(wishes, told):
+    with pytest.raises(ValidationError, match=told):
+        CompletionRequest.model_validate({"prompt": "x", **wishes})
+
+
+def test_the_best_n_texts_of_a_search_are_returned():
+    body = {"prompt": "x", "num_beams": 4, "n": 3, "early_stopping": "never"}
+    search = CompletionRequest.model_validate(body).search
+    assert (search["num_beams"], search["num_return_sequences"]) == (4, 3)
+    assert search["early_stopping"] == "never" and search["delta"] == 0
+    assert CompletionRequest.model_validate({"prompt": "x", "num_beams": 1}).search == {}

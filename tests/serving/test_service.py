@@ -23,7 +23,7 @@ def served(vocab_size):
     tokenizer = load_tokenizer(BUNDLED / "target")
     decoder = SimpleNamespace(model=model, tokenizer=tokenizer, drafter=None, defaults=Settings())
     worker = SimpleNamespace(start=lambda: decoder)
-    return Service(worker, RequestLimits(10, 10, 10), "a model", 5, 0.0), tokenizer
+    return Service(worker, RequestLimits(10, 10, 10), "a model", 0.0), tokenizer
 
 
 def test_an_id_that_the_tokenizer_does_not_have_has_no_text():

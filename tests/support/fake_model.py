@@ -76,12 +76,7 @@ class FakeModel:
         self.calls = []  # (offsets, tokens) of every decoder pass
 
     def encode(self, ids, mask=None):
-        rows = ids.tolist()
-        real = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
-        return [
-            tuple(t for t, m in zip(row, keep, strict=True) if m)
-            for row, keep in zip(rows, real, strict=True)
-        ]
+        return ids.astype(mx.float32)[..., None]  # a token is its own state
 
     def cache_memory(self, prompts, source, target, rows=0):
         return 0
@@ -90,7 +85,13 @@ class FakeModel:
         return 0
 
     def cache(self, encoded, mask=None, capacity=4):
-        return FakeCache(encoded, capacity)
+        rows = encoded[..., 0].astype(mx.int32).tolist()
+        real = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
+        sources = (
+            tuple(t for t, m in zip(row, keep, strict=True) if m)
+            for row, keep in zip(rows, real, strict=True)
+        )
+        return FakeCache(sources, capacity)
 
     def decode(self, tokens, cache, offsets):
         tokens, offsets = tokens.tolist(), list(offsets)

@@ -20,7 +20,10 @@ import server
 
 ROOT = Path(server.__file__).parent
 CACHE = tempfile.TemporaryDirectory()  # what "auto" measures is for all servers of the tests
-LOOKUP_TOO = ("--draft-model", str(ROOT / "demo" / "draft") + "+lookup", "--dtype", "float32")
+LOOKUP_TOO = (
+    *("--draft-model", str(ROOT / "demo" / "draft") + "+lookup"),
+    *("--dtype", "float32", "--num-draft", "5"),
+)
 PATIENCE = 60  # seconds for what takes a moment; nothing waits so long unless it fails
 
 

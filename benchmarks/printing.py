@@ -1,0 +1,100 @@
+"""What a run prints and writes: the lines above its tables, tables in Markdown, figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.cli import output
+
+Columns = Mapping[str, Callable[[dict], str]]
+
+
+def percent(share: float | None) -> str:
+    """A share as a table writes it; nothing if it is unknown."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def texts(different: int | None) -> str:
+    """What a table says about the texts beside those of regular decoding; None: they may differ."""
+    if different is None:
+        return "sampled"
+    return f"{different} DIFFER" if different else "equal"
+
+
+# What every table calls a figure, and how it writes it.
+WAY: Columns = {"way": lambda row: row["way"]}
+SPEED: Columns = {
+    "tokens/s": lambda row: f"{row['tokens_per_second']:.0f}",
+    "speed-up (range)": lambda row: str(row["speed_up"]),
+}
+TOKENS_PER_CALL: Columns = {"tokens/call": lambda row: f"{row['tokens_per_call']:.2f}"}
+ACCEPTANCE: Columns = {"acceptance": lambda row: percent(row["acceptance_rate"])}
+THEORY: Columns = {  # of decoding alone
+    "α": lambda row: f"{row['alpha']:.3f}",
+    "predicted": lambda row: f"{row['predicted']:.2f}",
+    "measured (range)": lambda row: str(row["decode_speed_up"]),
+    "of predicted": lambda row: f"{row['decode_speed_up'].value / row['predicted']:.2f}",
+}
+TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
+
+
+def command(argv: Sequence[str]) -> str:
+    """The line that makes these figures again."""
+    return shlex.join(["python", "benchmark.py", *argv])
+
+
+def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
+    """The lines above the tables.
+
+    Args:
+        facts: from `machine.environment`.
+        line: from `command`.
+        more: settings of this run that decide what the figures mean.
+    """
+    return f"{line}\n{listed({**facts, **more})}"
+
+
+def listed(facts: Mapping[str, Any]) -> str:
+    """Facts in one line, without those that are None."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+
+
+def markdown(columns: Columns, rows: Sequence[dict]) -> str:
+    """A Markdown table.
+
+    Args:
+        columns: title → how to write a row's figure.
+        rows: their figures.
+    """
+    lines = [list(columns), ["---"] * len(columns)]
+    lines += [[write(row) for write in columns.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def check_writable(*files: Path | None) -> None:
+    """See before the work begins that its results can be written.
+
+    Raises:
+        UserError: a folder is missing or closed.
+    """
+    for file in files:
+        if file is not None:
+            output.check_output_file(str(file), None)
+
+
+def write_record(file: Path | None, record: dict) -> None:
+    """Writes all figures, if a file is wanted."""
+    if file is not None:
+        text = json.dumps(record, indent=1, default=_plain, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
