@@ -19,6 +19,8 @@ from mlx_t5.errors import UserError
 
 try:
     from mlx_t5.backend import mx
+    from mlx_t5.checkpoints.adapter_config import adapter_folder
+    from mlx_t5.checkpoints.adapters import Adapter, open_adapter
     from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
     from mlx_t5.checkpoints.folder import (
         BLOCK_BYTES,
@@ -105,6 +107,7 @@ def convert(
     quant_predicate: str | None = None,
     revision: str | None = None,
     overwrite: bool = False,
+    adapter_path: str | Path | None = None,
 ) -> Path:
     """Converts a Hugging Face T5 checkpoint into an MLX model folder.
 
@@ -121,13 +124,15 @@ def convert(
         quant_predicate: a recipe of `quantization.MIXED_BITS`, in place of `q_bits` and `q_mode`.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: replace what an earlier conversion wrote to `mlx_path`.
+        adapter_path: folder of a PEFT LoRA adapter to merge, before anything is quantised.
 
     Returns:
         The folder written, absolute.
 
     Raises:
         UserError: a bad option, an output that exists, no access to the source, a checkpoint that
-            is damaged or no T5, or too little disk space. Nothing is left behind.
+            is damaged or no T5, an adapter that cannot be merged, or too little disk space. Nothing
+            is left behind.
     """
     if not str(mlx_path):
         raise UserError("--mlx-path is empty; name the folder to write")
@@ -141,6 +146,8 @@ def convert(
         raise UserError(f"unknown dtype {dtype!r}; choose {', '.join(READABLE)}")
     try:
         check_output_folder(path, overwrite, is_model_file)
+        if adapter_path is not None:
+            adapter_folder(adapter_path)  # before anything is downloaded
         folder = resolve(str(source), revision)
         if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
             raise UserError(f"{path} is the source; choose another --mlx-path")
@@ -148,10 +155,12 @@ def convert(
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe)
             shards = into_shards(steps, SHARD_BYTES)
-            with new_model_folder(path, overwrite, folder, shards) as partial:
-                write_weights(partial, checkpoint, shards)
+            adapter = open_adapter(adapter_path, {step.source: step.shape for step in steps})
+            with adapter, new_model_folder(path, overwrite, folder, shards) as partial:
+                write_weights(partial, checkpoint, adapter, shards)
                 entry = _entry(recipe, steps) if recipe else None
-                write_config(partial, raw, dtype, entry, origin(str(source), revision, folder))
+                record = origin(str(source), revision, folder, adapter_path)
+                write_config(partial, raw, dtype, entry, record)
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {error}") from error
     return path
@@ -197,11 +206,14 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
         print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
 
 
-def write_weights(folder: Path, checkpoint: Checkpoint, shards: list[list[Conversion]]) -> None:
+def write_weights(
+    folder: Path, checkpoint: Checkpoint, adapter: Adapter, shards: list[list[Conversion]]
+) -> None:
     """Writes every shard and the index."""
 
     def blocks(step: Conversion) -> Iterator[dict[str, mx.array]]:
-        return map(step.apply, checkpoint.blocks(step.source, BLOCK_BYTES))
+        stored = checkpoint.blocks(step.source, BLOCK_BYTES)
+        return map(step.apply, adapter.blocks(step.source, stored))
 
     write_shards(folder, shards, blocks, "mlx", "converting")
 
@@ -240,6 +252,8 @@ def _main(argv: Sequence[str] | None) -> int:
     options = vars(_parser().parse_args(argv))
     source, path = options.pop("model"), options.pop("mlx_path")
     default = Path("models") / place(source).name
+    if options["adapter_path"]:  # not the model of that name any longer
+        default = default.with_name(f"{default.name}-{place(options['adapter_path']).name}")
     print(convert(source, default if path is None else path, **options))
     return 0
 
@@ -251,7 +265,10 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("--model", required=True, help="a Hub id (t5-11b, google/flan-t5-xl) or a local folder")
-    add("--mlx-path", help="folder to write (default: models/<last part of the name>)")
+    add(
+        "--mlx-path",
+        help="folder to write (default: models/<last part of the name>, and the adapter's)",
+    )
     add("--dtype", default="bfloat16", choices=list(READABLE), help="default: %(default)s")
     add("-q", "--quantize", action="store_true", help="quantise attention and feed-forward")
     add("--q-bits", type=int, help="bits a weight: 2, 3, 4, 5, 6 or 8 (default: the mode's)")
@@ -264,6 +281,7 @@ def _parser() -> Parser:
     )
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")
+    add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
     return parser
 
 

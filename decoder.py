@@ -162,12 +162,19 @@ class Engine:
         models = [self.target, self.drafter.model if self.drafter else None]
         require_for(models, rows, self.rows, ahead)
         new = [row for row in (*rows, *ahead) if row.states is None]
-        for row, states in zip(new, encoder_states(self.target, [r.ids for r in new]), strict=True):
-            row.states = states
+        states = encoder_states(self.target, [row.ids for row in new])
+        by_row = {id(row): each for row, each in zip(new, states, strict=True)}
         lanes = [row.settings.num_beams for row in rows]
-        cache = prepared(self.target, sources, [row.states for row in rows], lanes)
+        cache = prepared(self.target, sources, [by_row.get(id(r), r.states) for r in rows], lanes)
+        mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
         if self.drafter:
             self.drafter.insert(sources)
+        try:
+            mx.eval(cache.state, states)
+        except RuntimeError:
+            if self.drafter:
+                self.drafter.keep(range(len(self.rows)))
+            raise
         if self.cache is None:
             self.cache = cache
         else:
@@ -175,6 +182,7 @@ class Engine:
         seconds = self.clock() - started
         for row in (*rows, *ahead):
             row.stats.encode_seconds += seconds
+            row.states = by_row.get(id(row), row.states)
         for row in rows:
             begin(row, self.target.config)
             row.stats.prompt_tokens = len(row.ids)

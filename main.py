@@ -18,15 +18,26 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from mlx_t5.checkpoints.generation_config import (
+    Preset,
+    combined,
+    find_task,
+    read_generation_config,
+    read_tasks,
+)
 from mlx_t5.cli.arguments import (
     BAD_INPUT,
     INTERRUPTED,
     Parser,
+    add_generation_config,
     add_models,
     add_setting,
     add_speculation,
+    given_settings,
+    not_given,
     run,
 )
 from mlx_t5.cli.input import Lines, read_prompts
@@ -39,13 +50,14 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from decoder import SpeculativeDecoder
+    from mlx_t5.cli.models import Pair
     from mlx_t5.requests import Result
 
-T = TypeVar("T")
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
 def build_parser() -> Parser:
@@ -95,6 +107,13 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
 
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add = partial(add_setting, group)
+    group.add_argument(
+        "--task",
+        metavar="NAME",
+        help="put the prefix of this task of the model before every prompt, and take its settings, "
+        "which options given override: summarization, translation_en_to_fr, …",
+    )
+    add_generation_config(group)
     add_speculation(group, without="--regular-decode")
     add("--temp", help="temperature of sampling; 0 decodes greedily")
     add("--top-k", help="sample from the k likeliest tokens; 0: all")
@@ -127,8 +146,7 @@ def _beam_options(group: argparse._ArgumentGroup) -> None:
     add("--length-penalty", help="of beams: above 0 favours long texts, below 0 short ones")
     group.add_argument(
         "--early-stopping",
-        choices=("true", "false", "never"),
-        default="false",
+        choices=EARLY_STOPPING,
         help="of beams: end with as many texts as beams (true), or when none is likely (false) or "
         "able (never) to get better (default: false)",
     )
@@ -144,21 +162,30 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _main(build_parser().parse_args(argv)))
+    return run(lambda: _main(build_parser().parse_args(argv, not_given())))
 
 
 def _main(args: argparse.Namespace) -> int:
-    stops_early = {"true": True, "false": False}
-    args.early_stopping = stops_early.get(args.early_stopping, args.early_stopping)
-    settings = Settings(**{n: v for n, v in vars(args).items() if hasattr(Settings, n)})
+    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
+    given = given_settings(args)
+    Settings(**given)  # mistakes in options are told first
+    if args.task is not None and not (args.prompt or args.input_file):
+        raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not args.output_file:
         raise UserError("standard output is closed; name an --output-file")
-    if args.num_samples > 1 and settings.temp == 0:
-        raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
     prompts = _prompts(args)
     if args.output_file:
         check_output_file(args.output_file, args.input_file)
-    decoder = _load(args)
+    chosen = _choose(args)
+    presets = _presets(args, chosen.target)
+    settings = Settings(**combined(*(preset.settings for preset in presets), given))
+    vars(args).update(vars(settings))
+    if args.num_samples > 1 and settings.temp == 0:
+        raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+    decoder = _load(args, chosen)
+    for note in filter(None, (preset.note for preset in presets)):
+        _tell(note)
+    prefix = "".join(preset.prefix for preset in presets)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
@@ -167,8 +194,8 @@ def _main(args: argparse.Namespace) -> int:
     to_screen = not (args.output_file or args.json)
     single = args.num_samples == args.num_beams == 1
     if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
-        return _stream(decoder, prompts[0], args.seed, settings, painter)
-    return _write_all(decoder, prompts, settings, painter, args)
+        return _stream(decoder, prefix + prompts[0], args.seed, settings, painter)
+    return _write_all(decoder, prompts, prefix, settings, painter, args)
 
 
 def _prompts(args: argparse.Namespace) -> list[str] | Lines:
@@ -177,15 +204,28 @@ def _prompts(args: argparse.Namespace) -> list[str] | Lines:
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
-def _load(args: argparse.Namespace) -> SpeculativeDecoder:
+def _choose(args: argparse.Namespace) -> Pair:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
+    from mlx_t5.cli import models
+
+    return models.choose_pair(
+        args.model, args.draft_model, convert, args.regular_decode, args.adapter_path
+    )
+
+
+def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
+    """What the model's own files want, the stronger wish last."""
+    presets = [] if args.ignore_generation_config else [read_generation_config(folder)]
+    return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
+
+
+def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
     from model import load
 
-    chosen = models.choose_pair(args.model, args.draft_model, convert, args.regular_decode)
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
     decoder = SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
     _tell(chosen.note)  # only now: an error is to be the only line on standard error
@@ -221,6 +261,7 @@ def _stream(
 def _write_all(
     decoder: SpeculativeDecoder,
     prompts: list[str] | Lines,
+    prefix: str,
     settings: Settings,
     painter: Painter | None,
     args: argparse.Namespace,
@@ -228,7 +269,7 @@ def _write_all(
     """Write every text, in order, as soon as it and all before it are finished."""
     in_hand: deque[tuple[int, Any]] = deque()
     results = decoder.results(
-        _noted(prompts, in_hand),
+        _noted(prompts, in_hand, prefix),
         batch_size=args.batch_size,
         num_samples=args.num_samples,
         seed=args.seed,
@@ -277,11 +318,11 @@ def _texts_a_prompt(args: argparse.Namespace) -> int:
     return args.num_samples * args.num_return_sequences  # one of them is 1
 
 
-def _noted(prompts: Iterable[T], in_hand: deque[tuple[int, T]]) -> Iterator[T]:
-    """Prompts, which are put into `in_hand` with their numbers as they are drawn."""
+def _noted(prompts: Iterable, in_hand: deque[tuple[int, Any]], prefix: str) -> Iterator:
+    """Prompts with their prefix; without it they are put into `in_hand` with their numbers."""
     for n, prompt in enumerate(prompts, 1):
         in_hand.append((n, prompt))
-        yield prompt
+        yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
 def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
+from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
@@ -35,6 +36,7 @@ from mlx_t5.network.weights import (
     read_config,
     read_mlx,
     select,
+    tensor_names,
 )
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -334,44 +336,61 @@ def select_tensors(config: T5Config, checkpoint: Checkpoint) -> dict[str, str]:
     return select(config, checkpoint, expected_parameters(config))
 
 
-def load(folder: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[T5, Any]:
+def load(
+    folder: str | Path,
+    dtype: str | mx.Dtype | None = None,
+    adapter: str | Path | None = None,
+) -> tuple[T5, Any]:
     """Load a model and its tokenizer from an MLX folder or a Hugging Face folder.
 
     Args:
         folder: holds config.json, the weights and, if the tokenizer is wanted, its files.
         dtype: what to compute in: "bfloat16", "float16" or "float32". None takes the folder's,
             and float32 on machines without a GPU, where the others are slow.
+        adapter: folder of a PEFT LoRA adapter to merge into the weights.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
 
     Raises:
-        UserError: the folder holds no T5 model, or one that is incomplete or damaged.
+        UserError: the folder holds no T5 model, or one that is incomplete or damaged, or the
+            adapter cannot be merged.
     """
     folder = Path(folder)
     raw = read_config(folder)
     config = T5Config.from_dict(raw)
     with open_checkpoint(folder) as checkpoint:
         if checkpoint.metadata.get("format") == "mlx":
-            model = _load_mlx(folder, config, raw.get("quantization"), checkpoint, dtype)
+            entry = raw.get("quantization")
+            model = _load_mlx(folder, config, entry, checkpoint, dtype, adapter)
         else:
             names = select_tensors(config, checkpoint)
             model = T5(config, separate_head=HEAD in names)
-            stored = ((name, checkpoint.read(name)) for name in checkpoint.names if name in names)
-            tensors = ((names[name], array) for name, array in stored)
-            fill(model, tensors, _compute_dtype(dtype, checkpoint))
+            stored = [name for name in checkpoint.names if name in names]
+            with open_adapter(adapter, {name: checkpoint.shape(name) for name in stored}) as lora:
+                tensors = ((names[n], lora.merge(n, checkpoint.read(n))) for n in stored)
+                fill(model, tensors, _compute_dtype(dtype, checkpoint))
     model.join()
     return model, load_tokenizer(folder)
 
 
 def _load_mlx(
-    folder: Path, config: T5Config, quantization: object, stored: Checkpoint, dtype: Any
+    folder: Path,
+    config: T5Config,
+    quantization: Any,
+    stored: Checkpoint,
+    dtype: Any,
+    adapter: str | Path | None,
 ) -> T5:
     model = T5(config, separate_head=HEAD in stored.names)
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))
-    fill(model, read_mlx(folder), _compute_dtype(dtype, stored))
+    shapes = expected_parameters(config, separate_head=HEAD in stored.names)
+    ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
+    with open_adapter(adapter, {theirs: shapes[mine] for theirs, mine in ours.items()}) as lora:
+        tensors = lora.stored(read_mlx(folder), stored.names, ours, quantization)
+        fill(model, tensors, _compute_dtype(dtype, stored))
     return model
 
 

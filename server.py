@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import (
     Parser,
+    add_generation_config,
     add_models,
     add_number,
     add_speculation,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import RequestLimits, Service
+    from mlx_t5.serving.service import Presets, RequestLimits, Service
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
@@ -52,7 +53,9 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     add_models(parser.add_argument_group("models"))
-    add_speculation(parser.add_argument_group("defaults of requests"), "--draft-model none")
+    defaults = parser.add_argument_group("defaults of requests")
+    add_speculation(defaults, "--draft-model none")
+    add_generation_config(defaults)
     _network_options(parser.add_argument_group("network"))
     _limit_options(parser.add_argument_group("limits"))
     return parser
@@ -116,9 +119,12 @@ def _main(args: argparse.Namespace) -> int:
     from mlx_t5.serving.connections import listener, serve
 
     with listener(args.host, args.port) as bound:
-        chosen = models.choose_pair(args.model, args.draft_model, convert)
-        application = _application(args, chosen)
-        print(chosen.note, file=sys.stderr)
+        chosen = models.choose_pair(
+            args.model, args.draft_model, convert, adapter=args.adapter_path
+        )
+        presets = _presets(args, chosen)
+        application = _application(args, chosen, presets)
+        print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host = f"[{args.host}]" if ":" in args.host else args.host
         where = f"http://{host}:{bound.getsockname()[1]}"
@@ -151,7 +157,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
+def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
+    from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
+    from mlx_t5.serving.service import Presets
+
+    tasks = read_tasks(chosen.target)
+    if args.ignore_generation_config:
+        return Presets(tasks=tasks)
+    return Presets(read_generation_config(chosen.target), tasks)
+
+
+def _application(args: argparse.Namespace, chosen: Pair, presets: Presets) -> Guard:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
@@ -160,14 +176,18 @@ def _application(args: argparse.Namespace, chosen: Pair) -> Guard:
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
-    service = _service(args, chosen, limits, metrics)
+    service = _service(args, chosen, limits, metrics, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, args.max_body, names)
 
 
 def _service(
-    args: argparse.Namespace, chosen: Pair, limits: RequestLimits, metrics: Metrics
+    args: argparse.Namespace,
+    chosen: Pair,
+    limits: RequestLimits,
+    metrics: Metrics,
+    presets: Presets,
 ) -> Service:
     from mlx_t5.serving.service import Service
     from mlx_t5.serving.worker import Worker
@@ -182,7 +202,8 @@ def _service(
     metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
     metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
     metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
-    return Service(worker, limits, model_name(chosen), args.delta, args.log_prompts)
+    name, logged = model_name(chosen), args.log_prompts
+    return Service(worker, limits, name, args.delta, logged, presets)
 
 
 def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:

@@ -345,21 +345,31 @@ def test_a_stream_without_memory_is_an_error():
         next(decoder.stream([2] * 50))
 
 
-def test_a_draft_that_runs_out_of_memory_leaves_the_batch_as_it_was():
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_who_runs_out_of_memory_leaves_the_batch_as_it_was(monkeypatch, whose):
+    """The target's sources are waited for last, when the draft has its rows."""
     model = FakeModel(without(random_table(V), 1), V)
     draft = drafter(good(model.table), model)
     engine = Engine(model, draft)
-    first, second = rows([3, 50], max_tokens=8)
+    first, second, third = rows([3, 50, 4], max_tokens=8)
     engine.insert([first])
-    encode = draft.model.encode
 
-    def failing(ids, mask=None):
+    def failing(*args):
         raise RuntimeError("no memory")
 
-    draft.model.encode = failing
-    with pytest.raises(RuntimeError, match="no memory"):
-        engine.insert([second])
-    draft.model.encode = encode
+    with monkeypatch.context() as patch:
+        if whose == "target":
+            patch.setattr(
+                "decoder.mx.eval", lambda *arrays: failing() if draft.sources[1:] else None
+            )
+        else:
+            patch.setattr(draft.model, "encode", failing)
+        with pytest.raises(RuntimeError, match="no memory"):
+            engine.insert([second])
+    assert draft.sources == [len(first.ids)]
+    assert second.states is None
+    engine.insert([third])
     while engine.rows:
         engine.step()
-    assert first.output()[0] == greedy(model, first.ids, 8)[0]
+    for row in (first, third):
+        assert row.output()[0] == greedy(model, row.ids, 8)[0]

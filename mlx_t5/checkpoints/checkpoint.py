@@ -106,12 +106,15 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(folder: str | Path) -> Checkpoint:
+def open_checkpoint(
+    folder: str | Path, names: tuple[str, str] = (SAFETENSORS, TORCH)
+) -> Checkpoint:
     """Finds the weights in a folder; prefers safetensors to `.bin`, and one file to shards.
 
     Args:
         folder: holds `model.safetensors`, `pytorch_model.bin`, or either's `.index.json` and the
             shards it names.
+        names: what the two files are called.
 
     Raises:
         UserError: no weights, shards that the index names are missing, a damaged file, or a pickle
@@ -119,7 +122,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """
     folder = Path(folder)
     try:
-        for main in (SAFETENSORS, TORCH):
+        for main in names:
             if (folder / main).is_file():
                 return _merge([folder / main], None)
             index = folder / f"{main}.index.json"
@@ -129,7 +132,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         raise UserError(f"cannot read the checkpoint: {error}") from error
     kept = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
     raise UserError(
-        f"{folder}: no {SAFETENSORS} or {TORCH}, nor an index of either"
+        f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
     )
 

@@ -58,23 +58,27 @@ def full_id(name: str) -> str:
     return _RENAMED.get(name, name)
 
 
-def origin(name: str, revision: str | None, folder: Path) -> dict[str, str]:
+def origin(
+    name: str, revision: str | None, folder: Path, adapter: str | Path | None = None
+) -> dict[str, str]:
     """What a converted folder keeps about its source, in its config.json as `converted_from`.
 
     Args:
         name: as given to `resolve`.
         revision: the same.
         folder: what `resolve` returned.
+        adapter: folder of the adapter that was merged, if any.
 
     Returns:
         `model`, the Hub id with its owner, and, if known, the `revision` asked for and the `commit`
-        that it was; or of a local folder `folder`, its name.
+        that it was; or of a local folder `folder`, its name. `adapter` is the name of that folder.
     """
+    merged = {} if adapter is None else {"adapter": place(adapter).name}
     if folder == Path(name).expanduser():
-        return {"folder": folder.resolve().name}
+        return {"folder": folder.resolve().name, **merged}
     asked = {} if revision is None else {"revision": revision}
     commit = {"commit": folder.name} if folder.parent.name == SNAPSHOTS else {}
-    return {"model": full_id(name), **asked, **commit}
+    return {"model": full_id(name), **asked, **commit, **merged}
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:

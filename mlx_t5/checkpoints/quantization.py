@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
@@ -34,7 +36,7 @@ MIXED_BITS = MappingProxyType(
 )
 VALUES_AND_OUTPUTS = r"\.[vo]$"
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
-_PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
+PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
 
 
 def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
@@ -96,7 +98,7 @@ class Quantization:
         """
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         path = name.removesuffix("weight")
-        return {path + part: array for part, array in zip(_PARTS, arrays, strict=False)}
+        return {path + part: array for part, array in zip(PARTS, arrays, strict=False)}
 
 
 @dataclass(frozen=True)
@@ -157,3 +159,50 @@ class Recipe:
         """
         special = {path: asdict(how) for path, how in layers.items() if how != self.general}
         return asdict(self.general) | special
+
+
+def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """How a layer is quantised: group_size, bits and mode, as far as config.json gives them.
+
+    Args:
+        entry: the config's `quantization`, see `Recipe.entry`.
+        path: of the layer.
+    """
+    own = entry.get(path)
+    settings = own if isinstance(own, Mapping) else entry
+    return {name: settings[name] for name in ("group_size", "bits", "mode") if name in settings}
+
+
+def change_weight(
+    path: str,
+    arrays: Mapping[str, mx.array],
+    settings: Mapping[str, Any],
+    change: Callable[[mx.array], mx.array],
+) -> dict[str, mx.array]:
+    """Changes the weight of a layer that may be quantised, and quantises it again as it was.
+
+    Args:
+        path: of the layer.
+        arrays: its arrays by their names, as `Quantization.quantize` returns them, or the weight
+            alone.
+        settings: from `layer_settings`.
+        change: gets the weight, (out, in) of floating-point numbers.
+
+    Returns:
+        The same names; scales and offsets keep their type.
+    """
+    weight, scales, offsets = (arrays.get(f"{path}.{part}") for part in PARTS)
+    if scales is None:
+        return {f"{path}.weight": change(weight)}
+    floating = mx.issubdtype(scales.dtype, mx.floating)
+    common = [array for array in (scales, offsets) if array is not None]
+    if floating:  # the other modes' scales are exact in any type
+        common = [array.astype(mx.float32) for array in common]
+    try:
+        plain = mx.dequantize(weight, *common, **settings)
+    except ValueError as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"{path} cannot be dequantised ({reason}): fetch the model again") from None
+    changed = change(plain)
+    parts = mx.quantize(changed.astype(scales.dtype) if floating else changed, **settings)
+    return {f"{path}.{part}": array for part, array in zip(PARTS, parts, strict=False)}

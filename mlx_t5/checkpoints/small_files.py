@@ -6,9 +6,11 @@ writes, a device that never ends, or a hundred gigabytes.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.sizes import readable
@@ -55,6 +57,29 @@ def read_small(path: Path, limit: int = JSON_BYTES) -> bytes:
     with open(descriptor, "rb") as file:
         _check(path, os.fstat(descriptor), limit)
         return file.read(limit)
+
+
+def read_object(path: Path, cure: str) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Args:
+        path: the file.
+        cure: what to tell where it cannot be read.
+
+    Raises:
+        UserError: there is no such file, it is too large or damaged, or holds no object.
+    """
+    try:
+        text = read_small(path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no valid JSON ({error}): fetch it again") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no object: fetch it again")
+    return found
 
 
 def require_small(path: Path, limit: int = TOKENIZER_BYTES) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 from mlx_t5.errors import UserError
@@ -194,6 +194,11 @@ def add_models(group: argparse._ActionsContainer) -> None:
         choices=("bfloat16", "float16", "float32"),
         help="compute in this type (default: the folder's; float32 where there is no GPU)",
     )
+    group.add_argument(
+        "--adapter-path",
+        metavar="FOLDER",
+        help="a PEFT LoRA adapter, which is merged into the target while it is loaded",
+    )
 
 
 def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
@@ -215,3 +220,23 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
         "--delta",
         help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
     )
+
+
+def add_generation_config(group: argparse._ActionsContainer) -> None:
+    """Adds the option that leaves the model's own defaults unread."""
+    group.add_argument(
+        "--ignore-generation-config",
+        action="store_true",
+        help="do not take defaults from the model's generation_config.json",
+    )
+
+
+def not_given() -> argparse.Namespace:
+    """What to parse a command line into so that `given_settings` can tell its own from defaults."""
+    return argparse.Namespace(**dict.fromkeys(field.name for field in fields(Settings)))
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that a command line names, parsed into `not_given`."""
+    names = [field.name for field in fields(Settings)]
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -31,16 +31,22 @@ class Pair:
         draft: folder of the model that proposes, or None.
         lookup: whether proposals are also copied from the source.
         note: one line that tells the user what was chosen, and why when they did not say.
+        adapter: folder of a LoRA adapter to merge into the target, or None.
     """
 
     target: Path
     draft: Path | None
     lookup: bool
     note: str
+    adapter: Path | None = None
 
 
 def choose_pair(
-    model: str | None, draft_model: str | None, convert: Convert, regular: bool = False
+    model: str | None,
+    draft_model: str | None,
+    convert: Convert,
+    regular: bool = False,
+    adapter: str | None = None,
 ) -> Pair:
     """Finds the models to run, and converts them if need be.
 
@@ -52,12 +58,16 @@ def choose_pair(
             there is one.
         convert: makes the model of a Hub id into a folder, as `convert.convert` does.
         regular: decode without a draft, whatever `draft_model` says.
+        adapter: folder of a LoRA adapter to merge into the target.
 
     Raises:
         UserError: there is no such model, or it cannot be converted.
     """
+    from mlx_t5.checkpoints.adapter_config import adapter_folder
+
     draft: Path | None
     usual_draft: Path | None
+    merged = None if adapter is None else adapter_folder(adapter)  # before anything is converted
     if model is None:
         target, usual_draft, why = _default_pair()
     else:
@@ -74,9 +84,11 @@ def choose_pair(
         draft = usual_draft
         if draft is None:
             why = "no --draft-model given: regular decoding"
-    names = f"target {_shown(target)}" + (f", draft {_shown(draft)}" if draft else "")
+    names = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
+    names += f", draft {_shown(draft)}" if draft else ""
     names += ", copying from the source" if lookup else ""
-    return Pair(target, draft, lookup, f"{names} ({why.removesuffix('; ')})" if why else names)
+    note = f"{names} ({why.removesuffix('; ')})" if why else names
+    return Pair(target, draft, lookup, note, merged)
 
 
 def locate(name: str, convert: Convert) -> Path:
@@ -137,7 +149,8 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
         large = warning([folder for folder in (chosen.target, chosen.draft) if folder], dtype)
         if large:
             print(f"warning: {large}", file=sys.stderr, flush=True)
-    target, tokenizer = load(chosen.target, dtype)
+    merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
+    target, tokenizer = load(chosen.target, dtype, **merged)
     draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
     drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
@@ -172,7 +185,10 @@ def _require_same(name: str, folder: Path) -> None:
 
 
 def _source(folder: Path) -> str | None:
-    """The Hub id, with its owner, that a folder was converted from; None if it does not say."""
+    """The Hub id, with its owner, that a folder was converted from; None if it does not say.
+
+    With an adapter merged into it, it is another model: then that is said as well.
+    """
     from mlx_t5.checkpoints.hub import full_id
     from mlx_t5.network.weights import read_config
 
@@ -180,8 +196,11 @@ def _source(folder: Path) -> str | None:
         record = read_config(folder).get("converted_from")
     except UserError:
         return None  # loading it says what is wrong
-    model = record.get("model") if isinstance(record, dict) else None
-    return full_id(model) if isinstance(model, str) else None
+    if not isinstance(record, dict):
+        return None
+    model, adapter = record.get("model"), record.get("adapter")
+    name = full_id(model) if isinstance(model, str) else None
+    return name if adapter is None else f"{name or record.get('folder')} with adapter {adapter}"
 
 
 def _default_pair() -> tuple[Path, Path, str]:

@@ -175,7 +175,7 @@ class Cache:
         return Slots(rows[:, None] + steps, start, round_up(end), mask, by_prompt)
 
     def _source_mask(self, length: int) -> mx.array | None:
-        """The mask of `length` queries a row, written out, as attention would do in every layer."""
+        """The mask for `length` queries a row, written out, as attention would in every layer."""
         if self.mask is None:
             return None
         mask, heads = self.mask[:, None, None, :], self.cross_keys[0].shape[1]

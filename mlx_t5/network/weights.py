@@ -7,14 +7,13 @@ that names it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, Checkpoint, read_weight_map
-from mlx_t5.checkpoints.small_files import read_small
+from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network.config import T5Config
 
@@ -137,19 +136,7 @@ def read_config(folder: Path) -> dict:
     Raises:
         UserError: there is none, or one that cannot be the configuration of a model.
     """
-    path = folder / "config.json"
-    try:
-        text = read_small(path)
-    except OSError as error:
-        cure = "give a model folder, MLX or Hugging Face"
-        raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no valid JSON ({error}): fetch it again") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} holds no object: fetch it again")
-    return raw
+    return read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:

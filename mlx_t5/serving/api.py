@@ -21,6 +21,7 @@ from mlx_t5.ranges import LARGEST_COUNT, RANGES
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
+OF_BEAMS = ("length_penalty", "early_stopping")
 MAX_BEAMS = 16  # hypotheses a prompt, each as much work as a text
 MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
 MAX_TEMPERATURE = 2  # as in OpenAI's API
@@ -102,6 +103,11 @@ class Decoding(Request):
         None, description="leniency of the check: 0 gives the target's own output"
     )
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
+    task: Text | None = Field(
+        None,
+        description="a task of the model: its prefix is put before the prompt, and its settings "
+        "take the place of the server's defaults",
+    )
 
     @property
     def wanted_draft(self) -> int | str | None:
@@ -110,7 +116,7 @@ class Decoding(Request):
 
     @property
     def search(self) -> dict[str, Any]:
-        """Settings of a beam search; {} where there is none."""
+        """What it wants of a beam search; None where it does not say."""
         return {}
 
     @property
@@ -166,39 +172,17 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
-        if (self.num_beams or 1) > 1:
-            self._check_search()
-        elif self.length_penalty is not None or self.early_stopping is not None:
-            raise ValueError("length_penalty and early_stopping need num_beams above 1")
-        elif (self.n or 1) > 1 and not self.temperature:
+        if (self.num_beams or 1) > 1 and (self.temperature or self.delta):
             raise ValueError(
-                f"n is {self.n}, but greedy texts would be equal; set temperature above 0"
+                f"num_beams is {self.num_beams}: beams do not sample, and draft nothing; leave "
+                "temperature and delta out"
             )
         return self
-
-    def _check_search(self) -> None:
-        beams = f"num_beams is {self.num_beams}"
-        if self.stream:
-            raise ValueError(f"{beams}: the text is known at the end only; leave stream out")
-        if self.alternatives is not None:
-            raise ValueError(f"{beams}: there are no logprobs of beams; leave them out")
-        if self.temperature or self.delta:
-            raise ValueError(
-                f"{beams}: beams do not sample, and draft nothing; leave temperature and delta out"
-            )
-        if (self.n or 1) > (self.num_beams or 1):
-            raise ValueError(f"n is {self.n}; it must be num_beams ({self.num_beams}) at most")
 
     @property
     def search(self) -> dict[str, Any]:
         """As in `Decoding`."""
-        if (self.num_beams or 1) == 1:
-            return {}
-        names = ("num_beams", "length_penalty", "early_stopping")
-        return {name: getattr(self, name) for name in names} | {
-            "num_return_sequences": self.n or 1,
-            "delta": 0.0,  # whatever the server's own is
-        }
+        return {name: getattr(self, name) for name in ("num_beams", *OF_BEAMS)}
 
 
 class CompletionRequest(OpenAIRequest):

@@ -11,12 +11,13 @@ import copy
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
+NO_TASK = Preset("no task")
 STATUS = {"input": 400, "memory": 503, "internal": 500}  # of `Failure.kind`
 
 
@@ -51,6 +53,26 @@ class RequestLimits:
     prompt_tokens: int
     max_tokens: int
     rows: int
+
+
+@dataclass(frozen=True)
+class Presets:
+    """What the model's own files want.
+
+    Attributes:
+        general: of every request.
+        tasks: of those that name one.
+    """
+
+    general: Preset = Preset(FILE)
+    tasks: Mapping[str, Preset] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about what is left out: of every request, and of tasks."""
+        names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
+        tasks = Preset("tasks", left_out=tuple(names))
+        return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
 class Exchange:
@@ -107,6 +129,49 @@ class Exchange:
         return sorted(last, key=lambda event: event.index)
 
 
+def several(
+    settings: Settings,
+    body: api.Decoding,
+    samples: int = 1,
+    stream: bool = False,
+    logprobs: int | None = None,
+    **_: Any,
+) -> Settings:
+    """Settings for so many texts a prompt: those of one search, or sampled ones.
+
+    Args:
+        settings: of the request, its task and the server.
+        body: the request.
+        samples: texts a prompt.
+        stream: as of `Job`.
+        logprobs: as of `Job`.
+
+    Raises:
+        ApiError: they cannot be had, or not in this way.
+    """
+    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
+    refusals = {
+        "stream": (search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        "logprobs": (search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        "n": (
+            search and samples > settings.num_beams,
+            f"n is {samples} and {beams}; n is too many",
+        ),
+        "temperature": (
+            samples > 1 and not search and settings.temp == 0,
+            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
+        ),
+        "num_beams": (
+            not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
+            f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
+        ),
+    }
+    for name, (refused, message) in refusals.items():
+        if refused:
+            raise ApiError(400, message, "n" if name == "temperature" else name)
+    return replace(settings, num_return_sequences=samples) if search else settings
+
+
 class Service:
     """The models and the thread, as far as requests need them."""
 
@@ -117,6 +182,7 @@ class Service:
         model: str,
         delta: float,
         log_prompts: bool = False,
+        presets: Presets | None = None,
     ):
         """Serves what a started worker has loaded.
 
@@ -126,6 +192,7 @@ class Service:
             model: name that clients know the target by.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
+            presets: the model's own wishes.
 
         Raises:
             UserError: the models cannot be loaded, or there is no tokenizer.
@@ -135,7 +202,9 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.defaults = replace(decoder.defaults, delta=delta)
+        self.presets, self._unset = presets or Presets(), decoder.defaults
+        self._usual = combined({"delta": delta}, self.presets.general.settings)
+        self.defaults = replace(self._unset, **self._usual)
         self.drafts = decoder.drafter is not None
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
@@ -169,7 +238,9 @@ class Service:
         Raises:
             ApiError: it cannot be done, or not now.
         """
-        settings, size = self._settings(body), len(prompts) * wishes.get("samples", 1)
+        task = self._task(body, prompts)
+        settings = several(self._settings(body, task), body, **wishes)
+        size = len(prompts) * wishes.get("samples", 1)
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -177,16 +248,19 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = [await self._token_ids(prompt) for prompt in prompts]
+        ids = [
+            await self._token_ids(task.prefix + prompt if isinstance(prompt, str) else prompt)
+            for prompt in prompts
+        ]
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
         self._hand_in(job)
-        task = asyncio.create_task(exchange.watch(receive))
-        self._watching.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._watching.discard)
+        watching = asyncio.create_task(exchange.watch(receive))
+        self._watching.add(watching)  # the loop itself holds tasks weakly
+        watching.add_done_callback(self._watching.discard)
         return exchange
 
     def _hand_in(self, job: Job) -> None:
@@ -198,17 +272,28 @@ class Service:
         except Stopped as error:
             raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
 
-    def _settings(self, body: api.Decoding) -> Settings:
-        max_tokens = body.max_tokens or min(USUAL_MAX_TOKENS, self.limits.max_tokens)
+    def _task(self, body: api.Decoding, prompts: Sequence) -> Preset:
+        """The task that a request names; one that wants nothing where it names none."""
+        if body.task is None:
+            return NO_TASK
+        try:
+            task = find_task(self.presets.tasks, body.task)
+        except UserError as error:
+            raise ApiError(400, str(error), "task") from None
+        if task.prefix and not all(isinstance(prompt, str) for prompt in prompts):
+            raise ApiError(400, "task puts a text before the prompt; send that as text", "task")
+        return task
+
+    def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         given: dict[str, Any] = {
-            "max_tokens": max_tokens,
+            "max_tokens": body.max_tokens,
             "temp": body.temperature,
             "top_p": body.top_p,
             "delta": body.delta,
             "num_draft": body.wanted_draft,
-            "stop": body.stops,
+            "stop": body.stops or None,
         } | body.search
-        if max_tokens > self.limits.max_tokens:
+        if body.max_tokens and body.max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )
@@ -217,7 +302,10 @@ class Service:
         if asked and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         given = {name: value for name, value in given.items() if value is not None}
-        return replace(self.defaults, **given)
+        wishes = combined(self._usual, task.settings, given)
+        longest = wishes.get("max_tokens", USUAL_MAX_TOKENS)
+        wishes["max_tokens"] = min(longest, self.limits.max_tokens)
+        return replace(self._unset, **wishes)
 
     async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
@@ -249,5 +337,6 @@ class Service:
             "max_num_draft": api.MAX_NUM_DRAFT,
             "delta": self.defaults.delta,
             "draft": self.drafts,
+            "tasks": list(self.presets.tasks),
             "dtype": self._dtype,
         }

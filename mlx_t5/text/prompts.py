@@ -204,20 +204,17 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
 
 
 def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-    """The encoder's output (S, d_model) of each source; equal ones are encoded once.
+    """The encoder's output (S, d_model) of each source, not waited for; equal ones share it.
 
     Sources of like length share a pass, so that little of it is padding, and a pass has
     `PASS_POSITIONS` at most, so that its memory does not grow with the number of sources.
-
-    Raises:
-        RuntimeError: the device has not enough memory.
     """
     found: dict[tuple[int, ...], mx.array] = {}
     for group in alike(dict.fromkeys(map(tuple, sources))):
         ids, mask = padded(group, model.config.pad_token_id)
         states = model.encode(ids, mask)
         each = [states[i, : len(source)] for i, source in enumerate(group)]
-        mx.eval(each)
+        mx.async_eval(each)
         found.update(zip(group, each, strict=True))
     return [found[tuple(source)] for source in sources]
 
@@ -240,16 +237,13 @@ def prepared(
     states: Sequence[mx.array],
     lanes: Sequence[int] = (),
 ) -> Cache:
-    """A decoder's cache with a row for each source; that of equal ones is worked out once.
+    """A decoder's cache with a row for each source, not waited for; equal ones share the work.
 
     Args:
         model: whose decoder it is for.
         sources: source tokens of each row.
         states: what `encoder_states` returned for them.
         lanes: how many sequences of each row are decoded; () is one of each.
-
-    Raises:
-        RuntimeError: the device has not enough memory.
     """
     keys = [tuple(source) for source in sources]
     different = dict(zip(keys, states, strict=True))
@@ -263,7 +257,6 @@ def prepared(
         cache.keep([places[key] for key in keys])
     if any(count > 1 for count in lanes):
         cache.fan_out(lanes)
-    mx.eval(cache.state)
     return cache
 
 
@@ -273,4 +266,6 @@ def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Cache:
     Raises:
         RuntimeError: the device has not enough memory.
     """
-    return prepared(model, sources, encoder_states(model, sources))
+    cache = prepared(model, sources, encoder_states(model, sources))
+    mx.eval(cache.state)
+    return cache

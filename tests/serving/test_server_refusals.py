@@ -61,7 +61,7 @@ RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
         ({**PROMPT, "top_p": 0}, "top_p", "greater than 0"),
         ({**PROMPT, "seed": -1}, "seed", "greater than or equal to 0"),
         ({**PROMPT, "n": 17}, "n", "less than or equal to 16"),
-        ({**PROMPT, "n": 2}, None, "set temperature above 0"),
+        ({**PROMPT, "n": 2}, "n", "set temperature above 0"),
         ({**PROMPT, "stop": ""}, "stop", "at least 1"),
         ({**PROMPT, "stop": ["x"] * 9}, "stop", "at most 8"),
         ({**PROMPT, "stop": "x" * 201}, "stop", "at most 200"),

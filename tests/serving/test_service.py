@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.service import Presets, RequestLimits, Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
-def served(vocab_size):
+def served(vocab_size, presets=None):
     """The service of a model with so many ids, and the bundled tokenizer."""
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size),
@@ -23,7 +24,7 @@ def served(vocab_size):
     tokenizer = load_tokenizer(BUNDLED / "target")
     decoder = SimpleNamespace(model=model, tokenizer=tokenizer, drafter=None, defaults=Settings())
     worker = SimpleNamespace(start=lambda: decoder)
-    return Service(worker, RequestLimits(10, 10, 10), "a model", 0.0), tokenizer
+    return Service(worker, RequestLimits(10, 10, 10), "a model", 0.0, presets=presets), tokenizer
 
 
 def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
@@ -63,3 +64,38 @@ def test_whatever_else_the_schema_takes_can_be_decoded_with(extreme):
     service.drafts = True
     settings = service._settings(api.PredictRequest(prompt="x", max_tokens=5, **extreme))
     assert settings.max_tokens == 5
+
+
+def test_a_request_overrides_its_task_and_that_the_model():
+    fixing = Preset("task fixing", "fix grammar: ", {"max_tokens": 4, "top_k": 3})
+    sampling = Preset("generation_config.json", "", {"temp": 0.5, "top_k": 9, "max_tokens": 99})
+    service, _ = served(3072, Presets(sampling, {"fixing": fixing}))
+
+    def settings(**fields):
+        body = api.PredictRequest(prompt="x", **fields)
+        found = service._settings(body, service._task(body, ["x"]))
+        return found.max_tokens, found.temp, found.top_k
+
+    assert settings() == (10, 0.5, 9)  # no longer than the server's limit
+    assert settings(task="fixing") == (4, 0.5, 3)
+    assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
+    assert service.describe()["tasks"] == ["fixing"]
+    for task, prompt, told in (("x", "a", "it has fixing"), ("fixing", [5], "send that as text")):
+        body = api.CompletionRequest(prompt=prompt, task=task)
+        with pytest.raises(ApiError, match=told) as error:
+            asyncio.run(service.submit(body, body.prompts, None))
+        assert (error.value.status, error.value.body.error.param) == (400, "task")
+
+
+def test_the_prefix_of_a_task_is_part_of_the_prompt():
+    presets = Presets(tasks={"fixing": Preset("task fixing", "fix grammar: ")})
+    service, tokenizer = served(3072, presets)
+    jobs = []
+    service.worker.submit, service.worker.cancel = jobs.append, lambda job: None
+
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    body = api.PredictRequest(prompt="a cat", task="fixing")
+    asyncio.run(service.submit(body, [body.prompt], gone))
+    assert jobs[0].prompts == [tokenizer.encode("fix grammar: a cat")]

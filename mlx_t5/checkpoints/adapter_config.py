@@ -1,0 +1,324 @@
+"""Which layers a LoRA adapter changes and by how much, as PEFT's adapter_config.json says it.
+
+The entries are those of PEFT's `LoraConfig`, and mean what they mean in PEFT 0.21. What would make
+the adapter something else than a product of two matrices a layer is refused by its name: an adapter
+that is merged in part would be another model that still writes fluent text.
+
+Patterns are regular expressions from a stranger, who may choose one that takes years to match, and
+Python cannot end a match. So a process of its own does the matching, and that can be ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.checkpoints.small_files import place, read_object
+from mlx_t5.errors import UserError, shown
+from mlx_t5.ranges import written
+
+CONFIG = "adapter_config.json"
+# No linear layers; the head is one, but PEFT saves its base as well, and it may be the embedding.
+OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
+ALL_LINEAR = "all-linear"
+MATCHING_SECONDS = 10.0  # for all patterns and layers; mostly 0.05 suffice
+_MAX_NAMES = 4096  # in a list; t5-11b has 560 layers
+_MAX_PATTERN = 1000  # characters
+_MAX_RANK = 1 << 16
+_MAX_ALPHA = 1e6
+
+_MATCHER = """
+import json, re, sys
+found, wrong = {}, None
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    try:
+        found[pattern] = {}
+        for name in names:
+            match = re.match(pattern, name)
+            if match:
+                found[pattern][name] = match.groupdict().get("block") or ""
+    except (re.error, RecursionError, OverflowError) as error:
+        wrong = [pattern, str(error)]
+        break
+json.dump([found, wrong], sys.stdout)
+"""
+Matches = Mapping[str, Mapping[str, str]]  # by pattern and by name, see `matches`
+
+# What the first weights were changes nothing afterwards. The others change the base model as well.
+_NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+_READ = frozenset(
+    "r lora_alpha use_rslora rank_pattern alpha_pattern target_modules exclude_modules "
+    "layers_to_transform layers_pattern peft_type bias init_lora_weights".split()
+)
+# Whatever they hold, a merged adapter is the same: how it was trained, and where it came from.
+_WITHOUT_EFFECT = frozenset(
+    "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
+    "inference_mode loftq_config lora_dropout lora_ga_config megatron_config peft_version revision "
+    "runtime_config task_type".split()
+)
+
+
+def adapter_folder(name: str | Path) -> Path:
+    """The folder of an adapter.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    folder = place(name)
+    if not name or not folder.is_dir():
+        raise UserError(f"there is no adapter folder {str(name)!r}; give that of a PEFT adapter")
+    return folder
+
+
+def matches(
+    patterns: Iterable[str], names: Iterable[str], seconds: float = MATCHING_SECONDS
+) -> dict[str, dict[str, str]]:
+    """Matches regular expressions against the beginnings of names.
+
+    Args:
+        patterns: Python's `re` reads them.
+        names: what they are matched against.
+        seconds: the most that it may take.
+
+    Returns:
+        By pattern and by name that it matches, what the pattern's group `block` holds ("" without
+        one).
+
+    Raises:
+        UserError: a pattern is no regular expression, or the time is over.
+    """
+    wanted = list(dict.fromkeys(patterns))
+    if not wanted:
+        return {}
+    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", _MATCHER]
+    request = json.dumps([wanted, list(names)]).encode()
+    try:
+        done = subprocess.run(command, input=request, capture_output=True, timeout=seconds)
+        found, wrong = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        cause = f"its patterns take more than {seconds:g} s, or too much memory, to match"
+        raise UserError(f"{CONFIG}: {cause}; write them more simply") from None
+    if wrong:
+        pattern, reason = wrong
+        raise UserError(f"{CONFIG}: {shown(pattern)} is no regular expression ({shown(reason)})")
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an adapter does to a layer's weight W: W + scale · B @ A.
+
+    Attributes:
+        rank: rows of A, columns of B.
+        scale: as it stands there.
+    """
+
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """The entries that count; see PEFT's class of this name.
+
+    Attributes:
+        r: rank of layers that `rank_pattern` does not name.
+        lora_alpha: strength of layers that `alpha_pattern` does not name.
+        use_rslora: whether the strength is divided by the root of the rank and not by the rank.
+        rank_pattern: rank by pattern of the end of names.
+        alpha_pattern: strength by pattern.
+        target_modules: ends of names, or one pattern of whole names.
+        exclude_modules: likewise; these are left as they are.
+        layers_to_transform: if not empty, blocks to which a list of `target_modules` is limited.
+        layers_pattern: what precedes a block's number; empty for any name.
+    """
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    target_modules: str | tuple[str, ...]
+    exclude_modules: str | tuple[str, ...] = ()
+    layers_to_transform: tuple[int, ...] = ()
+    layers_pattern: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> LoraConfig:
+        """Reads an adapter's configuration.
+
+        Raises:
+            UserError: there is none, it is damaged, or asks for what cannot be merged.
+        """
+        return cls.from_dict(read_object(folder / CONFIG, "give the folder of a PEFT adapter"))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> LoraConfig:
+        """Reads what adapter_config.json holds; null counts as absent.
+
+        Raises:
+            UserError: it is no LoRA, asks for what cannot be merged, or an entry is malformed.
+        """
+        raw = {name: value for name, value in raw.items() if value is not None}
+        _refuse_others(raw)
+        blocks = raw.get("layers_to_transform", ())
+        return cls(
+            r=_rank("r", raw.get("r", 8)),
+            lora_alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
+            use_rslora=_flag("use_rslora", raw.get("use_rslora", False)),
+            rank_pattern=_by_pattern("rank_pattern", raw, _rank),
+            alpha_pattern=_by_pattern("alpha_pattern", raw, _alpha),
+            target_modules=_modules("target_modules", raw.get("target_modules", ())),
+            exclude_modules=_modules("exclude_modules", raw.get("exclude_modules", ())),
+            layers_to_transform=_several(
+                "layers_to_transform", [blocks] if type(blocks) is int else blocks, int
+            ),
+            layers_pattern=_names("layers_pattern", raw.get("layers_pattern", ())),
+        )
+
+    def changes(self, layers: Iterable[str]) -> dict[str, Change]:
+        """What the adapter does to those of the layers, by their full names, that it changes.
+
+        Raises:
+            UserError: a pattern cannot be matched.
+        """
+        layers = list(layers)
+        modules = [m for m in (self.target_modules, self.exclude_modules) if isinstance(m, str)]
+        blocks = self._blocks() if self.layers_to_transform else []
+        endings = map(_ending, [*self.rank_pattern, *self.alpha_pattern])
+        found = matches([*map(_whole, modules), *blocks, *endings], layers)
+        targets = [layer for layer in layers if self._is_target(layer, found)]
+        return {layer: self._change(layer, found) for layer in targets}
+
+    def _change(self, layer: str, found: Matches) -> Change:
+        # As in PEFT the first pattern counts.
+        ranks = (r for p, r in self.rank_pattern.items() if layer in found[_ending(p)])
+        alphas = (a for p, a in self.alpha_pattern.items() if layer in found[_ending(p)])
+        rank, alpha = next(ranks, self.r), next(alphas, self.lora_alpha)
+        return Change(rank, alpha / (math.sqrt(rank) if self.use_rslora else rank))
+
+    def _is_target(self, layer: str, found: Matches) -> bool:
+        wanted = self.target_modules
+        if _is_named(layer, self.exclude_modules, found):
+            return False
+        if isinstance(wanted, str) and wanted.lower() == ALL_LINEAR:
+            return layer.rpartition(".")[2] not in OTHERS
+        if not _is_named(layer, wanted, found):
+            return False
+        if isinstance(wanted, str) or not self.layers_to_transform:
+            return True
+        block = next((found[p][layer] for p in self._blocks() if layer in found[p]), "")
+        return block in map(str, self.layers_to_transform)
+
+    def _blocks(self) -> list[str]:
+        """Patterns that find the number of the block that a layer lies in."""
+        named = [rf"(?:^|.*?\.){name}\.(?P<block>\d+)\." for name in self.layers_pattern]
+        return named or [r".*?\.[^.]*\.(?P<block>\d+)\."]
+
+
+def _whole(pattern: str) -> str:
+    return rf"(?:{pattern})\Z"
+
+
+def _ending(pattern: str) -> str:
+    """Matches names that end in what the pattern matches, from a dot on; as in PEFT."""
+    return rf"(.*\.)?({pattern})$"
+
+
+def _is_named(layer: str, modules: str | tuple[str, ...], found: Matches) -> bool:
+    """Whether a list has the layer's name or the end of it, or a pattern matches the whole."""
+    if isinstance(modules, str):
+        return layer in found[_whole(modules)]
+    return any(layer == name or layer.endswith(f".{name}") for name in modules)
+
+
+def _refuse_others(raw: Mapping[str, Any]) -> None:
+    """Refuses what is no plain LoRA on linear layers, by its name."""
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        if kind is None:
+            raise UserError(f"{CONFIG} has no peft_type; only adapters saved by PEFT can be merged")
+        raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
+    if raw.get("bias", "none") != "none":
+        raise UserError(f"{CONFIG}: bias {shown(raw['bias'])} cannot be merged; T5 has no biases")
+    start = raw.get("init_lora_weights", True)
+    if not any(start is known or start == known for known in _NEUTRAL_STARTS):
+        raise UserError(
+            f"{CONFIG}: init_lora_weights {shown(start)} changes the base model as well; save the "
+            "adapter with path_initial_model_for_weight_conversion"
+        )
+    for name, value in raw.items():
+        # An entry unknown here may be a number or a name, which others refer to, but no switch.
+        if name not in _READ | _WITHOUT_EFFECT and (value is True or _holds(value)):
+            what = f"{shown(name)} {shown(value)}"
+            raise UserError(f"{CONFIG}: {what} cannot be merged here; merge the adapter with PEFT")
+
+
+def _holds(value: object) -> bool:
+    return isinstance(value, (list, dict)) and len(value) > 0
+
+
+def _refusal(name: str, value: object, wanted: str) -> UserError:
+    return UserError(f"{CONFIG}: {name} must be {wanted}, not {written(value)}")
+
+
+def _rank(name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _MAX_RANK:
+        raise _refusal(name, value, f"a whole number from 1 to {_MAX_RANK}")
+    return value
+
+
+def _alpha(name: str, value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not -_MAX_ALPHA <= value <= _MAX_ALPHA:
+        raise _refusal(name, value, f"a number of at most {_MAX_ALPHA:.0f}")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise _refusal(name, value, "true or false")
+    return value
+
+
+def _several(name: str, value: Any, kind: type) -> tuple:
+    listed = isinstance(value, (list, tuple)) and len(value) <= _MAX_NAMES
+    if not listed or not all(type(each) is kind for each in value):
+        kinds = {int: "whole numbers", str: "names"}
+        raise _refusal(name, value, f"a list of at most {_MAX_NAMES} {kinds[kind]}")
+    return tuple(value)
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    """One pattern or several."""
+    names = _several(name, [value] if isinstance(value, str) else value, str)
+    for each in names:
+        _short(name, each)
+    return names
+
+
+def _modules(name: str, value: Any) -> str | tuple[str, ...]:
+    """One pattern of whole names, or a list of ends of names."""
+    if isinstance(value, str):
+        return _short(name, value)
+    return _several(name, value, str)
+
+
+def _by_pattern(name: str, raw: Mapping[str, Any], check: Callable[[str, object], Any]) -> dict:
+    found = raw.get(name, {})
+    if not isinstance(found, dict) or len(found) > _MAX_NAMES:
+        raise _refusal(name, found, f"an object of at most {_MAX_NAMES} entries")
+    return {_short(name, pattern): check(name, value) for pattern, value in found.items()}
+
+
+def _short(name: str, pattern: str) -> str:
+    if len(pattern) > _MAX_PATTERN:
+        raise _refusal(name, pattern, f"of at most {_MAX_PATTERN} characters a pattern")
+    return pattern

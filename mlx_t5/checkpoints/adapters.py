@@ -1,0 +1,179 @@
+"""LoRA adapters as PEFT saves them, merged into a model's weights while these are read.
+
+LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) by a product of two
+narrow matrices, B (out, r) and A (r, in): W + s · B @ A. Row i of the result needs W[i], B[i] and
+A alone, so a weight of any size is merged a few rows at a time. What PEFT's `merge_and_unload`
+computes in float32 is computed here in float32, and rounded once.
+
+Layers have Hugging Face's names here: `decoder.block.0.layer.0.SelfAttention.q`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.adapter_config import CONFIG, OTHERS, LoraConfig, adapter_folder
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.quantization import PARTS, change_weight, layer_settings
+from mlx_t5.errors import UserError, shown
+
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_PREFIX = "base_model.model."
+_WEIGHT = ".weight"
+Shape = tuple[int, ...]
+
+
+class Adapter:
+    """An adapter's matrices, read when they are needed; a context manager that closes their file.
+
+    Args:
+        stored: their file.
+        scales: what B @ A is multiplied by, for every layer that is changed.
+    """
+
+    def __init__(self, stored: Checkpoint, scales: Mapping[str, float]):
+        self._stored, self._scales = stored, scales
+
+    def blocks(self, name: str, blocks: Iterable[mx.array]) -> Iterator[mx.array]:
+        """Merges a weight block by block.
+
+        Args:
+            name: of the tensor, by Hugging Face.
+            blocks: its rows, in order.
+
+        Yields:
+            Each block: (n, in) in float32 where the adapter changes the layer, else as it is.
+
+        Raises:
+            UserError: the adapter's file cannot be read after all.
+        """
+        layer = name.removesuffix(_WEIGHT)
+        if layer not in self._scales:
+            yield from blocks
+            return
+        down, up = _matrices(layer)
+        a = self._stored.read(down).astype(mx.float32)
+        row_bytes = self._stored.nbytes(up) // self._stored.shape(up)[0]
+        b_blocks: Iterator[mx.array] | None = None
+        for rows in blocks:
+            # All blocks but the last have as many rows as the first.
+            b_blocks = b_blocks or self._stored.blocks(up, len(rows) * row_bytes)
+            b = next(b_blocks).astype(mx.float32)
+            # GPUs may multiply float32 with fewer digits (TF32).
+            change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
+            yield rows.astype(mx.float32) + change
+
+    def merge(self, name: str, weight: mx.array) -> mx.array:
+        """A whole weight, merged; arguments and errors as of `blocks`."""
+        return next(self.blocks(name, [weight]))
+
+    def stored(
+        self,
+        tensors: Iterable[tuple[str, mx.array]],
+        names: Collection[str],
+        ours: Mapping[str, str],
+        quantization: Mapping[str, Any] | None,
+    ) -> Iterator[tuple[str, mx.array]]:
+        """Merges the tensors of an MLX folder; what is quantised is quantised again as it was.
+
+        Args:
+            tensors: pairs of our name and array.
+            names: of all of them.
+            ours: our names by Hugging Face's.
+            quantization: the entry of that name in config.json.
+
+        Yields:
+            The same names, each with its array.
+        """
+        changed = {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._scales}
+        wanted = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
+        waiting: dict[str, dict[str, mx.array]] = {path: {} for path in changed}
+        for name, array in tensors:
+            path = name.rpartition(".")[0]
+            if path not in changed:
+                yield name, array
+                continue
+            waiting[path][name] = array
+            if len(waiting[path]) == len(wanted[path]):
+                how = layer_settings(quantization or {}, path)
+                merge = partial(self.merge, changed[path] + _WEIGHT)
+                yield from change_weight(path, waiting.pop(path), how, merge).items()
+
+    def __enter__(self) -> Adapter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stored.close()
+
+
+def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adapter:
+    """Opens a PEFT adapter for a model.
+
+    Args:
+        folder: holds adapter_config.json and adapter_model.safetensors or .bin; None for an adapter
+            that changes nothing.
+        shapes: of the model's tensors, by Hugging Face's names.
+
+    Raises:
+        UserError: it is no LoRA adapter, changes what is no linear layer, does not fit the model,
+            or is damaged.
+    """
+    if folder is None:
+        return Adapter(Checkpoint([], {}), {})
+    folder = adapter_folder(folder)
+    config = LoraConfig.read(folder)
+    weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
+    layers = {name.removesuffix(_WEIGHT): shape for name, shape in weights.items()}
+    changes = config.changes(layers)
+    for layer in changes:
+        if layer.rpartition(".")[2] in OTHERS:
+            raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
+    if not changes:
+        raise UserError(f"{folder / CONFIG}: its target_modules name no layer of this model")
+    checkpoint = open_checkpoint(folder, WEIGHTS)
+    expected: dict[str, Shape] = {}
+    for layer, change in changes.items():
+        (outputs, inputs), rank = layers[layer], change.rank
+        expected |= dict(zip(_matrices(layer), ((rank, inputs), (outputs, rank)), strict=True))
+    _check(checkpoint, expected)
+    return Adapter(checkpoint, {layer: change.scale for layer, change in changes.items()})
+
+
+def _matrices(layer: str) -> tuple[str, str]:
+    """The names of A and B."""
+    return f"{_PREFIX}{layer}.lora_A{_WEIGHT}", f"{_PREFIX}{layer}.lora_B{_WEIGHT}"
+
+
+def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape]) -> None:
+    """Raises `UserError` unless the adapter's tensors are those of its configuration."""
+    found = set(checkpoint.names)
+    for name in checkpoint.names:
+        if name not in expected:
+            raise UserError(f"the adapter does not fit this model: {_stranger(name)}")
+    for name, shape in expected.items():
+        if name not in found:
+            raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
+        if checkpoint.shape(name) != shape:
+            shapes = f"{checkpoint.shape(name)} instead of {shape}"
+            raise UserError(f"the adapter does not fit this model: {name} has shape {shapes}")
+        checkpoint.require_readable(name)
+
+
+def _stranger(name: str) -> str:
+    """What an unexpected tensor means."""
+    layer = shown(name.removeprefix(_PREFIX).partition(".lora_")[0])
+    if layer in OTHERS and ".lora_" in name:
+        return f"LoRA on {layer} cannot be merged here; merge it with PEFT"
+    if ".lora_magnitude_vector" in name:
+        return f"DoRA ({layer}) cannot be merged here; merge it with PEFT"
+    return f"it has {shown(name)}, and no such layer is a target"

@@ -1,0 +1,194 @@
+"""What a model's own files want of generation: generation_config.json and config.json's tasks.
+
+Both have the entries of transformers' `GenerationConfig`. Those that this project has too become
+settings of `requests.Settings`, with the meaning that they have in transformers:
+
+| entry | setting |
+| --- | --- |
+| `max_new_tokens`, `min_new_tokens` | `max_tokens`, `min_tokens` |
+| `max_length`, `min_length`, which count the start token | the same, one less |
+| `do_sample: true` | `temp` as `temperature` says, or 1; `top_k` 50 unless it says another |
+| `do_sample: false` | `temp` 0, whatever `temperature` says |
+| others of the same name | themselves |
+
+What would change the text and is not supported is named, so that nobody takes the text for that of
+transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.checkpoints.small_files import read_object
+from mlx_t5.errors import UserError, shown
+from mlx_t5.requests import Settings
+
+FILE = "generation_config.json"
+IGNORE = "--ignore-generation-config"
+_USUAL_TOP_K = 50  # of transformers, where it samples
+_DAMAGED = "give a model folder, MLX or Hugging Face"
+
+
+def _without_start(length: Any) -> Any:
+    return max(length - 1, 0) if type(length) is int else length
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# Entry, setting, and its value there. Of two for one setting the later counts, as in transformers.
+_ENTRIES: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("max_length", "max_tokens", _without_start),
+    ("max_new_tokens", "max_tokens", _same),
+    ("min_length", "min_tokens", _without_start),
+    ("min_new_tokens", "min_tokens", _same),
+    ("top_k", "top_k", _same),
+    ("top_p", "top_p", _same),
+    ("repetition_penalty", "repetition_penalty", _same),
+    ("no_repeat_ngram_size", "no_repeat_ngram_size", _same),
+    ("num_beams", "num_beams", _same),
+    ("length_penalty", "length_penalty", _same),
+    ("early_stopping", "early_stopping", _same),
+)
+# They say nothing about the text: ids, which config.json has too, caches and forms of output.
+_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+_WITHOUT_EFFECT = frozenset(
+    "bos_token_id prefix transformers_version use_cache cache_implementation cache_config "
+    "output_attentions output_hidden_states output_scores output_logits return_dict_in_generate "
+    "return_legacy_cache do_sample temperature disable_compile compile_config "
+    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold".split()
+)
+_NEUTRAL: tuple[Any, ...] = (False, 0, 1, "", [], {})  # values that switch an entry off
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a file wants.
+
+    Attributes:
+        source: what it is the wish of, for messages.
+        prefix: to be put before every prompt.
+        settings: by their names in `Settings`.
+        left_out: entries that are not supported.
+    """
+
+    source: str
+    prefix: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """One line about what is left out; "" if nothing is."""
+        names = ", ".join(self.left_out)
+        return f"{self.source}: left out, as not supported: {names}" if names else ""
+
+
+def read_generation_config(folder: Path) -> Preset:
+    """What a model's generation_config.json wants; nothing, if there is none.
+
+    Raises:
+        UserError: it is damaged, or a setting is out of range.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return Preset(FILE)
+    config = read_object(folder / "config.json", _DAMAGED)
+    try:
+        raw = read_object(path, _DAMAGED)
+        preset = _preset(FILE, raw)
+    except UserError as error:
+        raise UserError(f"{error}; {IGNORE} does without it") from None
+    known = {name: _ids(config.get(name)) for name in _IDS}
+    others = [n for n in _IDS if known[n] and _ids(raw.get(n)) - known[n]]
+    return dataclasses.replace(preset, left_out=(*preset.left_out, *others))
+
+
+def read_tasks(folder: Path) -> dict[str, Preset]:
+    """The tasks of a model, by name: `task_specific_params` of its config.json.
+
+    Raises:
+        UserError: config.json is damaged, or a task's entry is malformed or out of range.
+    """
+    found = read_object(folder / "config.json", _DAMAGED).get("task_specific_params") or {}
+    if not isinstance(found, dict) or not all(isinstance(raw, dict) for raw in found.values()):
+        raise UserError("config.json: task_specific_params must be an object of objects")
+    return {name: _preset(f"task {shown(name)}", raw) for name, raw in found.items()}
+
+
+def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
+    """The task of this name.
+
+    Raises:
+        UserError: there is none; the message lists those that there are.
+    """
+    if name not in tasks:
+        known = ", ".join(map(shown, tasks))
+        there = f"it has {known}" if tasks else "its config.json has no task_specific_params"
+        raise UserError(f"this model has no task {shown(name)!r}; {there}")
+    return tasks[name]
+
+
+def combined(*wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from several sources, of which a later one overrides an earlier.
+
+    Beams neither sample nor draft: where a source asks for one, an earlier one's wish for the other
+    is dropped.
+    """
+    result: dict[str, Any] = {}
+    for wish in wishes:
+        if wish.get("temp") or wish.get("delta"):
+            result.pop("num_beams", None)
+        if (wish.get("num_beams") or 1) > 1:
+            result.pop("temp", None)
+            result.pop("delta", None)
+        result |= wish
+    return result
+
+
+def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
+    raw = {name: value for name, value in raw.items() if value is not None}
+    prefix = raw.get("prefix", "")
+    if not isinstance(prefix, str):
+        raise UserError(f"{source}: its prefix is no text")
+    supported = {field.name for field in dataclasses.fields(Settings)}
+    settings, left_out = _sampling(source, raw), []
+    known = {entry: (name, value) for entry, name, value in _ENTRIES if name in supported}
+    for entry, _, _ in _ENTRIES:
+        if entry in raw and entry in known:
+            name, value = known[entry]
+            settings[name] = value(raw[entry])
+    for entry, value in raw.items():
+        silent = entry in known or entry in _WITHOUT_EFFECT or entry in _IDS
+        if not silent and not entry.startswith("_") and (value is True or value not in _NEUTRAL):
+            left_out.append(shown(entry))
+    if settings.get("temp") and settings.get("num_beams", 1) != 1:  # it would sample from beams
+        del settings["num_beams"]
+        left_out.append("num_beams")
+    try:
+        Settings(**settings)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return Preset(source, prefix, settings, tuple(left_out))
+
+
+def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    sample = raw.get("do_sample")
+    if sample is None:
+        return {}
+    if type(sample) is not bool:
+        raise UserError(f"{source}: do_sample must be true or false")
+    if not sample:
+        return {"temp": 0.0}
+    return {"temp": raw.get("temperature", 1.0), "top_k": _USUAL_TOP_K}
+
+
+def _ids(value: Any) -> set:
+    """Token ids that are one, several or none."""
+    several = value if isinstance(value, list) else [value]
+    return {each for each in several if type(each) is int}

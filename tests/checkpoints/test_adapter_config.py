@@ -1,0 +1,141 @@
+"""adapter_config.json: which layers, how strong; and what is refused by its name."""
+
+import json
+import math
+import re
+
+import pytest
+
+from adapters import PLAIN
+from mlx_t5.checkpoints.adapter_config import Change, LoraConfig, matches
+from mlx_t5.errors import UserError
+
+ENCODER = [f"encoder.block.{i}.layer.0.SelfAttention.{part}" for i in range(3) for part in "qv"]
+CROSS = [f"decoder.block.{i}.layer.1.EncDecAttention.{part}" for i in range(3) for part in "qv"]
+LAYERS = [*ENCODER, *CROSS, "shared", "lm_head", "decoder.block.0.layer.2.DenseReluDense.wo"]
+
+
+def read(**entries) -> LoraConfig:
+    return LoraConfig.from_dict({**PLAIN, **entries})
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({}, r".*\.q"),
+        ({"target_modules": ["Attention.q"]}, "$^"),  # ends of names begin at a dot
+        ({"target_modules": ["SelfAttention.q", "wo", CROSS[1]]}, r".*(Self.*q|wo|k.0.*Enc.*v)"),
+        ({"target_modules": r"decoder.*(q|v)"}, r"decoder.*Att.*"),
+        ({"target_modules": r"decoder"}, "$^"),  # a pattern is one of whole names
+        ({"target_modules": "All-Linear"}, r".*\."),
+        ({"exclude_modules": ["SelfAttention.q"]}, r".*Enc.*q"),
+        ({"exclude_modules": r"decoder.*"}, r"encoder.*q"),
+        ({"layers_to_transform": 2}, r".*block.2.*q"),
+        ({"layers_to_transform": [0, 2], "layers_pattern": "block"}, r".*block.[02].*q"),
+        ({"layers_to_transform": [1], "layers_pattern": ["h", "layer"]}, r".*Enc.*q"),
+        ({"layers_to_transform": []}, r".*\.q"),
+        ({"target_modules": ["lm_head", "q"], "layers_to_transform": [0]}, r".*block.0.*q"),
+    ],
+)
+def test_targets(entries, expected):
+    found = read(**entries).changes(LAYERS)
+    assert list(found) == [layer for layer in LAYERS if re.match(expected, layer) and "." in layer]
+
+
+def test_ranks_and_scales():
+    """The first pattern counts that is the end of a name, from a dot on."""
+    config = read(
+        r=4,
+        lora_alpha=2,
+        target_modules=["q", "v"],
+        rank_pattern={"EncDecAttention.q": 2, r"block\.[12]\..*": 16, "q": 8, "uter": 1},
+        alpha_pattern={"v": 64, r"encoder.*": 1.5},
+    )
+    changes = config.changes(LAYERS)
+    assert [changes[layer].rank for layer in ENCODER] == [8, 4, 16, 16, 16, 16]
+    assert [changes[layer].rank for layer in CROSS] == [2, 4, 2, 16, 2, 16]
+    assert [changes[layer].scale for layer in ENCODER[:3]] == [1.5 / 8, 64 / 4, 1.5 / 16]
+    assert changes[CROSS[0]].scale == 2 / 2
+    rooted = read(r=3, lora_alpha=5, use_rslora=True)
+    assert rooted.changes(["q"]) == {"q": Change(3, 5 / math.sqrt(3))}
+    usual = LoraConfig.from_dict({"peft_type": "LORA", "target_modules": ["q"]})
+    assert usual.changes(["q"]) == {"q": Change(8, 1.0)}
+
+
+def test_what_peft_writes_beside_is_no_obstacle():
+    neutral = {
+        "megatron_core": "megatron.core",
+        "qalora_group_size": 16,
+        "ensure_weight_tying": True,
+        "inference_mode": True,
+        "lora_dropout": 0.1,
+        "loftq_config": {"loftq_bits": 4},
+        "auto_mapping": {"base_model_class": "T5ForConditionalGeneration"},
+        "init_lora_weights": "eva",
+        "modules_to_save": [],
+        "use_dora": False,
+        "a_size_of_tomorrow": 7,
+    }
+    assert read(**neutral) == read()
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type IA3 cannot be merged; only LORA can"),
+        ({"peft_type": "PROMPT_TUNING"}, "peft_type PROMPT_TUNING"),
+        (
+            {"peft_type": None, "fine_tune_type": "lora"},
+            "no peft_type; only adapters saved by PEFT",
+        ),
+        ({"use_dora": True}, "use_dora True"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out True"),
+        ({"lora_bias": True}, "lora_bias True"),
+        ({"bias": "all"}, "bias all cannot be merged"),
+        ({"bias": "lora_only"}, "bias lora_only"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]"),
+        ({"target_parameters": ["wi.weight"]}, "target_parameters"),
+        ({"trainable_token_indices": [5]}, "trainable_token_indices"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication"),
+        ({"a_variant_of_tomorrow": {"rank": 2}}, "a_variant_of_tomorrow"),
+        ({"init_lora_weights": "pissa_niter_16"}, "pissa_niter_16 changes the base model"),
+        ({"init_lora_weights": "olora"}, "path_initial_model_for_weight_conversion"),
+        ({"r": 0}, "r must be a whole number from 1"),
+        ({"r": 2.0}, "r must be"),
+        ({"r": True}, "r must be"),
+        ({"lora_alpha": "16"}, "lora_alpha must be a number"),
+        ({"lora_alpha": math.nan}, "lora_alpha must be a number"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
+        ({"use_rslora": 1}, "use_rslora must be true or false"),
+        ({"rank_pattern": ["q"]}, "rank_pattern must be an object"),
+        ({"rank_pattern": {"q": -1}}, "rank_pattern must be a whole number"),
+        ({"alpha_pattern": {"q": "2"}}, "alpha_pattern must be a number"),
+        ({"alpha_pattern": {"q" * 1001: 1}}, "at most 1000 characters"),
+        ({"target_modules": ["q", 5]}, "target_modules must be a list"),
+        ({"target_modules": ["q"] * 5000}, "target_modules must be a list of at most 4096"),
+        ({"layers_to_transform": ["0"]}, "layers_to_transform must be a list .* whole numbers"),
+    ],
+)
+def test_refused_by_name(entries, message):
+    with pytest.raises(UserError, match=message):
+        read(**entries)
+
+
+def test_a_file_that_is_no_object_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot read .*; give the folder of a PEFT adapter"):
+        LoraConfig.read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps([PLAIN]))
+    with pytest.raises(UserError, match="holds no object"):
+        LoraConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(", "*", r"(?P<", "a{" + "9" * 30 + "}"])
+def test_what_is_no_pattern_is_refused(pattern):
+    with pytest.raises(UserError, match="no regular expression|patterns take"):
+        read(target_modules=pattern).changes(LAYERS)
+
+
+def test_patterns_that_would_take_years_are_refused():
+    with pytest.raises(UserError, match="patterns take more than 0.3 s"):
+        matches([r"((([a-zA-Z.])+)+)+!"], LAYERS, seconds=0.3)

@@ -1,0 +1,291 @@
+"""LoRA adapters: merged as PEFT merges them, at conversion, at load and into quantised weights."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+import adapters
+import checkpoints
+import convert as module
+from checkpoints import TINY, arrays
+from convert import convert
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.adapters import Adapter, open_adapter
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import tensor_names
+from model import T5, load
+
+Q = "decoder.block.1.layer.0.SelfAttention.q"
+Q_LAYERS = {
+    f"{stack}.block.{i}.layer.{j}.{kind}.q": (64, 64)
+    for i in range(2)
+    for stack, j, kind in (
+        ("encoder", 0, "SelfAttention"),
+        ("decoder", 0, "SelfAttention"),
+        ("decoder", 1, "EncDecAttention"),
+    )
+}
+PATTERNS = {
+    "target_modules": r".*(SelfAttention|EncDecAttention)\.(q|v)|.*decoder.*wi_0",
+    "rank_pattern": {r"decoder.*\.q": 2, "v": 5},
+    "alpha_pattern": {"EncDecAttention.v": 24, r"encoder.*": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch):
+    """Layers whose weights lie side by side once a model is loaded keep their own names."""
+    monkeypatch.setattr(T5, "join", lambda model: None)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return checkpoints.tiny(tmp_path / "source")
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """One of rank 1, whose products are exact whatever multiplies them, and its matrices."""
+    folder = tmp_path / "adapter"
+    return folder, adapters.by_hand(folder, Q_LAYERS)
+
+
+def parameters(folder, **options) -> dict[str, np.ndarray]:
+    """All parameters of a loaded model, by our names."""
+    model, _ = load(folder, **options)
+    return {name: np.array(array) for name, array in tree_flatten(model.parameters())}
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("t5", {"target_modules": ["q", "v"], "r": 3}),
+        ("flan", {**PATTERNS, "use_rslora": True, "r": 4, "lora_alpha": 10}),
+        ("flan", {"target_modules": "ALL-LINEAR", "r": 1}),
+        ("umt5", {"target_modules": "all-linear", "exclude_modules": ["k"]}),
+        ("byt5", {"target_modules": ["o", "wi_1"], "layers_to_transform": [1, 4]}),
+        (
+            "t5",
+            {
+                "target_modules": ["SelfAttention.k", "wi"],
+                "layers_to_transform": 1,
+                "layers_pattern": "block",
+                "init_lora_weights": "gaussian",
+            },
+        ),
+    ],
+)
+def test_equal_to_peft(made, tmp_path, family, config):
+    reference = made(family)
+    merged = adapters.by_peft(reference.model, tmp_path / "lora", **config)
+    raw = json.loads((reference.folder / "config.json").read_text())
+    ours = tensor_names(T5Config.from_dict(raw))
+    out = convert(reference.folder, tmp_path / "out", "float32", adapter_path=tmp_path / "lora")
+    converted, before = arrays(out), parameters(reference.folder, dtype="float32")
+    loaded = parameters(reference.folder, dtype="float32", adapter=tmp_path / "lora")
+    changed = 0
+    for name, array in loaded.items():
+        theirs = next(their for their, our in ours.items() if our == name)
+        expected = merged[theirs].numpy()
+        np.testing.assert_allclose(array, expected, rtol=2e-6, atol=2e-7, err_msg=theirs)
+        np.testing.assert_allclose(np.array(converted[name]), expected, rtol=2e-6, atol=2e-7)
+        changed += np.abs(array - before[name]).max() > 1e-3
+    lora = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    assert changed == len(lora) / 2 > 0
+
+
+def test_an_adapter_of_an_earlier_peft(tiny, adapter, tmp_path):
+    """A torch file, its numbers in half precision."""
+    folder, _ = adapter
+    safe = folder / "adapter_model.safetensors"
+    halves = {name: array.astype(np.float16) for name, array in load_file(safe).items()}
+    save_file(halves, safe)
+    expected = parameters(tiny, adapter=folder)
+    safe.unlink()
+    state = {name: torch.from_numpy(array).T.contiguous().T for name, array in halves.items()}
+    checkpoints.write(state, folder / "adapter_model.bin", "zip")
+    found = parameters(tiny, adapter=folder)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 8, "q_group_size": 32}])
+def test_blocks_do_not_show(tiny, adapter, tmp_path, monkeypatch, options):
+    folder, _ = adapter
+    whole = convert(tiny, tmp_path / "whole", adapter_path=folder, **options)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 5000)
+    parts = convert(tiny, tmp_path / "parts", adapter_path=folder, **options)
+    plain = convert(tiny, tmp_path / "plain", **options)
+    name = "model.safetensors"
+    assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    assert (whole / name).read_bytes() != (plain / name).read_bytes()
+
+
+def test_no_more_than_a_block_is_drawn_at_a_time(adapter):
+    """Neither of the weight nor of the matrix B, so that memory does not depend on their size."""
+    folder, _ = adapter
+    with open_adapter(folder, {f"{layer}.weight": s for layer, s in Q_LAYERS.items()}) as opened:
+        drawn, stored = [], opened._stored
+
+        def noted(name, max_bytes):
+            for block in type(stored).blocks(stored, name, max_bytes):
+                drawn.append(("B", len(block)))
+                yield block
+
+        def weight():
+            for rows in (20, 20, 20, 4):
+                drawn.append(("W", rows))
+                yield mx.zeros((rows, 64))
+
+        stored.blocks = noted
+        merged = opened.blocks(f"{Q}.weight", weight())
+        assert [len(next(merged)) for _ in range(2)] == [20, 20]
+        assert drawn == [("W", 20), ("B", 20)] * 2
+        assert [len(rows) for rows in merged] == [20, 4]
+        assert drawn[-1] == ("B", 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"q_bits": 4, "q_group_size": 32},
+        {"quant_predicate": "vo_4_6", "q_group_size": 32},
+        {"q_mode": "mxfp8"},
+        {"q_mode": "nvfp4"},
+    ],
+)
+def test_a_quantised_weight_is_quantised_again_as_it_was(tiny, tmp_path, options):
+    """Each layer's own bits, and no other layer touched."""
+    layers = {f"{name[:-1]}{part}": shape for name, shape in Q_LAYERS.items() for part in "qv"}
+    targets = {"target_modules": ["q", "v"], "lora_alpha": 1}
+    matrices = adapters.by_hand(tmp_path / "adapter", layers, **targets)
+    out = convert(tiny, tmp_path / "out", quantize=True, **options)
+    stored, ours = arrays(out), tensor_names(T5Config.from_dict(TINY))
+    merged, _ = load(out, "float32", adapter=tmp_path / "adapter")
+    entry = json.loads((out / "config.json").read_text())["quantization"]
+    changed = {}
+    for layer, (a, b) in matrices.items():
+        path = ours[f"{layer}.weight"].removesuffix(".weight")
+        own = entry.get(path, entry)
+        how = {name: own[name] for name in ("group_size", "bits", "mode")}
+        parts = [stored.get(f"{path}.{part}") for part in ("weight", "scales", "biases")]
+        wide = [p if p is None or p.dtype != mx.bfloat16 else p.astype(mx.float32) for p in parts]
+        weight = mx.dequantize(*wide, **how).astype(mx.float32) + mx.array(b * a)
+        weight = weight.astype(mx.bfloat16) if how["mode"] == "affine" else weight
+        new = mx.quantize(weight, **how)
+        names = (f"{path}.weight", f"{path}.scales", f"{path}.biases")
+        changed |= dict(zip(names, new, strict=False))
+    assert len(changed) == len(matrices) * (3 if entry["mode"] == "affine" else 2)
+    for name, array in tree_flatten(merged.parameters()):
+        expected = changed.get(name, stored[name])
+        assert mx.array_equal(array, expected.astype(array.dtype)), name
+
+
+def test_an_unquantised_mlx_folder(tiny, adapter, tmp_path):
+    """Rounded once: as if the stored weights had been float32."""
+    folder, matrices = adapter
+    out = convert(tiny, tmp_path / "out", "bfloat16")
+    name = tensor_names(T5Config.from_dict(TINY))[f"{Q}.weight"]
+    a, b = matrices[Q]
+    expected = arrays(out)[name].astype(mx.float32) + mx.array(2 * (b * a))
+    for dtype in (mx.float32, mx.bfloat16):
+        found = dict(tree_flatten(load(out, dtype, adapter=folder)[0].parameters()))[name]
+        assert mx.array_equal(found, expected.astype(dtype))
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+def damage(folder, change):
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = f"base_model.model.{Q}.lora_A.weight"
+    if change == "missing":
+        del tensors[name]
+    elif change == "shape":
+        tensors[name] = tensors[name][:, 1:].copy()
+    elif change == "type":
+        tensors[name] = tensors[name].astype(np.float64)
+    elif change == "rank":
+        tensors[name] = np.zeros((2, 64), np.float32)
+    elif change == "dora":
+        tensors[f"base_model.model.{Q}.lora_magnitude_vector"] = np.ones(64, np.float32)
+    elif change == "embedding":
+        tensors["base_model.model.shared.lora_embedding_A"] = np.ones((1, 40), np.float32)
+    elif change == "head":
+        tensors["base_model.model.lm_head.lora_A.weight"] = np.ones((1, 64), np.float32)
+    elif change == "stranger":
+        tensors["base_model.model.shared.weight"] = np.ones((40, 64), np.float32)
+    save_file(tensors, file)
+    if change == "short":
+        os.truncate(file, file.stat().st_size - 1)
+    elif change == "none":
+        file.unlink()
+    elif change == "pointer":
+        file.write_text("version https://git-lfs.github.com/spec/v1\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("missing", f"incomplete: base_model.model.{Q}.lora_A.weight is missing"),
+        ("shape", r"lora_A.weight has shape \(1, 63\) instead of \(1, 64\)"),
+        ("rank", r"lora_A.weight has shape \(2, 64\) instead of \(1, 64\)"),
+        ("type", "is float64; only"),
+        ("dora", f"DoRA .{Q}. cannot be merged"),
+        ("embedding", "LoRA on shared cannot be merged here"),
+        ("head", "LoRA on lm_head cannot be merged here"),
+        ("stranger", "it has base_model.model.shared.weight, and no such layer is a target"),
+        ("short", "fetch it again"),
+        ("none", "no adapter_model.safetensors or adapter_model.bin"),
+        ("pointer", "Git LFS pointer"),
+    ],
+)
+def test_a_damaged_or_other_adapter_is_refused(tiny, adapter, tmp_path, change, message):
+    folder, _ = adapter
+    damage(folder, change)
+    for attempt in (
+        lambda: load(tiny, adapter=folder),
+        lambda: convert(tiny, tmp_path / "out", adapter_path=folder),
+    ):
+        with pytest.raises(UserError, match=message) as refused:
+            attempt()
+        assert "\n" not in str(refused.value)
+    assert checkpoints.siblings(tmp_path / "out") == {"source", "adapter"}
+
+
+def test_an_adapter_for_another_model_is_refused(made, adapter):
+    folder, _ = adapter
+    with pytest.raises(UserError, match="does not fit this model: .* instead of"):
+        load(made("t5").folder, adapter=folder)
+
+
+@pytest.mark.parametrize("name", ["shared", "lm_head", "relative_attention_bias"])
+def test_what_is_no_linear_layer_is_refused(made, tmp_path, name):
+    adapters.by_hand(tmp_path, {}, target_modules=["q", name])
+    with pytest.raises(UserError, match=f"LoRA on .*{name} cannot be merged here"):
+        load(made("flan").folder, adapter=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "source/config.json"])
+def test_no_such_folder(tiny, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for attempt in (
+        lambda: load(tiny, adapter=name),
+        lambda: convert("a/hub-id", tmp_path / "out", adapter_path=name),  # nothing is fetched
+    ):
+        with pytest.raises(UserError, match=f"there is no adapter folder '{name}'"):
+            attempt()
+
+
+def test_without_an_adapter_nothing_is_touched():
+    blocks = [mx.zeros((2, 3), mx.bfloat16)]
+    unchanged = open_adapter(None, {})
+    assert isinstance(unchanged, Adapter)
+    assert list(unchanged.blocks("shared.weight", blocks)) == blocks

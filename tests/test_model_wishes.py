@@ -1,0 +1,127 @@
+"""`--task`, generation_config.json and adapters on the command line."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import adapters
+import server
+from command_line import ROOT
+from convert import main as convert
+from mlx_t5.cli import models as names
+from mlx_t5.errors import UserError
+
+TARGET = ROOT / "demo" / "target"
+SENTENCE = "She have two cat."
+TASKS = {
+    "fixing": {"prefix": "fix grammar: ", "max_length": 4, "num_beam_groups": 3},
+    "french": {"prefix": "translate English to French: ", "do_sample": False},
+}
+
+
+@pytest.fixture
+def wishing(tmp_path):
+    """The bundled target with tasks, and with a generation_config.json of a test's own."""
+
+    def make(**generation):
+        folder = tmp_path / "target"
+        shutil.copytree(TARGET, folder)
+        for name, entries in (
+            ("config.json", {"task_specific_params": TASKS}),
+            ("generation_config.json", generation),
+        ):
+            raw = json.loads((TARGET / name).read_text())
+            (folder / name).write_text(json.dumps({**raw, **entries}))
+        return ["--model", str(folder), "--dtype", "float32", "--draft-model", "none", "--json"]
+
+    return make
+
+
+def generated(run, *argv):
+    status, out, err = run(*argv)
+    assert status == 0, err
+    return [json.loads(line) for line in out.splitlines()], err
+
+
+def test_a_task_gives_prefix_and_settings_and_options_override_them(run, wishing, tmp_path):
+    model = wishing()
+    (record,), err = generated(run, *model, "--task", "fixing", "--prompt", SENTENCE)
+    assert record["prompt"] == SENTENCE
+    assert (len(record["tokens"]), record["finish_reason"]) == (3, "length")
+    assert "task fixing: left out, as not supported: num_beam_groups\n" in err
+    (record,), _ = generated(run, *model, "--task", "fixing", "--prompt", SENTENCE, "-m", "50")
+    assert record["text"] == "She has two cats."
+    lines = tmp_path / "lines.txt"
+    lines.write_text("I have two cats.\n\n")
+    lines = ["--input-file", str(lines)]
+    (record,), err = generated(run, *model, "--task", "french", *lines)
+    assert record["text"] == "J'ai deux chats."
+    assert "left out" not in err
+
+
+def test_generation_config_gives_defaults(run, wishing):
+    model = wishing(max_new_tokens=2, do_sample=True, top_k=1)
+    prompt = ["--prompt", f"fix grammar: {SENTENCE}"]
+    tokens = [9] * 3
+    for i, options in enumerate(([], ["--max-tokens", "4"], ["--ignore-generation-config"])):
+        (record,), _ = generated(run, *model, *prompt, *options)
+        tokens[i] = len(record["tokens"])
+    assert tokens == [2, 4, 6]
+    samples, _ = generated(run, *model, *prompt, "--num-samples", "2")  # it samples by itself
+    assert len(samples) == 2
+    assert run(*model, *prompt, "--num-samples", "2", "--temp", "0")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "x", "--prompt", "a"], "no task 'x'; it has fixing, french"),
+        (["--task", "fixing"], "--task .* give --prompt or --input-file"),
+        (["--adapter-path", "none"], "there is no adapter folder 'none'"),
+    ],
+)
+def test_refused(run, wishing, options, message):
+    status, out, err = run(*wishing(), *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.match(f"error: .*{message}", err)
+
+
+def test_merged_at_load_and_at_conversion(run, wishing, tmp_path, monkeypatch, capsys):
+    """Both write the same text, which is another than that of the model alone."""
+    model = wishing()
+    layers = {f"decoder.block.{i}.layer.2.DenseReluDense.wo": (256, 1024) for i in range(3)}
+    adapters.by_hand(tmp_path / "lora", layers, target_modules=r"decoder.*wo", lora_alpha=2)
+    monkeypatch.chdir(tmp_path)
+    prompt = ["--prompt", "fix grammar: They has cats.", "-m", "12"]
+    (alone,), _ = generated(run, *model, *prompt)
+    (merged,), err = generated(run, *model, *prompt, "--adapter-path", "lora")
+    assert "with lora" in err
+    assert convert(["--model", "target", "--dtype", "float32", "--adapter-path", "lora"]) == 0
+    capsys.readouterr()
+    (converted,), _ = generated(run, "--model", "target-lora", *model[2:], *prompt)
+    assert alone["tokens"] != merged["tokens"] == converted["tokens"]
+    record = json.loads(Path("models/target-lora/config.json").read_text())["converted_from"]
+    assert record == {"folder": "target", "adapter": "lora"}
+    with pytest.raises(UserError, match="converted from target with adapter lora, not from a/t"):
+        shutil.move("models/target-lora", "models/t")
+        names.locate("a/t", lambda *_: None)
+
+
+def test_the_server_merges_the_adapter_and_reads_the_wishes(wishing, tmp_path):
+    model = wishing(max_new_tokens=2)
+    adapters.by_hand(tmp_path / "lora", {})
+    argv = [*model[:-1], "--adapter-path", str(tmp_path / "lora")]
+    args = server.build_parser().parse_args(argv)
+    chosen = names.choose_pair(args.model, "none", None, adapter=args.adapter_path)
+    seen = []
+    names.load_pair(chosen, None, lambda *a, **k: seen.append(k) or (None, None))
+    assert seen == [{"adapter": tmp_path / "lora"}]
+    presets = server._presets(args, chosen)
+    assert presets.general.settings == {"max_tokens": 2}
+    assert list(presets.tasks) == ["fixing", "french"]
+    assert presets.notes == ["tasks: left out, as not supported: num_beam_groups"]
+    args = server.build_parser().parse_args([*argv, "--ignore-generation-config"])
+    assert server._presets(args, chosen).general.settings == {}
