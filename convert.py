@@ -33,11 +33,10 @@ try:
     from mlx_t5.checkpoints.hub import origin, resolve
     from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.quantization import (
-        MIXED_BITS,
         MODES,
+        PREDICATES,
         Quantization,
         Recipe,
-        quantize_predicate,
     )
     from mlx_t5.checkpoints.small_files import place
     from mlx_t5.checkpoints.stored_tensor import READABLE
@@ -116,12 +115,12 @@ def convert(
         mlx_path: the folder to write; it appears only when it is complete.
         dtype: "bfloat16", "float16" or "float32". With float16 the feed-forward's output layers
             `wo` stay in float32, because T5's values there leave the range of float16.
-        quantize: quantise attention and feed-forward; embeddings, the output head, norms and bias
-            tables are left in `dtype`.
+        quantize: quantise attention and feed-forward; norms and bias tables, and by default the
+            embedding and the output head, are left in `dtype`.
         q_bits: bits a weight; None is the mode's default.
         q_group_size: weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
-        quant_predicate: a recipe of `quantization.MIXED_BITS`, in place of `q_bits` and `q_mode`.
+        quant_predicate: a recipe of `quantization.PREDICATES`.
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: replace what an earlier conversion wrote to `mlx_path`.
         adapter_path: folder of a PEFT LoRA adapter to merge, before anything is quantised.
@@ -201,7 +200,7 @@ def _check_groups(steps: list[Conversion], recipe: Recipe, dtype: mx.Dtype) -> N
     if not any(step.quantization for step in steps):
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
-    left = sum(not step.quantization and quantize_predicate(step.path) for step in steps)
+    left = sum(not step.quantization and recipe.wanted(step.path) is not None for step in steps)
     if left:
         print(f"{left} layers do not divide into groups and stay {dtype}", file=sys.stderr)
 
@@ -276,8 +275,10 @@ def _parser() -> Parser:
     add("--q-mode", default="affine", choices=list(MODES), help="default: %(default)s")
     add(
         "--quant-predicate",
-        choices=list(MIXED_BITS),
-        help="vo_4_6: 4 bits a weight, and 6 in attention's values and outputs; so the others",
+        choices=PREDICATES,
+        metavar="NAME",
+        help="vo_4_6: 4 bits a weight, and 6 in attention's values and outputs; embed_8: the "
+        f"embedding and the output head too, in 8 bits; one of {', '.join(PREDICATES)}",
     )
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")

@@ -28,7 +28,7 @@ from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.errors import UserError
-from mlx_t5.network.memory import require_for
+from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings
 from mlx_t5.sampling.acceptance import NO_TOKEN, verify
@@ -188,6 +188,7 @@ class Engine:
             row.stats.prompt_tokens = len(row.ids)
             row.states = None
         self._set_rows(self.rows + list(rows))
+        clear_large_cache()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; the others leave the batch."""

@@ -19,15 +19,14 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.adapters import open_adapter
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.errors import UserError
 from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Embedding, Linear, added, join, together
-from mlx_t5.network.memory import cache_bytes, encoder_bytes
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.weights import (
-    EMBEDDINGS,
     HEAD,
     Shape,
     check,
@@ -257,17 +256,21 @@ class T5(nn.Module):
         cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
         return Cache(cross, mask, capacity)
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type that it computes in, also where its weights are quantised."""
+        return self.decoder.norm.weight.dtype
+
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes.
 
         `rows` is how many are decoded, if they are more than the prompts.
         """
-        width = self.shared.weight.dtype.size
-        return cache_bytes(self.config, width, prompts, source, target, rows)
+        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""
-        return encoder_bytes(self.config, self.shared.weight.dtype.size, rows, source)
+        return encoder_bytes(self.config, self.dtype.size, rows, source)
 
     def decode(
         self,
@@ -359,7 +362,7 @@ def load(
     folder = Path(folder)
     raw = read_config(folder)
     config = T5Config.from_dict(raw)
-    with open_checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint, room_for_weights(loaded_bytes(checkpoint, dtype)):
         if checkpoint.metadata.get("format") == "mlx":
             entry = raw.get("quantization")
             model = _load_mlx(folder, config, entry, checkpoint, dtype, adapter)
@@ -370,7 +373,7 @@ def load(
             with open_adapter(adapter, {name: checkpoint.shape(name) for name in stored}) as lora:
                 tensors = ((names[n], lora.merge(n, checkpoint.read(n))) for n in stored)
                 fill(model, tensors, _compute_dtype(dtype, checkpoint))
-    model.join()
+        model.join()
     return model, load_tokenizer(folder)
 
 
@@ -397,8 +400,7 @@ def _load_mlx(
 def _compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
     """The type to compute in: as wanted, or as the embedding is stored."""
     if wanted is None:
-        embedding = next(name for name in EMBEDDINGS if name in stored.names)
-        wanted = "float32" if cpu_only() else stored.dtype(embedding)
+        wanted = "float32" if cpu_only() else stored_dtype(stored)
     name = str(wanted).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")

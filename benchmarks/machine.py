@@ -59,7 +59,7 @@ def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
 
 def dtype_of(model: Any) -> str:
     """The type that a model computes in."""
-    return str(model.shared.weight.dtype).removeprefix("mlx.core.")
+    return str(model.dtype).removeprefix("mlx.core.")
 
 
 def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from benchmarks.workload import Workload
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import nn, tree_flatten
 from mlx_t5.checkpoints.quantization import (
+    EMBED_8,
     MIXED_BITS,
     MODES,
     Quantization,
@@ -145,6 +146,14 @@ def uniform(group: int) -> dict[str, Recipe | None]:
     return {PLAIN: None} | {f"{bits} bits": Recipe.from_options(bits, group) for bits in BITS}
 
 
+def with_embedding(group: int) -> dict[str, Recipe | None]:
+    """The same bits for every layer, and 8 for the embedding and the output head."""
+    return {
+        f"{bits} bits, {EMBED_8}": Recipe.from_options(bits, group, predicate=EMBED_8)
+        for bits in (8, 4)
+    }
+
+
 def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
     """Every way to quantise the target: of convert.py first, then what it might have."""
     result = uniform(group)
@@ -154,6 +163,9 @@ def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
         result |= {f"vo_4_5{groups}": Recipe.from_options(None, size, predicate="vo_4_5")}
     result |= {mode: Recipe.from_options(mode=mode) for mode in MODES if mode != "affine"}
     result |= {name: Recipe.from_options(None, group, predicate=name) for name in MIXED_BITS}
+    result |= with_embedding(group)
+    both = f"vo_4_5+{EMBED_8}"
+    result[both] = Recipe.from_options(None, group, predicate=both)
     last = rf"encoder\.layers\.{config.num_layers - 1}\.|"
     last += rf"decoder\.layers\.{config.num_decoder_layers - 1}\."
     four, five = Quantization.from_options(4, group), Quantization.from_options(5, group)
@@ -218,9 +230,10 @@ class Trial:
     def drafts(self) -> list[dict]:
         """The figures of a quantised draft with the target as it is."""
         target, draft = self.subject.target, self.subject.draft
+        group = group_size(draft)
         return [
             self._row(way, draft, recipe, (target, quantized(draft, recipe)))
-            for way, recipe in uniform(group_size(draft)).items()
+            for way, recipe in (uniform(group) | with_embedding(group)).items()
         ]
 
     def _row(self, way: str, model: T5, recipe: Recipe | None, pair: tuple[T5, T5]) -> dict:

@@ -4,18 +4,43 @@ Every module takes MLX from here, so that nothing imports it too early:
 
     from mlx_t5.backend import mx, nn
 
-On a Linux CPU a fast BLAS has to be in the process by then; see `blas`. On macOS and with CUDA
-nothing is changed.
+On a Linux CPU a fast BLAS has to be in the process by then; see `blas`. MLX also reads some
+settings once, from the environment.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, MutableMapping
+from types import MappingProxyType
+from typing import Any
 
 from mlx_t5 import blas
 from mlx_t5.errors import UserError
 
+DEVICE = "T5_DEVICE"  # the user's wish: cpu or gpu
+SETTINGS = MappingProxyType(
+    {
+        # float32 products are those of float32: TF32 has 10 bits of mantissa (CUDA, M5 and later).
+        "MLX_ENABLE_TF32": "0",
+        # cuDNN makes a plan for every exact shape of attention, and raises after 512 of them.
+        "MLX_CUDA_USE_CUDNN_SDPA": "0",
+        # A CUDA graph for every shape of a pass: the usual 400 do not suffice for ragged batches,
+        "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
+        # and more of them than are kept cost time, but are no error.
+        "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+    }
+)
+
+
+def prepare(environment: MutableMapping[str, str]) -> None:
+    """Puts MLX's settings where it reads them; what the user has set stays."""
+    for name, value in SETTINGS.items():
+        environment.setdefault(name, value)
+
+
+prepare(os.environ)
 try:
     _loaded = blas.load(sys.platform)
 except ValueError as error:
@@ -26,19 +51,45 @@ import mlx.nn as nn  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 
 __all__ = [
+    "DEVICE",
+    "SETTINGS",
     "blas_name",
+    "choose_device",
     "cpu_only",
     "device_name",
     "hint",
     "mx",
     "nn",
+    "prepare",
     "tree_flatten",
 ]
 
 
+def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:
+    """Has MLX compute where the user wishes; an empty wish leaves it its own choice.
+
+    Args:
+        wish: "cpu", "gpu" or "".
+        choose: tells MLX, and raises `ValueError` if it has no such device.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if wish not in ("", "cpu", "gpu"):
+        raise UserError(f"{DEVICE} must be cpu or gpu, not {wish:.40}")
+    try:
+        if wish:
+            choose(mx.cpu if wish == "cpu" else mx.gpu)
+    except ValueError:
+        raise UserError(f"{DEVICE} is {wish}, and MLX has none here") from None
+
+
+choose_device(os.environ.get(DEVICE, ""))
+
+
 def cpu_only() -> bool:
-    """Whether this machine has no device that MLX can use but the CPU."""
-    return not (mx.metal.is_available() or mx.cuda.is_available())
+    """Whether MLX computes on the CPU: it has no GPU here, or was told to leave it alone."""
+    return mx.default_device().type == mx.cpu
 
 
 def blas_name() -> str:
@@ -49,7 +100,7 @@ def blas_name() -> str:
 def device_name() -> str:
     """What computes, as far as it decides about speed: the GPU, or the CPU, its cores and BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
-    if mx.default_device().type != mx.cpu:
+    if not cpu_only():
         return name
     return f"{name}, {os.cpu_count()} cores, {blas_name()}"
 

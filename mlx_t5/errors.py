@@ -8,6 +8,9 @@ from __future__ import annotations
 import reprlib
 
 LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
+# In MLX's RuntimeErrors: its allocators' words ("[malloc] Unable to allocate …", "… failed: out of
+# memory" with CUDA) and Metal's ("Insufficient Memory (00000008:kIOGPU…OutOfMemory)").
+OUT_OF_MEMORY = ("alloc", "out of memory", "outofmemory", "insufficient memory")
 
 
 class UserError(ValueError):
@@ -33,6 +36,14 @@ def shown(value: object, longest: int = 100) -> str:
     """
     text = value if isinstance(value, str) else reprlib.repr(value)
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the machine or the GPU has run out of memory."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
 
 
 def _printable(text: str) -> str:

@@ -23,12 +23,12 @@ def reference(request, made):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> list[str]:
-    """Options that name a random target and a random draft."""
+    """Options that name a random target and a random draft, in float32 on every device."""
     from command_line import byte_model
 
     root = tmp_path_factory.mktemp("models")
     target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
-    return ["--model", str(target), "--draft-model", str(draft)]
+    return ["--model", str(target), "--draft-model", str(draft), "--dtype", "float32"]
 
 
 @pytest.fixture

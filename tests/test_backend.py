@@ -1,5 +1,6 @@
 """A fast BLAS is loaded before MLX where it helps, and missed once where there is none."""
 
+import ast
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlx_t5 import backend, blas
-from mlx_t5.backend import hint, mx
+from mlx_t5.backend import DEVICE, SETTINGS, choose_device, hint, mx, prepare
 from mlx_t5.blas import REFERENCE
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 
@@ -71,6 +72,7 @@ def test_importing_anything_without_a_blas(platform, wish, hints):
     assert [line.startswith("hint:") for line in errors] == [True] * hints + [False]
 
 
+@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
 @pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
 def test_the_real_one_is_loaded_before_mlx():
     tried, (described,) = importing("linux", "yes", "mkl")
@@ -85,6 +87,7 @@ print(open("/proc/self/maps").read())
 """
 
 
+@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
 @pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
 @pytest.mark.parametrize("layer", [None, "INTEL"])
 def test_whose_threads_multiply(layer):
@@ -100,20 +103,84 @@ def test_whose_threads_multiply(layer):
     assert in_use == {"intel" if layer else "tbb"}
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no choice but on Linux")
-@pytest.mark.parametrize("command", ["main.py", "convert.py --model x", "benchmark.py sweep"])
-def test_an_unknown_wish_is_one_line(command):
-    environment = {**os.environ, blas.VARIABLE: "blis"}
+LINUX_ONLY = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="no choice but on Linux"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "choices"),
+    [
+        pytest.param("main.py", blas.VARIABLE, "mkl, openblas or none", marks=LINUX_ONLY),
+        ("main.py", DEVICE, "cpu or gpu"),
+        ("convert.py --model x", DEVICE, "cpu or gpu"),
+        ("benchmark.py sweep", DEVICE, "cpu or gpu"),
+    ],
+)
+def test_an_unknown_wish_is_one_line(command, variable, choices):
+    environment = {**os.environ, variable: "blis"}
     arguments = [sys.executable, *command.split()]
     result = subprocess.run(
         arguments, cwd=ROOT, capture_output=True, text=True, env=environment, input=""
     )
     assert result.returncode == 2
-    assert result.stderr == "error: T5_BLAS must be mkl, openblas or none, not blis\n"
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("hint: ")]
+    assert lines == [f"error: {variable} must be {choices}, not blis"]
 
 
-def test_cpu_only():
-    assert backend.cpu_only() is (mx.default_device().type == mx.DeviceType.cpu)
+def test_the_device_is_the_one_that_computes_and_not_one_that_is_there(monkeypatch):
+    """`is_available` says how MLX was built; a Mac that was told to use its CPU has a GPU too."""
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    facts = {mx.cpu: {"device_name": "Some CPU"}, mx.gpu: {"device_name": "Apple M9"}}
+    for device, told in ((mx.cpu, f"Some CPU, {os.cpu_count()} cores, "), (mx.gpu, "Apple M9")):
+        monkeypatch.setattr(mx, "default_device", lambda device=device: mx.Device(device))
+        monkeypatch.setattr(mx, "device_info", lambda device=device: facts[device])
+        assert backend.cpu_only() is (device == mx.cpu)
+        assert backend.device_name().startswith(told)
+    assert backend.device_name() == "Apple M9", "a GPU multiplies without a BLAS"
+
+
+def test_a_wish_for_a_device():
+    chosen = []
+    for wish in ("", "cpu", "gpu"):
+        choose_device(wish, chosen.append)
+    assert chosen == [mx.cpu, mx.gpu]
+
+    def refuse(device):
+        raise ValueError("Cannot set gpu device without gpu backend.")
+
+    with pytest.raises(UserError, match="T5_DEVICE is gpu, and MLX has none here"):
+        choose_device("gpu", refuse)
+
+
+def test_mlx_is_told_before_it_is_imported():
+    """Each setting is its name's value in MLX's sources; what the user has set stays."""
+    code = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'mlx.core': print({n: os.environ.get(n) for n in sys.argv[1:]})\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import mlx_t5.backend as backend\n"
+        "print(backend.device_name(), backend.mx.default_device())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLX_")}
+    environment |= {"MLX_CUDA_GRAPH_CACHE_SIZE": "77", DEVICE: "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *SETTINGS],
+        cwd=ROOT, capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    first, last = done.stdout.splitlines()
+    assert ast.literal_eval(first) == {
+        "MLX_ENABLE_TF32": "0",
+        "MLX_CUDA_USE_CUDNN_SDPA": "0",
+        "MLX_CUDA_GRAPH_CACHE_SIZE": "77",
+        "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+    }
+    assert last.endswith("Device(cpu, 0)")
+    untouched: dict[str, str] = {}
+    prepare(untouched)
+    assert untouched["MLX_CUDA_GRAPH_CACHE_SIZE"] == "4096"
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,8 @@ class Tried(Engine):
 
 def scarce(monkeypatch, units):
     """An engine in whose memory so many source tokens have room; its rows never end early."""
-    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + units)
+    monkeypatch.setattr(memory, "limit", lambda: units)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
     return Tried(Scarce(without(random_table(V), 1), V), None)
 
 

@@ -17,6 +17,7 @@ import families
 import peak_memory
 from checkpoints import TINY, arrays, siblings
 from convert import convert
+from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.hub import TOKENIZER_FILES
 from mlx_t5.errors import UserError
@@ -161,6 +162,7 @@ def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, 
     assert limits == [module.BLOCK_BYTES, 12345]
 
 
+@cpu_allocation
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path, format):
     """A checkpoint of 300 MB with a tensor of 98 MB: neither is ever in memory."""

@@ -42,8 +42,8 @@ def test_bundled_tokenizer_keeps_any_text(name):
 
 
 def test_bundled_pair_translates_the_default_sentence_and_corrects_it():
-    target, tokenizer = load(DEMO / "target")
-    draft, _ = load(DEMO / "draft")
+    target, tokenizer = load(DEMO / "target", "float32")
+    draft, _ = load(DEMO / "draft", "float32")
     decoder = SpeculativeDecoder(target, draft, tokenizer)
     french_text, fixed = decoder.generate(
         [DEFAULT_PROMPT, "fix grammar: He eat two apple on the kitchen every morning."],

@@ -16,6 +16,7 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from demo import grow
 from demo.widening import SIZES, Widening
+from devices import cpu_allocation
 from main import DEFAULT_PROMPT
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
@@ -153,10 +154,10 @@ def test_new_tokens_stay_out_of_reach_in_half_precision(tmp_path, dtype):
 
 
 def test_text_and_acceptance_are_those_of_the_pair(small):
-    draft, _ = load(DEMO / "draft")
+    draft, _ = load(DEMO / "draft", "float32")
     answers = []
     for folder in (DEMO / "target", small):
-        model, tokenizer = load(folder)
+        model, tokenizer = load(folder, "float32")
         answers.append(SpeculativeDecoder(model, draft, tokenizer).generate(list(PROMPTS)))
     for before, after in zip(*answers, strict=True):
         assert after.text == before.text
@@ -253,6 +254,7 @@ def test_shards(odd, tmp_path, monkeypatch):
         assert all(mx.array_equal(one.read(name), many.read(name)) for name in one.names)
 
 
+@cpu_allocation
 def test_memory_does_not_grow_with_the_model(tmp_path):
     """300 MB of weights, a third of them one tensor."""
     sizes = ("--d-model", "1024", "--d-ff", "8000", "--vocab-size", "24000")

@@ -10,6 +10,7 @@ import pytest
 
 import main
 from command_line import ROOT, start
+from devices import cpu_allocation
 from mlx_t5.backend import device_name
 from mlx_t5.cli.output import one_line
 from model import T5
@@ -45,14 +46,15 @@ def texts(out: str) -> list[str]:
 def test_without_options_the_bundled_pair_translates():
     process = start(stdin=subprocess.DEVNULL, cwd="/")  # from any folder
     out, err = (stream.decode() for stream in process.communicate())
-    assert (process.returncode, out) == (0, TRANSLATION + "\n")
+    assert process.returncode == 0 and out.startswith("Allons au magasin")  # on a GPU in bfloat16
     assert "the bundled pair" in err
     assert main.DEFAULT_PROMPT in err
     assert re.search(r"\d+ tokens in .* tokens/s · acceptance \d+%", err.splitlines()[-1])
 
 
 def test_json_has_exactly_the_promised_keys(run):
-    status, out, err = run("--model", str(BUNDLED / "target"), "--json", "-v")
+    target = ["--model", str(BUNDLED / "target"), "--dtype", "float32"]
+    status, out, err = run(*target, "--json", "-v")
     assert f"on {device_name()}\n" in err
     assert status == 0
     record = json.loads(out)
@@ -102,7 +104,8 @@ def test_copying_changes_how_the_text_is_made_and_not_the_text(run, draft):
 
 
 def test_a_draft_with_another_vocabulary_is_refused(run, models):
-    status, out, err = run("--model", str(BUNDLED / "target"), "--draft-model", models[1])
+    target = ["--model", str(BUNDLED / "target"), "--dtype", "float32"]
+    status, out, err = run(*target, "--draft-model", models[1])
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: vocabularies differ")
 
@@ -192,6 +195,7 @@ def test_with_one_seed_equal_prompts_are_independent_samples(run, models):
     assert texts(run(*argv, "--seed", "2")[1])[0] != first
 
 
+@cpu_allocation
 def test_the_batch_size_bounds_memory(run, models):
     prompts = [part for i in range(8) for part in ("--prompt", str(i) * 200)]
     argv = [*models, "-m", "8", "--json", *prompts]

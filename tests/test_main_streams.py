@@ -181,7 +181,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
         ("tqdm", ["main.py", "--json"], "requirements.txt"),
-        ("mlx", ["server.py"], "requirements/server.txt"),
+        ("mlx", ["server.py"], "requirements.txt"),
         ("uvicorn", ["server.py"], "requirements/server.txt"),
     ],
 )

@@ -24,6 +24,8 @@ from mlx_t5.errors import UserError, shown
 
 SAFETENSORS = "model.safetensors"
 TORCH = "pytorch_model.bin"
+# The embedding is stored under one or more of these names. MADLAD has only the last.
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _MAX_SHARDS = 1000
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 
@@ -135,6 +137,17 @@ def open_checkpoint(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
     )
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str | None:
+    """The type that a T5 is stored in: of its embedding, or of a norm where that is quantised.
+
+    None if there is no embedding.
+    """
+    embedding = next((name for name in EMBEDDINGS if name in checkpoint.names), None)
+    if embedding and embedding.replace(".weight", ".scales") in checkpoint.names:
+        embedding = "decoder.norm.weight"
+    return checkpoint.dtype(embedding) if embedding in checkpoint.names else None
 
 
 def _open_sharded(index: Path) -> Checkpoint:

@@ -5,7 +5,8 @@ A mode stores each group of values of a row with few bits a value and what the g
 and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised apart.
 
 A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
-`o`), so the mixed recipes give these more bits; `python benchmark.py quantize` has the figures.
+`o`), so the mixed recipes give these more bits. The embedding and the output head are quantised on
+request only, in 8 bits. `python benchmark.py quantize` has the figures.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ MODES = MappingProxyType(
 MIXED_BITS = MappingProxyType(
     {"vo_3_4": (3, 4), "vo_3_5": (3, 5), "vo_4_5": (4, 5), "vo_4_6": (4, 6)}
 )
+EMBED_8 = "embed_8"  # the embedding and the output head too, in 8 bits; goes with any other
+PREDICATES = (*MIXED_BITS, EMBED_8, *(f"{name}+{EMBED_8}" for name in MIXED_BITS))
 VALUES_AND_OUTPUTS = r"\.[vo]$"
+_EMBEDDING_AND_HEAD = frozenset(("shared", "lm_head"))
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
 PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
 
 
 def quantize_predicate(path: str, module: nn.Module | None = None) -> bool:
-    """Whether a layer may be quantised: attention and feed-forward, no embedding, head or bias.
+    """Whether a layer is quantised by default: attention and feed-forward.
 
     Args:
         path: the layer's name in the model.
@@ -109,11 +113,13 @@ class Recipe:
         general: the way of most layers.
         special: that of the layers named by `where`; None if there are none.
         where: a regular expression that finds something in their paths.
+        embedding: that of the embedding and of a separate output head; None leaves them alone.
     """
 
     general: Quantization
     special: Quantization | None = None
     where: str = VALUES_AND_OUTPUTS
+    embedding: Quantization | None = None
 
     @classmethod
     def from_options(
@@ -126,30 +132,41 @@ class Recipe:
         """Returns the recipe that these options ask for; None is the mode's default.
 
         Args:
-            bits: of every layer.
+            bits: of every layer but the embedding and the head.
             group_size: of every layer.
-            mode: of every layer.
-            predicate: one of `MIXED_BITS`, which says the bits itself.
+            mode: of every layer; an embedding in 8 bits is always affine.
+            predicate: one of `PREDICATES`. Those of `MIXED_BITS` say bits and mode themselves.
 
         Raises:
             UserError: MLX has no such combination.
         """
-        if predicate is None:
-            return cls(Quantization.from_options(bits, group_size, mode))
-        if predicate not in MIXED_BITS:
-            known = ", ".join(MIXED_BITS)
+        if predicate is not None and predicate not in PREDICATES:
+            known = ", ".join(PREDICATES)
             raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
+        embedding = None
+        if predicate and predicate.endswith(EMBED_8):
+            embedding = Quantization.from_options(8, group_size if mode == "affine" else None)
+            predicate = predicate.removesuffix(EMBED_8).removesuffix("+")
+        if not predicate:
+            return cls(Quantization.from_options(bits, group_size, mode), embedding=embedding)
         if bits is not None or mode != "affine":
             wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
             raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
         low, high = (Quantization.from_options(each, group_size) for each in MIXED_BITS[predicate])
-        return cls(low, high)
+        return cls(low, high, embedding=embedding)
+
+    def wanted(self, path: str) -> Quantization | None:
+        """How the layer of this name is to be quantised if its rows divide into groups."""
+        if path in _EMBEDDING_AND_HEAD:
+            return self.embedding
+        if not quantize_predicate(path):
+            return None
+        return self.special if self.special and re.search(self.where, path) else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """Returns how to quantise a parameter of this name and shape; None leaves it as it is."""
-        path = name.removesuffix(".weight")
-        how = self.special if self.special and re.search(self.where, path) else self.general
-        return how if quantize_predicate(path) and how.fits(shape) else None
+        how = self.wanted(name.removesuffix(".weight"))
+        return how if how and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
         """The entry for config.json: the general way, and by path the layers that differ.

@@ -10,15 +10,18 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, is_out_of_memory
 from mlx_t5.ranges import RANGES, Range, written
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Settings
 
+ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -46,7 +49,7 @@ def run(
 
     Args:
         command: parses the arguments, does the work and returns the exit status.
-        requirements: the file that lists the packages it needs.
+        requirements: the file that lists what it needs besides requirements.txt.
         interrupted: what to tell after Ctrl-C.
 
     Returns:
@@ -66,6 +69,10 @@ def run(
         message = not_installed(error, requirements)
     except (UserError, OSError) as error:
         message = str(error)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        message = no_memory(error)
     print(f"error: {message}", file=sys.stderr)
     return BAD_INPUT
 
@@ -74,8 +81,19 @@ def not_installed(error: ImportError, requirements: str = "requirements.txt") ->
     """What to tell whoever starts a command without the packages that it needs."""
     reason = str(error).strip().split("\n")[0].rstrip(".:")
     if isinstance(error, ModuleNotFoundError) and error.name:
-        reason = f"{error.name.partition('.')[0]} is not installed"
+        package = error.name.partition(".")[0]
+        reason = f"{package} is not installed"
+        listed = (ROOT / requirements).read_text(encoding="utf-8").replace("-", "_")
+        if not re.search(rf"^{package}\b", listed, re.MULTILINE):
+            requirements = "requirements.txt"
     return f"{reason}; pip install -r {requirements}"
+
+
+def no_memory(error: BaseException) -> str:
+    """What to tell whoever's models or prompts do not fit into memory."""
+    reason = str(error).strip().split("\n")[0].rstrip(".")
+    cure = "take a smaller or a quantised model, shorter prompts, or fewer at a time"
+    return f"out of memory ({reason}); {cure}" if reason else f"out of memory; {cure}"
 
 
 def open_streams() -> None:

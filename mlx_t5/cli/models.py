@@ -127,7 +127,7 @@ def locate(name: str, convert: Convert) -> Path:
 
 
 def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any, Any, Any]:
-    """Loads the models of a pair; warns before, on standard error, if they will not fit.
+    """Loads the models of a pair; says before, on standard error, if they will hardly fit.
 
     Args:
         chosen: which models.
@@ -143,11 +143,14 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
     """
     from mlx_t5.drafting.draft_model import DraftModel
     from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-    from mlx_t5.network.memory import warning
+    from mlx_t5.network.memory import dtype_hint, warning
 
+    folders = [folder for folder in (chosen.target, chosen.draft) if folder]
     with contextlib.suppress(UserError):  # loading says what is wrong with a folder
-        large = warning([folder for folder in (chosen.target, chosen.draft) if folder], dtype)
-        if large:
+        for folder in folders:
+            if hint := dtype_hint(folder, dtype):
+                print(f"hint: {hint}", file=sys.stderr, flush=True)
+        if large := warning(folders, dtype):
             print(f"warning: {large}", file=sys.stderr, flush=True)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
     target, tokenizer = load(chosen.target, dtype, **merged)

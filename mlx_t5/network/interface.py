@@ -13,7 +13,7 @@ class Seq2Seq(Protocol):
     """An encoder, and a decoder that takes any number of new tokens; see `model.T5`."""
 
     config: T5Config
-    shared: Any  # the embedding
+    dtype: Any  # what it computes in
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model)."""

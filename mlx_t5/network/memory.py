@@ -1,4 +1,9 @@
-"""How much memory models and prompts take, and how much there is.
+"""How much memory models and prompts take, how much there is, and what stays there on a Mac.
+
+macOS may take memory out of the GPU's reach between two passes; a model that nearly fills the
+machine then computes at a fraction of its speed (ml-explore/mlx-examples#1061). From macOS 15 on,
+MLX can keep ("wire") what it holds, up to a limit that is 0 at first. `wire` raises it to what
+weights and caches need. Only Metal names a working set, so nothing is wired elsewhere.
 
 A decoder holds of a prompt its caches: keys and values of the source, for cross-attention, and of
 what is written. Besides, the encoder's work counts while it reads.
@@ -10,29 +15,34 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
-from mlx_t5.network.cache import round_up
+from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.sizes import PASS_POSITIONS, readable
 
 if TYPE_CHECKING:
     from mlx_t5.network.weights import Shape
 
-SHARE = 0.9  # of a CPU's memory that may be used; a GPU says itself what it recommends
+SHARE = 0.9  # of a CPU's memory that may be used, and of what a GPU recommends without a warning
+WORKING_SET = "max_recommended_working_set_size"  # what Metal calls it; other devices have none
+SLACK = 64 << 20  # buffers are rounded up to pages, and small ones lie in a heap that counts whole
+KEPT = 256 << 20  # freed buffers that MLX may keep for reuse when prompts have been encoded
+MEBIBYTE = 1 << 20
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
 def limit() -> int:
     """Bytes that may be used: what the GPU recommends or has, else most of the machine's memory."""
     facts = mx.device_info()
-    for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+    for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
             return int(facts[name])
     return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -49,10 +59,44 @@ def require(needed: int) -> None:
         raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
 
 
+def wire(needed: int) -> None:
+    """Has macOS leave in the GPU's reach what MLX holds now and the next bytes that it allocates.
+
+    The limit counts buffers that MLX keeps for reuse as well, so a lower one than before never
+    takes a weight out.
+
+    Args:
+        needed: bytes to come; what macOS recommends is the most in any case.
+    """
+    most = mx.device_info().get(WORKING_SET)
+    if most:
+        held = mx.get_active_memory() + mx.get_cache_memory() + SLACK
+        mx.set_wired_limit(min(int(most), held + needed))
+
+
+@contextmanager
+def room_for_weights(needed: int) -> Iterator[None]:
+    """Wires so many bytes of weights that are loaded inside; no buffer is left but theirs."""
+    wire(needed)
+    try:
+        yield
+    finally:
+        mx.clear_cache()
+    wire(0)  # weights that there was no room for beside buffers that are gone now
+
+
+def clear_large_cache() -> None:
+    """Frees the buffers that MLX keeps for reuse if those are many, as after a long prompt."""
+    if mx.get_cache_memory() > KEPT:
+        mx.clear_cache()
+
+
 def require_for(
     models: Sequence[Any], new: Sequence[Any], running: Sequence[Any], ahead: Sequence[Any] = ()
 ) -> None:
     """Checks that there is room to encode new rows and to decode them beside the running ones.
+
+    On a Mac that much is wired, too.
 
     The space is needed on top of what is held now, as the cache that they join is copied.
 
@@ -68,19 +112,19 @@ def require_for(
     """
     rows = [*running, *new]
     lanes = sum(row.settings.num_beams for row in rows)
-    source = max(len(row.ids) for row in rows)
+    source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
     sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
-    longest = max(map(len, sources))
+    longest = source_width(max(map(len, sources)))
     together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
-    require(
-        sum(
-            model.cache_memory(len(rows), source, target, lanes)
-            + model.encoder_memory(together, longest)
-            for model in models
-            if model
-        )
+    needed = sum(
+        model.cache_memory(len(rows), source, target, lanes)
+        + model.encoder_memory(together, longest)
+        for model in models
+        if model
     )
+    require(needed)
+    wire(needed)
 
 
 def cache_bytes(
@@ -131,27 +175,63 @@ def stored_bytes(folder: Path, dtype: str | None) -> int:
 
     Args:
         folder: MLX or Hugging Face.
-        dtype: what to compute in; None is the folder's, and float32 without a GPU.
+        dtype: what to compute in; None is the folder's, and float32 on the CPU.
 
     Raises:
         UserError: the folder holds no readable checkpoint.
     """
     with open_checkpoint(folder) as stored:
-        once = {stored.storage(name): name for name in stored.names}.values()
-        return sum(_loaded(stored, name, dtype) for name in once)
+        return loaded_bytes(stored, dtype)
+
+
+def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
+    """`stored_bytes` of an open checkpoint."""
+    wanted = dtype and str(dtype).removeprefix("mlx.core.")
+    once = {stored.storage(name): name for name in stored.names}.values()
+    return sum(_loaded(stored, name, wanted) for name in once)
 
 
 def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
     if stored.dtype(name) not in WIDTHS:  # quantised
         return stored.nbytes(name)
-    width = WIDTHS[dtype or ("float32" if cpu_only() else stored.dtype(name))]
+    width = WIDTHS.get(dtype or ("float32" if cpu_only() else stored.dtype(name)), 4)
     return math.prod(stored.shape(name)) * width
 
 
 def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
-    """One line about models that do not fit into memory together, None if they do."""
+    """One line about models that do not fit into memory together, or hardly; None if they do.
+
+    A Mac's GPU slows down near the working set that macOS recommends. How much that is can be set.
+    """
     needed, there = sum(stored_bytes(folder, dtype) for folder in folders), limit()
-    if needed <= there:
+    facts = mx.device_info()
+    comfortable = SHARE * there if facts.get(WORKING_SET) else there
+    if needed <= comfortable:
         return None
     cure = "convert the model with --quantize, or take a smaller one"
-    return f"the weights take {readable(needed)}, and there are {readable(there)} of memory; {cure}"
+    if not facts.get(WORKING_SET):
+        space = f"there are {readable(there)} of memory"
+        return f"the weights take {readable(needed)}, and {space}; {cure}"
+    wanted = math.ceil(needed / SHARE / MEBIBYTE)
+    if wanted * MEBIBYTE < SHARE * facts.get("memory_size", 0):
+        cure += f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={wanted}"
+    space = f"macOS recommends at most {readable(there)} for the GPU (iogpu.wired_limit_mb)"
+    return f"the weights take {readable(needed)}, and {space}; {cure}"
+
+
+def dtype_hint(folder: Path, dtype: str | None) -> str | None:
+    """One line about a Hugging Face folder that a GPU would compute with in float32, unasked.
+
+    Args:
+        folder: of a model.
+        dtype: the type asked for; None is the folder's.
+
+    Raises:
+        UserError: the folder holds no readable checkpoint.
+    """
+    if cpu_only() or dtype:
+        return None
+    with open_checkpoint(folder) as stored:
+        if stored.metadata.get("format") == "mlx" or stored_dtype(stored) != "float32":
+            return None
+    return f"{folder} is in float32; --dtype bfloat16 takes half the memory"

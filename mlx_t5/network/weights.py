@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.checkpoints.checkpoint import SAFETENSORS, Checkpoint, read_weight_map
+from mlx_t5.checkpoints.checkpoint import EMBEDDINGS, SAFETENSORS, Checkpoint, read_weight_map
 from mlx_t5.checkpoints.small_files import read_object
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, is_out_of_memory, shown
 from mlx_t5.network.config import T5Config
 
-EMBEDDING = "shared.weight"
+EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
 
-# The embedding is stored under one or more of these names. MADLAD has only the last.
-EMBEDDINGS = (EMBEDDING, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Written by an early transformers, used by none.
 _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -187,6 +185,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
 
     Raises:
         UserError: a file cannot be read after all.
+        RuntimeError: the device has not enough memory.
     """
     weights = []
     try:
@@ -196,6 +195,8 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
             mx.eval(array)
             weights.append((name, array))
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).split("\n")[0]
         raise UserError(f"cannot load the weights ({reason}); are the files damaged?") from None
     model.load_weights(weights)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlx_t5.errors import is_out_of_memory
 from mlx_t5.requests import Chunk, Row, Settings, Stats
 from mlx_t5.serving.errors import place
 from mlx_t5.serving.logprobs import TokenLogprob
@@ -87,7 +88,7 @@ class Failure:
     def from_error(cls, error: Exception) -> Failure:
         """Returns what clients are told of an exception; logs where it came from."""
         log.error("decoding failed: %s", place(error))
-        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+        if is_out_of_memory(error):
             message = "no memory left for this batch; try again later, or with a shorter prompt"
             return cls("memory", message)
         return cls("internal", "internal error; the server's log says where")

@@ -207,7 +207,7 @@ class Service:
         self.defaults = replace(self._unset, **self._usual)
         self.drafts = decoder.drafter is not None
         self.log_prompts, self.created = log_prompts, int(time.time())
-        self._dtype = str(decoder.model.shared.weight.dtype).removeprefix("mlx.core.")
+        self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         self._vocab_size = decoder.model.config.vocab_size
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
         self.spell = Speller(self._tokenizer)

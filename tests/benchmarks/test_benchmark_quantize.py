@@ -31,6 +31,7 @@ def target():
         {"mode": "mxfp8"},
         {"mode": "nvfp4"},
         {"predicate": "vo_3_5"},
+        {"predicate": "vo_3_5+embed_8"},
         None,
     ],
     ids=str,
@@ -106,6 +107,7 @@ def test_recipes_fit_the_model(target):
     assert (group_size(target), group_size(draft)) == (64, 32)  # rows of 96
     every = recipes(target.config, 64)
     assert every[PLAIN] is None and set(uniform(64)) < set(every)
+    assert every["4 bits, embed_8"].for_layer("shared.weight", (64, 64)).bits == 8
     assert every["vo_4_6"] == Recipe(Quantization(64, 4, "affine"), Quantization(64, 6, "affine"))
     last = every["4 bits, 5 in last layers"]
     assert [
@@ -118,7 +120,7 @@ def test_recipes_fit_the_model(target):
     for name, recipe in every.items():  # every pattern finds a layer
         if recipe and recipe.special:
             ways = {recipe.for_layer(each, (128, 128)) for each in names} - {None}
-            assert ways == {recipe.general, recipe.special}, name
+            assert ways == {recipe.general, recipe.special, recipe.embedding} - {None}, name
 
 
 def test_a_small_run(capsys, tmp_path):

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import checkpoints
+import model as model_module
 from checkpoints import TINY, arrays
 from convert import convert
+from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import MIXED_BITS, MODES, Quantization, Recipe
 from mlx_t5.errors import UserError
@@ -97,11 +99,65 @@ def test_a_mixed_recipe_gives_values_and_outputs_more_bits(tiny, tmp_path, predi
     assert mx.array_equal(loaded(ids, ids), model(ids, ids))
 
 
+@pytest.mark.parametrize("tied", (True, False), ids=("tied", "separate"))
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"q_bits": 8, "quant_predicate": "embed_8"},
+        {"q_bits": 4, "quant_predicate": "embed_8"},
+        {"quant_predicate": "vo_4_6+embed_8"},
+    ),
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_embedding_and_head_in_8_bits(made, tmp_path, tied, options):
+    """They give what their dequantised weights give: looked up, multiplied and, if tied, scaled."""
+    source = made("t5" if tied else "flan").folder
+    out = convert(source, tmp_path / "out", "float32", quantize=True, q_group_size=32, **options)
+    model, plain = load(out, "float32")[0], load(source, "float32")[0]
+    entry = json.loads((out / "config.json").read_text())["quantization"]
+    embeddings = ["shared"] if tied else ["shared", "lm_head"]
+    for name in embeddings:
+        how = {name: entry[name] for name in ("group_size", "bits", "mode")} | entry.get(name, {})
+        assert how == {"group_size": 32, "bits": 8, "mode": "affine"}
+        assert f"{name}.scales" in arrays(out)
+    dense = load(out, "float32")[0]
+    for name in embeddings:
+        layer = model[name]
+        parts = layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits
+        setattr(dense, name, getattr(plain, name))
+        getattr(dense, name).weight = mx.dequantize(*parts)
+    ids = mx.array([[5, 3, 9, 1], [7, 7, 2, 1]])
+    logits, expected = model(ids, ids), dense(ids, ids)
+    assert mx.abs(logits - expected).max() < 1e-4 * mx.abs(expected).max()
+    regular = SpeculativeDecoder(model).generate([[5, 3, 9, 1]], max_tokens=12)[0]
+    drafted = SpeculativeDecoder(model, plain).generate([[5, 3, 9, 1]], max_tokens=12)[0]
+    assert drafted.tokens == regular.tokens
+
+
+def test_8_bits_change_an_embedding_little(tiny, tmp_path):
+    out = convert(tiny, tmp_path / "out", "float32", quantize=True, quant_predicate="embed_8")
+    before, after = load(tiny, "float32")[0].shared, load(out, "float32")[0].shared
+    assert 0 < mx.abs(before(mx.arange(40)) - after(mx.arange(40))).max() < 1 / 255
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
+def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype, monkeypatch):
+    """Without a wish a GPU computes in the folder's type, and memory is counted in that one."""
+    monkeypatch.setattr(model_module, "cpu_only", lambda: False)
+    out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
+    quantised, plain = load(out)[0], load(tiny, dtype)[0]
+    assert quantised.dtype == quantised.shared.scales.dtype == getattr(mx, dtype)
+    assert quantised.cache_memory(2, 3, 4) == plain.cache_memory(2, 3, 4)
+    assert quantised.encoder_memory(2, 3) == plain.encoder_memory(2, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     (
         ({"predicate": "vo_2_9"}, "unknown --quant-predicate 'vo_2_9'; known: vo_3_4, "),
         ({"predicate": "mixed_4_6"}, "unknown --quant-predicate 'mixed_4_6'"),  # mlx-lm's
+        ({"predicate": "embed_8+vo_4_6"}, "unknown --quant-predicate 'embed_8.vo_4_6'"),
+        ({"predicate": "vo_4_6+embed_8", "bits": 4}, "vo_4_6 says .* itself; leave --q-bits out"),
         ({"predicate": "vo_4_6", "bits": 4}, "vo_4_6 says .* itself; leave --q-bits out"),
         ({"predicate": "vo_4_6", "mode": "mxfp4"}, "leave --q-mode mxfp4 out"),
         ({"predicate": "vo_4_6", "group_size": 16}, "--q-group-size 16 does not exist"),
@@ -130,6 +186,16 @@ def test_what_a_recipe_does_to_a_parameter():
         Recipe(four, six, "^encoder").for_layer("encoder.layers.0.self_attention.q.weight", (8, 64))
         == six
     )
+    eight = Quantization.from_options(8)
+    assert Recipe.from_options(predicate="vo_4_6+embed_8") == Recipe(four, six, embedding=eight)
+    mxfp4 = Recipe.from_options(mode="mxfp4", predicate="embed_8")
+    assert mxfp4.embedding == eight and mxfp4.general.mode == "mxfp4"
+    both = Recipe.from_options(4, predicate="embed_8")
+    for name, how in {"shared": eight, "lm_head": eight, "encoder.norm": None}.items():
+        assert both.for_layer(f"{name}.weight", (40, 64)) == how
+    assert both.for_layer("shared.weight", (40, 96)) is None  # no groups
+    assert both.for_layer("encoder.layers.0.self_attention.q.weight", (64, 64)) == four
+    assert both.for_layer("encoder.relative_attention_bias.0.weight", (32, 64)) is None
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))

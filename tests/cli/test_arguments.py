@@ -20,6 +20,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.ranges import LARGEST_COUNT, RANGES
 from mlx_t5.requests import Settings
 
+SERVER = "requirements/server.txt"
 NUMBERS = [name for name, allowed in RANGES.items() if allowed.kind is not bool]
 
 
@@ -82,7 +83,16 @@ def test_the_option_of_a_setting_has_its_name_its_range_and_its_default(capsys):
     [
         (UserError("no such thing"), 2, "error: no such thing\n"),
         (OSError(errno.ENOSPC, "disk full", "x"), 2, "error: [Errno 28] disk full: 'x'\n"),
-        (ModuleNotFoundError(name="a.b"), 2, "error: a is not installed; pip install -r r.txt\n"),
+        (
+            ModuleNotFoundError(name="uvicorn.main"),
+            2,
+            f"error: uvicorn is not installed; pip install -r {SERVER}\n",
+        ),
+        (
+            ModuleNotFoundError(name="mlx"),
+            2,
+            "error: mlx is not installed; pip install -r requirements.txt\n",
+        ),
         (KeyboardInterrupt(), 130, "stopped\n"),
     ],
 )
@@ -90,10 +100,50 @@ def test_what_goes_wrong_is_one_line_and_a_status(raised, status, told, capsys):
     def command():
         raise raised
 
-    assert run(command, "r.txt", "stopped") == status
+    assert run(command, SERVER, "stopped") == status
     assert capsys.readouterr() == ("", told)
 
 
 def test_what_is_a_mistake_of_ours_is_not_hidden():
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 // 0)
+
+
+METAL_OUT_OF_MEMORY = (
+    "[METAL] Command buffer execution failed: Insufficient Memory "
+    "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError(METAL_OUT_OF_MEMORY), f" ({METAL_OUT_OF_MEMORY.rstrip('.')})"),
+        (
+            RuntimeError("cudaMallocAsync(&data, size) failed: out of memory"),
+            " (cudaMallocAsync(&data, size) failed: out of memory)",
+        ),
+        (
+            RuntimeError("[malloc] Unable to allocate 5 bytes."),
+            " ([malloc] Unable to allocate 5 bytes)",
+        ),
+        (MemoryError(), ""),
+    ],
+)
+def test_running_out_of_memory_is_one_line(error, reason, capsys):
+    def command():
+        raise error
+
+    assert run(command) == 2
+    assert capsys.readouterr().err == (
+        f"error: out of memory{reason}; take a smaller or a quantised model, shorter prompts, or "
+        "fewer at a time\n"
+    )
+
+
+def test_other_errors_of_mlx_are_not_taken_for_that():
+    def command():
+        raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error.")
+
+    with pytest.raises(RuntimeError):
+        run(command)

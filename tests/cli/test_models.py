@@ -7,6 +7,7 @@ import pytest
 
 from mlx_t5.cli import models
 from mlx_t5.errors import UserError
+from mlx_t5.network import memory
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +179,17 @@ def test_an_empty_name_is_no_folder(names):
     converted("x")
     with pytest.raises(UserError, match="name is empty"):
         chosen_for(*names)
+
+
+def test_a_hint_comes_before_the_models_are_loaded(made, capsys, monkeypatch):
+    monkeypatch.setattr(memory, "cpu_only", lambda: False)
+    folder, told = made("t5").folder, []
+
+    def load(*wanted):
+        told.append(capsys.readouterr().err)
+        return None, None
+
+    models.load_pair(models.Pair(folder, None, False, ""), None, load)
+    assert told == [f"hint: {folder} is in float32; --dtype bfloat16 takes half the memory\n"]
+    models.load_pair(models.Pair(folder, None, False, ""), "float32", load)
+    assert told[1:] == [""]

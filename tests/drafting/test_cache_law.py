@@ -121,7 +121,7 @@ def test_the_batch_above_copies_and_drafts_in_one_step():
 
 
 def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
-    draft = DraftModel(load(pair.BUNDLED / "draft")[0], load(pair.BUNDLED / "target")[0])
+    draft = DraftModel(*(load(pair.BUNDLED / name, "float32")[0] for name in ("draft", "target")))
     engine = Engine(draft.target, draft)
     long = Row([5] * 90 + [EOS], Settings(max_tokens=70, min_tokens=70), row_key(0, 0))
     short = Row([9, EOS], Settings(max_tokens=75, min_tokens=75), row_key(0, 1))

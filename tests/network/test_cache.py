@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from devices import cpu_allocation
 from families import SHAPE
 from mlx_t5.backend import mx
 from mlx_t5.network import cache as cache_module
@@ -172,6 +173,7 @@ def test_offsets_that_do_not_fit(model, rows, offsets):
         model.decode(mx.zeros((2, 1), mx.int32), cache, offsets)
 
 
+@cpu_allocation
 @pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
 def test_writes_are_in_place(offsets):
     """A pass allocates nothing of the size of the cache, so its cost does not grow with it."""
@@ -195,6 +197,7 @@ def test_writes_are_in_place(offsets):
     assert np.array(cache.values[0]).sum() == 2 * np.array(cache.keys[0]).sum()
 
 
+@cpu_allocation
 @pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
 def test_decoding_is_in_place(model, rows, offsets):
     """Neither the model nor the graph holds on to arrays of a pass before."""

@@ -1,15 +1,27 @@
 """Bytes by the formula against bytes that MLX holds, and published numbers of parameters."""
 
 import pytest
+import torch
 
+import checkpoints
+import model as model_module
 from convert import convert
 from decoder import Engine
+from devices import cpu_allocation
+from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, stored_bytes, warning, weight_bytes
+from mlx_t5.network.memory import (
+    cache_bytes,
+    dtype_hint,
+    encoder_bytes,
+    stored_bytes,
+    warning,
+    weight_bytes,
+)
 from mlx_t5.requests import Row, Settings
 from model import T5, expected_parameters, load
 
@@ -34,6 +46,7 @@ def test_caches_take_what_the_formula_says(dtype, rows, source, target):
     assert held(cache.state) == cache_bytes(one.config, dtype.size, rows, source, target)
 
 
+@cpu_allocation
 @pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
 def test_an_encoder_at_work_takes_about_what_is_said(feed_forward):
     sizes = {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 1024}
@@ -65,6 +78,7 @@ def test_weights_as_they_are_and_quantised(tmp_path):
         "mxfp8": (None, None, "mxfp8"),
         "nvfp4": (None, None, "nvfp4"),
         "mixed": (None, 64, "affine", "vo_3_5"),
+        "embedding": (8, None, "affine", "embed_8"),
     }.items():
         path = tmp_path / name
         options = ("q_bits", "q_group_size", "q_mode", "quant_predicate")
@@ -86,6 +100,86 @@ def test_models_that_do_not_fit_are_warned_of(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("memory", "cure"),
+    [
+        (10**9, ", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb=30"),
+        (33_000_000, ""),  # not even the machine has so much to spare
+    ],
+)
+def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
+    folders = [BUNDLED / "target", BUNDLED / "draft"]  # 27.7 MB in float32
+    FakeMetal(monkeypatch, recommended=31_000_000)
+    assert warning(folders, "float32") is None  # 0.894 of it
+    FakeMetal(monkeypatch, recommended=30_500_000, memory=memory)  # 0.909
+    assert warning(folders, "float32") == (
+        "the weights take 27.7 MB, and macOS recommends at most 30.5 MB for the GPU "
+        "(iogpu.wired_limit_mb); convert the model with --quantize, or take a smaller one" + cure
+    )
+
+
+def test_a_gpu_that_would_compute_in_float32_unasked_is_a_hint(monkeypatch, tmp_path, made):
+    original = made("t5").folder  # float32, as most of the Hub
+    converted = convert(original, tmp_path / "mlx", "float32")
+    assert dtype_hint(original, None) is None  # on the CPU float32 is right
+    monkeypatch.setattr(memory, "cpu_only", lambda: False)
+    assert dtype_hint(original, None) == (
+        f"{original} is in float32; --dtype bfloat16 takes half the memory"
+    )
+    assert dtype_hint(original, "float32") is dtype_hint(converted, None) is None
+    assert dtype_hint(BUNDLED / "target", None) is None  # bfloat16
+    checkpoints.save({"x": torch.zeros(2)}, tmp_path / "other")
+    assert dtype_hint(tmp_path / "other", None) is None  # no T5, which loading will say
+
+
+def test_weights_are_wired_while_they_are_loaded(monkeypatch):
+    metal = FakeMetal(monkeypatch, recommended=10**12)
+    weights = stored_bytes(BUNDLED / "target", "bfloat16")
+    held, metal.active = 5 * 10**9, 5 * 10**9
+    seen = []
+
+    def fill(model, tensors, dtype):
+        seen.append(list(metal.limits))
+        metal.active, metal.cached = held + weights, 10**9
+
+    monkeypatch.setattr(model_module, "fill", fill)
+    load(BUNDLED / "target", "bfloat16")
+    assert seen == [[held + weights + memory.SLACK]], "before the first weight"
+    assert metal.cleared == 1 and metal.cached == 0
+    assert metal.limits[1:] == [held + weights + memory.SLACK], "what did not fit is, afterwards"
+
+
+def test_caches_are_wired_and_nothing_beyond_what_macos_recommends(monkeypatch):
+    one = model()
+    engine = Engine(one, None)
+    metal = FakeMetal(monkeypatch, recommended=10**9)
+    metal.active, metal.cached = 2_000_000, 300_000
+    engine.insert([row(10)])
+    needed = one.cache_memory(1, 10, 20) + one.encoder_memory(1, 10)
+    assert metal.limits == [2_300_000 + needed + memory.SLACK]
+    metal.active = 10**9 - needed
+    memory.wire(needed)
+    assert metal.limits[1:] == [10**9]
+
+
+def test_buffers_of_a_long_prompt_are_given_back(monkeypatch):
+    metal = FakeMetal(monkeypatch, recommended=10**12)
+    engine = Engine(model(), None)
+    metal.cached = memory.KEPT
+    engine.insert([row(10)])
+    assert metal.cleared == 0
+    metal.cached = memory.KEPT + 1
+    engine.insert([row(10)])
+    assert metal.cleared == 1
+
+
+def test_nothing_is_wired_without_metal(monkeypatch):
+    monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
+    for facts in ({"device_name": "a CPU"}, {"device_name": "NVIDIA", "total_memory": 10**11}):
+        monkeypatch.setattr(mx, "device_info", lambda facts=facts: facts)
+        memory.wire(10)
+
+
 def row(length, max_tokens=20, token=3):
     return Row([token] * length, Settings(max_tokens), mx.zeros(2))
 
@@ -97,7 +191,8 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     engine.insert([fits])
     needed = one.cache_memory(2, 10, 20) + one.encoder_memory(1, 10)
     left = needed
-    monkeypatch.setattr(memory, "limit", lambda: mx.get_active_memory() + left)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
+    monkeypatch.setattr(memory, "limit", lambda: left)
     for large in (row(100), row(10, max_tokens=2000)):
         with pytest.raises(RuntimeError, match="needs .* MB, and .* MB are left"):
             engine.insert([large])

@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 
 from benchmarks import workload
+from devices import cpu_allocation
 from serving_process import LOOKUP_TOO, Server, kill, raw_request
 
 KEY = "key"
@@ -196,6 +197,7 @@ def most_resident(server, numbers):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is resident is no measure elsewhere")
+@cpu_allocation
 def test_memory_is_flat_after_2000_requests():
     # One heap for all threads: several keep more or less for reuse, whichever way the requests
     # fall to them, which is 15 MB now and 0 then.

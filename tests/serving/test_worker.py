@@ -143,6 +143,12 @@ def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
     assert not worker.alive
 
 
+METAL_OUT_OF_MEMORY = (
+    "[METAL] Command buffer execution failed: Insufficient Memory "
+    "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)."
+)
+
+
 class Failing(Gated):
     """Raises these errors in its next passes, the last one first; None is none."""
 
@@ -160,7 +166,11 @@ class Failing(Gated):
 
 @pytest.mark.parametrize(
     "error, kind",
-    [(TypeError("of a secret prompt"), "internal"), (RuntimeError("Unable to allocate"), "memory")],
+    [
+        (TypeError("of a secret prompt"), "internal"),
+        (RuntimeError("Unable to allocate"), "memory"),
+        (RuntimeError(METAL_OUT_OF_MEMORY), "memory"),
+    ],
 )
 def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, kind):
     model = Failing(ENDLESS, V)

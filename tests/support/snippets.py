@@ -143,7 +143,7 @@ class Session:
         before, _, last = line.rpartition(" | ")
         words = shlex.split(last, comments=True)
         variables = {}
-        while words and re.match(r"[A-Z_]+=", words[0]):
+        while words and re.match(r"[A-Z][A-Z0-9_]*=", words[0]):
             name, _, value = words.pop(0).partition("=")
             variables[name] = value
         if not (len(words) > 1 and words[0] == "python" and words[1].endswith(".py")):

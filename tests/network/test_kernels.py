@@ -1,4 +1,4 @@
-"""How many operations a pass asks of the device: on a GPU each is a kernel to be launched."""
+"""How many kernels a pass launches on a GPU: one for each operation that computes."""
 
 import re
 from collections import Counter

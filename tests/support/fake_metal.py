@@ -1,0 +1,39 @@
+"""A Mac's GPU as far as the few calls of MLX about its memory show it."""
+
+from __future__ import annotations
+
+from mlx_t5.backend import mx
+from mlx_t5.network.memory import WORKING_SET
+
+
+class FakeMetal:
+    """Stands in for MLX's memory calls and refuses what Metal refuses.
+
+    Attributes:
+        recommended: bytes of the working set.
+        active: bytes held.
+        cached: bytes of freed buffers.
+        limits: those that were set, the first first.
+        cleared: how often the freed buffers were given back.
+    """
+
+    def __init__(self, monkeypatch, recommended: int, memory: int = 0) -> None:
+        self.recommended, self.active, self.cached = recommended, 0, 0
+        self.limits: list[int] = []
+        self.cleared = 0
+        facts = {"device_name": "Apple M9", WORKING_SET: recommended, "memory_size": memory}
+        monkeypatch.setattr(mx, "device_info", lambda: facts)
+        monkeypatch.setattr(mx, "get_active_memory", lambda: self.active)
+        monkeypatch.setattr(mx, "get_cache_memory", lambda: self.cached)
+        monkeypatch.setattr(mx, "set_wired_limit", self._set_wired_limit)
+        monkeypatch.setattr(mx, "clear_cache", self._clear_cache)
+
+    def _set_wired_limit(self, limit: int) -> int:
+        if limit > self.recommended:
+            raise ValueError("a wired limit larger than the maximum working set size")
+        self.limits.append(limit)
+        return self.limits[-2] if len(self.limits) > 1 else 0
+
+    def _clear_cache(self) -> None:
+        self.cleared += 1
+        self.cached = 0

@@ -1,0 +1,50 @@
+"""docs/backends.md lists what is used of MLX, so that nothing comes in without a look at GPUs."""
+
+import ast
+import re
+from functools import reduce
+from pathlib import Path
+
+import main
+from mlx_t5.backend import mx, nn
+
+ROOT = Path(main.__file__).resolve().parent
+FILES = [
+    *(ROOT / f"{name}.py" for name in ("model", "decoder", "convert")),
+    *ROOT.glob("mlx_t5/**/*.py"),
+]
+MODULES = {"mx": mx, "nn": nn}
+
+
+def operations(code: str) -> set[str]:
+    """The functions of MLX that some code names; types, constants and modules are none."""
+    names = {
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"(mx|nn)(\.\w+)+", ast.unparse(node))
+    }
+    return {name for name in names if is_function(name)}
+
+
+def is_function(name: str) -> bool:
+    module, *path = name.split(".")
+    found = reduce(lambda thing, part: getattr(thing, part, None), path, MODULES[module])
+    return callable(found) and not isinstance(found, type)
+
+
+def test_operations_of_some_code():
+    code = "x: mx.array = mx.fast.rms_norm(mx.zeros(2, mx.int32)).astype(mx.float32)\nf = nn.gelu"
+    assert operations(code) == {"mx.fast.rms_norm", "mx.zeros", "nn.gelu"}
+
+
+def test_the_table_lists_every_operation_and_no_other():
+    used = set().union(*(operations(file.read_text(encoding="utf-8")) for file in FILES))
+    page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    table = page.partition("| operations |")[2]
+    listed = {
+        name
+        for row in table.splitlines()
+        if row.startswith("| ")
+        for name in re.findall(r"`((?:mx|nn)\.[\w.]+)`", row.split(" | ")[0])
+    }
+    assert listed == used

@@ -1,0 +1,56 @@
+"""The requirements of each kind of machine: one library of MLX, and the same packages otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import main
+
+ROOT = Path(main.__file__).resolve().parent
+LINUX = {"sys_platform": "linux", "platform_machine": "x86_64"}
+MAC = {"sys_platform": "darwin", "platform_machine": "arm64"}
+
+
+def required(name: str, machine: dict[str, str]) -> dict[str, Requirement]:
+    """What pip would install from a file, by package."""
+    found: dict[str, Requirement] = {}
+    file = ROOT / name
+    for line in file.read_text(encoding="utf-8").splitlines():
+        line = line.partition("#")[0].strip()
+        if line.startswith("-r "):
+            path = (file.parent / line[3:]).resolve()
+            found |= required(str(path.relative_to(ROOT)), machine)
+        elif line:
+            wanted = Requirement(line)
+            if not wanted.marker or wanted.marker.evaluate(machine):
+                assert wanted.name not in found, f"{wanted.name} twice"
+                found[wanted.name] = wanted
+    return found
+
+
+def test_one_library_of_mlx_for_each_machine():
+    """mlx[cpu] and mlx[cuda13] own a file of the same name, and on a Mac mlx brings its own."""
+    assert required("requirements.txt", LINUX)["mlx"].extras == {"cpu"}
+    assert required("requirements.txt", MAC)["mlx"].extras == set()
+    assert required("requirements/cuda.txt", LINUX)["mlx"].extras == {"cuda13"}
+    for name in ("server", "benchmark"):  # installed beside either
+        assert "mlx" not in required(f"requirements/{name}.txt", LINUX)
+
+
+def test_a_gpu_needs_all_but_mkl():
+    cpu, cuda = (required(name, LINUX) for name in ("requirements.txt", "requirements/cuda.txt"))
+    mac = required("requirements.txt", MAC)
+    assert set(cpu) - set(cuda) == {"mkl"} and set(cuda) == set(mac)
+    for name in set(mac) - {"mlx"}:
+        assert cuda[name] == mac[name] == cpu[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"), [("requirements.txt", MAC), ("requirements/cuda.txt", LINUX)]
+)
+def test_a_gpu_needs_an_mlx_that_survives_running_out_of_memory(name, machine):
+    mlx = required(name, machine)["mlx"].specifier
+    assert "0.32.1" in mlx and "0.32.0" not in mlx
