@@ -57,6 +57,7 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
 def build_parser() -> Parser:
@@ -125,6 +126,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("--repetition-penalty", help="above 1 makes tokens of the text so far less likely; 1: off")
     add("--no-repeat-ngram-size", help="write no run of so many tokens twice; 0: off")
     add("--min-tokens", help="no end before so many tokens; 0: off")
+    _beam_options(group)
     group.add_argument(
         "--stop",
         action="append",
@@ -156,6 +158,19 @@ def _one_pass_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
 
 
+def _beam_options(group: argparse._ArgumentGroup) -> None:
+    add = partial(add_setting, group)
+    add("--num-beams", help="search with so many hypotheses, without a draft; 1: no search")
+    add("--length-penalty", help="of beams: above 0 favours long texts, below 0 short ones")
+    group.add_argument(
+        "--early-stopping",
+        choices=EARLY_STOPPING,
+        help="of beams: end with as many texts as beams (true), or when none is likely (false) or "
+        "able (never) to get better (default: false)",
+    )
+    add("--num-return-sequences", help="texts a prompt, the best of its beams")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
@@ -169,6 +184,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
+    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
     given = given_settings(args)
     Settings(**given)  # mistakes in options are told first
     if args.task is not None and not (args.prompt or args.input_file):
@@ -197,7 +213,8 @@ def _main(args: argparse.Namespace) -> int:
     if painter:
         _tell(painter.legend)
     to_screen = not (args.output_file or args.json)
-    if to_screen and isinstance(prompts, list) and len(prompts) == args.num_samples == 1:
+    single = args.num_samples == args.num_beams == 1
+    if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
         return _stream(decoder, prefix + prompts[0], args.seed, settings, painter)
     return _write_all(decoder, prompts, prefix, settings, painter, args)
 
@@ -303,7 +320,8 @@ def _write_all(
         assert painter is not None, "it is only called with --verbose"
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
 
-    unit = "prompts" if args.num_samples == 1 else "texts"
+    texts = _texts_a_prompt(args)
+    unit = "prompts" if texts == 1 else "texts"
     began, totals, status = time.perf_counter(), Totals(), 0
     with (
         Results(args.output_file, as_json, paint if painter else None) as output,
@@ -313,7 +331,7 @@ def _write_all(
             for result in results:
                 status = max(status, _write(output, *in_hand[0], result))
                 totals.add(result.stats)
-                if totals.results % args.num_samples == 0:
+                if totals.results % texts == 0:
                     in_hand.popleft()
                 bar.update()
         except KeyboardInterrupt:
@@ -369,7 +387,11 @@ def _bar(prompts: list[str] | Lines, unit: str, args: argparse.Namespace) -> tqd
     count = len(prompts) if isinstance(prompts, list) else prompts.count
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    return tqdm(total=count and count * args.num_samples, unit=" " + unit, disable=hidden)
+    return tqdm(total=count and count * _texts_a_prompt(args), unit=" " + unit, disable=hidden)
+
+
+def _texts_a_prompt(args: argparse.Namespace) -> int:
+    return args.num_samples * args.num_return_sequences  # one of them is 1
 
 
 def _noted(prompts: Iterable, in_hand: deque[tuple[int, Any]], prefix: str) -> Iterator:

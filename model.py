@@ -12,6 +12,7 @@ vocabulary. Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,14 +91,22 @@ class Attention(nn.Module):
         return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
 
     def add(
-        self, x: mx.array, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | Blocks | None
+        self,
+        x: mx.array,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: mx.array | Blocks | None,
+        rows: mx.array | None = None,
     ) -> mx.array:
         """Residual x (B·T, d_model) plus the attention.
 
-        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count.
+        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
+        that share their keys are one row, of the queries of all of them one after the other. Where
+        queries stand in another order, `rows` (B·T,) says where x's are.
         """
-        out = attention(q, k, v, mask)
-        return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
+        out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, math.prod(self._heads))
+        return added(out if rows is None else out[rows], self.o, x)
 
 
 class FeedForward(nn.Module):
@@ -150,11 +159,11 @@ class DecoderLayer(nn.Module):
         q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
         k, v = cache.update(layer, k, v, slots)
         x = attend.add(x, q, k, v, bias)
-        attend = self.cross_attention
+        attend, order = self.cross_attention, slots.by_prompt
+        y = attend.norm(x)
+        (q,) = attend.heads(y[order.queries] if order else y, "q", cache.prompts)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        # Rows that share a source (`Cache.shared`) are one long row here: no position matters.
-        (q,) = attend.heads(attend.norm(x), "q", source[0].shape[0])
-        x = attend.add(x, q, *source, slots.mask)
+        x = attend.add(x, q, *source, slots.mask, order.rows if order else None)
         return self.feed_forward(x)
 
 
@@ -285,9 +294,12 @@ class T5(nn.Module):
         """The type that it computes in, also where its weights are quantised."""
         return self.decoder.norm.weight.dtype
 
-    def cache_memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that the cache of rows of so many source and target positions takes."""
-        return cache_bytes(self.config, self.dtype.size, rows, source, target)
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Bytes that the cache of prompts of so many source and target positions takes.
+
+        `rows` is how many are decoded, if they are more than the prompts.
+        """
+        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""

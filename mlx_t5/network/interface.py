@@ -37,8 +37,8 @@ class Seq2Seq(Protocol):
     ) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T)."""
 
-    def cache_memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that the cache of rows of so many source and target positions takes."""
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Bytes that the cache of prompts of so many source and target positions takes."""
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""

@@ -122,7 +122,7 @@ class Job:
         settings: of all of them.
         seed: as in `SpeculativeDecoder.generate`.
         put: told every event, from the thread that owns MLX.
-        samples: results a prompt.
+        samples: results a prompt, of rows of their own or of one search.
         stream: whether events are wanted while rows grow; otherwise one a row, at its end.
         pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
@@ -143,7 +143,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many rows it needs."""
+        """How many results it has."""
         return len(self.prompts) * self.samples
 
     @property

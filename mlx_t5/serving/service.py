@@ -85,6 +85,49 @@ class Presets:
         return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
+def several(
+    settings: Settings,
+    body: api.Decoding,
+    samples: int = 1,
+    stream: bool = False,
+    logprobs: int | None = None,
+    **_: Any,
+) -> Settings:
+    """Settings for so many texts a prompt: those of one search, or sampled ones.
+
+    Args:
+        settings: of the request, its task and the server.
+        body: the request.
+        samples: texts a prompt.
+        stream: as of `Job`.
+        logprobs: as of `Job`.
+
+    Raises:
+        ApiError: they cannot be had, or not in this way.
+    """
+    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
+    refusals = {
+        "stream": (search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        "logprobs": (search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        "n": (
+            search and samples > settings.num_beams,
+            f"n is {samples} and {beams}; n is too many",
+        ),
+        "temperature": (
+            samples > 1 and not search and settings.temp == 0,
+            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
+        ),
+        "num_beams": (
+            not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
+            f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
+        ),
+    }
+    for name, (refused, message) in refusals.items():
+        if refused:
+            raise ApiError(400, message, "n" if name == "temperature" else name)
+    return replace(settings, num_return_sequences=samples) if search else settings
+
+
 class Service:
     """The models and the thread, as far as requests need them."""
 
@@ -155,11 +198,8 @@ class Service:
         """
         self._require_decoder()
         task = self._task(body, prompts)
-        settings, samples = self._settings(body, task), wishes.get("samples", 1)
-        size = len(prompts) * samples
-        if samples > 1 and settings.temp == 0:
-            message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-            raise ApiError(400, message, "n")
+        settings = several(self._settings(body, task), body, **wishes)
+        size = len(prompts) * wishes.get("samples", 1)
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -269,7 +309,7 @@ class Service:
             "delta": body.delta,
             "num_draft": body.wanted_draft,
             "stop": body.stops or None,
-        }
+        } | body.search
         if body.max_tokens and body.max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"

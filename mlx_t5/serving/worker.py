@@ -22,6 +22,7 @@ from typing import Any
 from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.requests import AUTO, Row
+from mlx_t5.sampling.lanes import texts_of
 from mlx_t5.serving.errors import place
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress, QueueFull, Stopped
 from mlx_t5.serving.logprobs import LogprobRecorder
@@ -260,9 +261,10 @@ class Worker:
     def _take(self, job: Job) -> None:
         """Turns a new job into waiting rows, unless its client has gone already."""
         rows: list[Row] = []
-        failure = None
+        failure, texts = None, job.settings.num_return_sequences
         try:
-            for prompt, keys in zip(job.prompts, random_keys(job.seed, job.samples), strict=False):
+            keys_of = random_keys(job.seed, job.samples // texts)
+            for prompt, keys in zip(job.prompts, keys_of, strict=False):
                 rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
             failure = next((Failure("input", row.error) for row in rows if row.error), None)
         except Exception as error:
@@ -275,7 +277,7 @@ class Worker:
                 self._metrics.cancelled(job.size)
             return
         for index, row in enumerate(rows):
-            self._flights[id(row)] = Flight(row, job, index)
+            self._flights[id(row)] = Flight(row, job, index * texts)
             if job.logprobs is not None:
                 self._recorder.watch(row, job.logprobs)
         self._queue.waiting += rows
@@ -287,26 +289,32 @@ class Worker:
     def _tell(self, flight: Flight) -> None:
         """Tells a job what the last step did for one of its rows."""
         row, job = flight.row, flight.job
-        if row.error:
-            self._fail(flight, Failure("internal", row.error))
+        texts = texts_of(row) if row.finish_reason else [row]
+        if error := next((text.error for text in texts if text.error), None):
+            self._fail(flight, Failure("internal", error))
             return
         first = flight.seen == 0 and row.stats.target_calls == 1
         if first:
             self._metrics.first_token_seconds.observe(self._clock() - job.submitted)
         if not (job.stream or row.finish_reason):
             return
-        chunk = self._decoder.codec.chunk(row, flight.seen)
-        # The end token counts where it alone decides about text that was held back.
-        count = len(chunk.tokens) or bool(chunk.text)
-        logprobs, flight.logprobs = flight.logprobs[:count], []
+        progress = [self._progress(flight, text, i) for i, text in enumerate(texts)]
         flight.seen = row.decided
-        progress = Progress(flight.index, chunk, copy.copy(row.stats), logprobs)
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._row_seconds += (seconds - self._row_seconds) / 8
             self._end(flight)
-        self._put(job, progress)  # last: a client that knows may look at the metrics
+        for event in progress:  # last: a client that knows may look at the metrics
+            self._put(job, event)
+
+    def _progress(self, flight: Flight, text: Row, i: int) -> Progress:
+        """What one of a row's texts has gained."""
+        chunk = self._decoder.codec.chunk(text, flight.seen)
+        # The end token counts where it alone decides about text that was held back.
+        count = len(chunk.tokens) or bool(chunk.text)
+        logprobs, flight.logprobs = flight.logprobs[:count], []
+        return Progress(flight.index + i, chunk, copy.copy(text.stats), logprobs)
 
     def _put(self, job: Job | PassJob, event: Any) -> None:
         try:
@@ -323,7 +331,7 @@ class Worker:
     def _end(self, flight: Flight) -> None:
         del self._flights[id(flight.row)]
         self._recorder.forget(flight.row)
-        self._release(flight.job, 1)
+        self._release(flight.job, flight.row.settings.num_return_sequences)
 
     def _abandon(self) -> None:
         """The thread ends; if it was not meant to, nobody is left waiting."""

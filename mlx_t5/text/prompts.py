@@ -239,13 +239,19 @@ def alike(sources: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]
         yield group
 
 
-def prepared(model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[mx.array]) -> Cache:
+def prepared(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array],
+    lanes: Sequence[int] = (),
+) -> Cache:
     """A decoder's cache with a row for each source, not waited for; equal ones share the work.
 
     Args:
         model: whose decoder it is for.
         sources: source tokens of each row.
         states: what `encoder_states` returned for them.
+        lanes: how many sequences of each row are decoded; () is one of each.
     """
     keys = [tuple(source) for source in sources]
     different = dict(zip(keys, states, strict=True))
@@ -257,6 +263,8 @@ def prepared(model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[
     if len(different) < len(keys):
         places = {key: place for place, key in enumerate(different)}
         cache.keep([places[key] for key in keys])
+    if any(count > 1 for count in lanes):
+        cache.fan_out(lanes)
     return cache
 
 
