@@ -10,7 +10,7 @@ the size of the model (tests/support/peak_memory.py measures it).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,11 @@ try:
         Quantization,
         Recipe,
     )
+    from mlx_t5.checkpoints.sentence_modules import copy_modules, read_pooling
     from mlx_t5.checkpoints.small_files import place
     from mlx_t5.checkpoints.stored_tensor import READABLE
     from mlx_t5.network.config import T5Config
-    from mlx_t5.network.weights import cast, keep_float32, read_config
+    from mlx_t5.network.weights import cast, has_decoder, keep_float32, read_config
     from model import select_tensors
 except (ImportError, UserError) as error:
     if __name__ != "__main__":
@@ -107,6 +108,7 @@ def convert(
     revision: str | None = None,
     overwrite: bool = False,
     adapter_path: str | Path | None = None,
+    encoder_only: bool = False,
 ) -> Path:
     """Converts a Hugging Face T5 checkpoint into an MLX model folder.
 
@@ -124,6 +126,7 @@ def convert(
         revision: branch, tag or commit, if `source` is a Hub id.
         overwrite: replace what an earlier conversion wrote to `mlx_path`.
         adapter_path: folder of a PEFT LoRA adapter to merge, before anything is quantised.
+        encoder_only: leave decoder and output head out, for embeddings.
 
     Returns:
         The folder written, absolute.
@@ -151,22 +154,29 @@ def convert(
         if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
             raise UserError(f"{path} is the source; choose another --mlx-path")
         raw = read_config(folder)
+        read_pooling(folder, T5Config.from_dict(raw).d_model)  # refuses what could not be loaded
         with open_checkpoint(folder) as checkpoint:
-            steps = plan(raw, checkpoint, getattr(mx, dtype), recipe)
+            steps = plan(raw, checkpoint, getattr(mx, dtype), recipe, encoder_only)
             shards = into_shards(steps, SHARD_BYTES)
             adapter = open_adapter(adapter_path, {step.source: step.shape for step in steps})
             with adapter, new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, adapter, shards)
                 entry = _entry(recipe, steps) if recipe else None
+                raw = of_the_architecture(raw, [step.name for step in steps])
                 record = origin(str(source), revision, folder, adapter_path)
                 write_config(partial, raw, dtype, entry, record)
+                copy_modules(folder, partial)
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {error}") from error
     return path
 
 
 def plan(
-    raw: dict, checkpoint: Checkpoint, dtype: mx.Dtype, recipe: Recipe | None
+    raw: dict,
+    checkpoint: Checkpoint,
+    dtype: mx.Dtype,
+    recipe: Recipe | None,
+    encoder_only: bool = False,
 ) -> list[Conversion]:
     """What to do with each tensor, in the order they lie on the disk.
 
@@ -175,6 +185,7 @@ def plan(
         checkpoint: the source's tensors.
         dtype: the type wanted.
         recipe: the quantisation wanted, if any.
+        encoder_only: leave decoder and output head out.
 
     Raises:
         UserError: the checkpoint is no T5 of this config, has a tensor of a type that cannot be
@@ -183,7 +194,7 @@ def plan(
     if checkpoint.metadata.get("format") == "mlx":
         raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
-    names = select_tensors(config, checkpoint)
+    names = select_tensors(config, checkpoint, encoder_only)
     steps = []
     for source in filter(names.__contains__, checkpoint.names):
         checkpoint.require_readable(source)
@@ -219,6 +230,13 @@ def write_weights(
 
 def _entry(recipe: Recipe, steps: list[Conversion]) -> dict:
     return recipe.entry({step.path: step.quantization for step in steps if step.quantization})
+
+
+def of_the_architecture(raw: dict, names: Iterable[str]) -> dict:
+    """A config.json whose `architectures` says so where our names have no decoder among them."""
+    if has_decoder(names):
+        return raw
+    return raw | {"architectures": [f"{raw['model_type'].upper()}EncoderModel"]}
 
 
 def write_config(
@@ -283,6 +301,7 @@ def _parser() -> Parser:
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")
     add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
+    add("--encoder-only", action="store_true", help="leave the decoder out, for embeddings")
     return parser
 
 

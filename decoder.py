@@ -9,8 +9,10 @@ is the first of the next block. Slots past it may hold rejected proposals; the n
 them before they can be seen. So rolling back is no work at all: a row's position is
 len(committed) - 1. Decoding without a draft is the same loop with nothing proposed.
 
-Symbols: B rows, S source positions, gamma proposals x, T = gamma + 1 positions, V vocabulary; p
-target and q draft probabilities.
+A row that searches with beams (sampling/lanes.py) takes K lanes of the target's pass, others one.
+
+Symbols: B rows, L lanes, S source positions, gamma proposals x, T = gamma + 1 positions, V
+vocabulary; p target and q draft probabilities.
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.embedding import Embedding
 from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
-from mlx_t5.sampling.acceptance import NO_CHOICE, NO_TOKEN, verify
+from mlx_t5.sampling.acceptance import NO_TOKEN, verify
+from mlx_t5.sampling.commit import begin, commit, no_choice
+from mlx_t5.sampling.lanes import Lanes
 from mlx_t5.sampling.rows import sampling_of
+from mlx_t5.scoring import Scoring
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import (
@@ -45,6 +52,7 @@ from mlx_t5.text.prompts import (
 )
 from model import T5
 
+NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
 DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
 
 
@@ -75,10 +83,9 @@ class Engine:
         self.target, self.drafter, self.clock = target, drafter, clock
         draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
-        self.rows: list[Row] = []
         self.cache: Any = None  # a `Cache` while there are rows
         self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
-        self.sampling = sampling_of([], target.config.eos_token_ids)
+        self._set_rows([])
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
@@ -90,18 +97,24 @@ class Engine:
         proposal = self._draft(committed, keys)
         x, q, lengths = proposal.tokens, proposal.q, proposal.judged
         # Verify: one pass of the target over the last token and x gives p after each of them.
-        logits = self._verify(committed, x)
+        of_lanes = self._verify(x)
+        logits = self.lanes.of_rows(of_lanes)
         p = self.sampling.process(logits, committed, x, proposal.lengths)
         # Accept: the longest acceptable prefix of x, and one token of the target's own.
         accepted, tokens = verify(p, x, q, lengths, self.sampling, keys)
+        searched = self.lanes.continuations(of_lanes)
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
-        outcome = mx.concatenate([accepted[:, None], tokens], axis=1).tolist()  # the only wait
+        outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
+        mx.eval(outcome, *searched)  # the only wait
         # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
-        self._commit(proposal, outcome, self.clock() - started)
+        seconds = self.clock() - started
+        self._commit(proposal, outcome.tolist(), seconds)
+        self.lanes.commit(searched, logits.shape[-1], seconds)
         if self.drafter:
             self.drafter.note(committed)  # the same lists, grown
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+        self.lanes.follow(self.cache)
 
     def _draft(self, committed: Sequence[list[int]], keys: mx.array | None) -> Proposal:
         """What the drafter proposes, which may be nothing."""
@@ -111,12 +124,13 @@ class Engine:
             proposal = self.drafter.propose(committed, limits, self.sampling, keys)
         return proposal or Proposal.nothing(len(committed))
 
-    def _verify(self, committed: Sequence[list[int]], x: mx.array | None) -> mx.array:
-        """Logits (B, T, V) of the target after the last committed token and each of x."""
-        block = mx.array([[tokens[-1]] for tokens in committed], mx.int32)
+    def _verify(self, x: mx.array | None) -> mx.array:
+        """Logits (L, T, V) of the target after the last token of every lane and each of x."""
+        lanes = self.lanes.tokens()
+        block = mx.array([[tokens[-1]] for tokens in lanes], mx.int32)
         if x is not None:
-            block = mx.concatenate([block, x], axis=1)
-        positions = [len(tokens) - 1 for tokens in committed]
+            block = mx.concatenate([block, self.lanes.spread(x)], axis=1)
+        positions = [len(tokens) - 1 for tokens in lanes]
         self.cache.reserve(max(positions) + block.shape[1])
         return self.target.decode(block, self.cache, positions)
 
@@ -128,13 +142,14 @@ class Engine:
         """
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
+            if row.search:
+                continue
             sound = tokens[accepted] != NO_TOKEN
             drafted, writer = proposal.lengths[i], proposal.writers[i]
             written, kept = commit(row, tokens[: accepted + sound], drafted, accepted, writer, eos)
             row.stats.decode_seconds += seconds
             if not sound and row.finish_reason is None:
-                first = "logits_processors, then the " if row.settings.logits_processors else ""
-                row.fail(NO_CHOICE.format(row.decided, first))
+                no_choice(row, row.decided)
             if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
 
@@ -155,7 +170,8 @@ class Engine:
         new = [row for row in (*rows, *ahead) if row.states is None]
         states = encoder_states(self.target, [row.ids for row in new])
         by_row = {id(row): each for row, each in zip(new, states, strict=True)}
-        cache = prepared(self.target, sources, [by_row.get(id(r), r.states) for r in rows])
+        lanes = [row.settings.num_beams for row in rows]
+        cache = prepared(self.target, sources, [by_row.get(id(r), r.states) for r in rows], lanes)
         mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
         if self.drafter:
             self.drafter.insert(sources)
@@ -174,7 +190,7 @@ class Engine:
             row.stats.encode_seconds += seconds
             row.states = by_row.get(id(row), row.states)
         for row in rows:
-            row.committed = [self.target.config.decoder_start_token_id]
+            begin(row, self.target.config)
             row.stats.prompt_tokens = len(row.ids)
             row.states = None
         self._set_rows(self.rows + list(rows))
@@ -190,57 +206,19 @@ class Engine:
         if left:
             self.cache.keep(rows)
             # In a batch that never empties, one long prompt would make all rows as wide for good.
-            self.cache.trim(max(len(r.ids) for r in left), max(r.decided for r in left))
+            longest = max(len(row.lanes[0]) for row in left)
+            self.cache.trim(max(len(row.ids) for row in left), longest - 1)
         else:
             self.cache = None
         self._set_rows(left)
 
     def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch and collects their settings and keys."""
-        self.rows = rows
-        if rows:
-            eos = self.target.config.eos_token_ids
-            self.sampling = sampling_of(rows, eos, self.by_position)
+        """Makes `rows` the batch and collects their settings, keys and lanes."""
+        self.rows, eos = rows, self.target.config.eos_token_ids
+        self.sampling, self.lanes = sampling_of(rows, eos, self.by_position), Lanes(rows, eos)
 
 
-def commit(
-    row: Row, tokens: list[int], drafted: int, accepted: int, writer: str, eos: Sequence[int]
-) -> tuple[list[int], int]:
-    """Adds what a step decided to a row, up to the end of its text.
-
-    Args:
-        row: the row.
-        tokens: the accepted proposals and the target's own token.
-        drafted: proposals that were judged.
-        accepted: how many of them were kept.
-        writer: who proposed them.
-        eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
-
-    Returns:
-        The tokens that count, and how many of them were proposals.
-    """
-    end = next((i for i, token in enumerate(tokens) if token in eos), None)
-    row.ended = end is not None
-    if end is not None:
-        tokens = tokens[: end + 1]
-    if row.watch:
-        read = row.watch.take(tokens[: len(tokens) - row.ended])
-        if row.watch.stopped:
-            tokens, row.ended = tokens[:read], False
-    if row.ended or (row.watch and row.watch.stopped):
-        drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
-        row.finish_reason = "stop"
-    row.committed += tokens
-    row.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
-    if row.finish_reason is None and row.decided >= row.settings.max_tokens:
-        row.finish_reason = "length"
-    if row.watch and row.finish_reason:
-        row.watch.finish()
-    row.stats.count(drafted, accepted, writer)
-    return tokens, accepted
-
-
-class SpeculativeDecoder:
+class SpeculativeDecoder(Scoring, Embedding):
     """Text to text with a target and, if given, a draft."""
 
     def __init__(
@@ -315,11 +293,11 @@ class SpeculativeDecoder:
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
-            **settings: any other of `requests.Settings`, such as repetition_penalty.
+            **settings: any other of `requests.Settings`, such as repetition_penalty or num_beams.
 
         Returns:
-            One result, or a list in the order of the prompts: all samples of the
-            first, then all of the second, and so on.
+            One result, or a list in the order of the prompts: all samples, or texts of the search,
+            of the first, then all of the second, and so on.
 
             Of several, one that is empty, is no prompt or has an id outside the vocabulary, that
             the device has no memory for, or whose logits turn out NaN or infinite, has
@@ -350,6 +328,7 @@ class SpeculativeDecoder:
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
         """
+        require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
@@ -358,7 +337,7 @@ class SpeculativeDecoder:
         rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
         finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
-        return map(self.codec.result, finished)
+        return chain.from_iterable(map(self.codec.results, finished))
 
     def stream(
         self,
@@ -375,7 +354,10 @@ class SpeculativeDecoder:
         Yields:
             A chunk a step. The texts joined are the result's text.
         """
+        require_decoder(self.model)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
+        if chosen.num_beams > 1:
+            raise UserError(NOT_STREAMED.format(chosen.num_beams))
         keys = next(random_keys(checked("seed", seed)))
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True)
         if row.error:
@@ -407,7 +389,7 @@ class SpeculativeDecoder:
         target = self.target(batch_size)
         if isinstance(target, ExactTarget):
             check_exact(settings, target.width)
-        drafter = self.drafter.fresh() if self.drafter else None
+        drafter = self.drafter.fresh() if self.drafter and settings.num_beams == 1 else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
         mx.reset_peak_memory()

@@ -58,6 +58,7 @@ DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
 def build_parser() -> Parser:
@@ -71,6 +72,7 @@ def build_parser() -> Parser:
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _decoding_options(parser.add_argument_group("decoding"))
+    _one_pass_options(parser.add_argument_group("without generating"))
     return parser
 
 
@@ -126,6 +128,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add("--repetition-penalty", help="above 1 makes tokens of the text so far less likely; 1: off")
     add("--no-repeat-ngram-size", help="write no run of so many tokens twice; 0: off")
     add("--min-tokens", help="no end before so many tokens; 0: off")
+    _beam_options(group)
     group.add_argument(
         "--stop",
         action="append",
@@ -138,6 +141,36 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="the target alone, one token at a time, to compare with",
     )
+
+
+def _one_pass_options(group: argparse._ArgumentGroup) -> None:
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--score",
+        action="store_true",
+        help='log-probabilities of given targets: --input-file has {"prompt": …, "target": …} a '
+        "line; JSON lines out",
+    )
+    either.add_argument(
+        "--embed",
+        action="store_true",
+        help="a vector a prompt: JSON lines, or an array of NumPy's if the name of --output-file "
+        "ends in .npy",
+    )
+    group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
+
+
+def _beam_options(group: argparse._ArgumentGroup) -> None:
+    add = partial(add_setting, group)
+    add("--num-beams", help="search with so many hypotheses, without a draft; 1: no search")
+    add("--length-penalty", help="of beams: above 0 favours long texts, below 0 short ones")
+    group.add_argument(
+        "--early-stopping",
+        choices=EARLY_STOPPING,
+        help="of beams: end with as many texts as beams (true), or when none is likely (false) or "
+        "able (never) to get better (default: false)",
+    )
+    add("--num-return-sequences", help="texts a prompt, the best of its beams")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -153,12 +186,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
+    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
     given = given_settings(args)
     Settings(**given)  # mistakes in options are told first
     if args.task is not None and not (args.prompt or args.input_file):
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not args.output_file:
         raise UserError("standard output is closed; name an --output-file")
+    _check_one_pass(args)
     prompts = _prompts(args)
     if args.output_file:
         check_output_file(args.output_file, args.input_file)
@@ -174,18 +209,35 @@ def _main(args: argparse.Namespace) -> int:
     prefix = "".join(preset.prefix for preset in presets)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
+    if args.score or args.embed:
+        return _one_pass(decoder, prompts, args)
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
     to_screen = not (args.output_file or args.json)
-    if to_screen and isinstance(prompts, list) and len(prompts) == args.num_samples == 1:
+    single = args.num_samples == args.num_beams == 1
+    if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
         return _stream(decoder, prefix + prompts[0], settings, painter, args)
     return _write_all(decoder, prompts, prefix, settings, painter, args)
 
 
+def _check_one_pass(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together with scores and vectors."""
+    if args.score and not args.input_file:
+        raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
+    if args.task is not None and (args.score or args.embed):
+        raise UserError("--task is for generating; write its prefix in the prompts")
+    if args.exact and (args.score or args.embed):
+        raise UserError("--exact is for texts that are written; leave it out")
+    if args.normalize and not args.embed:
+        raise UserError("--normalize is for the vectors of --embed; leave it out")
+    if (args.output_file or "").endswith(".npy") and not args.embed:
+        raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
+
+
 def _prompts(args: argparse.Namespace) -> list[str] | Lines:
     if args.input_file:
-        return Lines(args.input_file)
+        return Lines(args.input_file, targets=args.score)
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
@@ -194,9 +246,11 @@ def _choose(args: argparse.Namespace) -> Pair:
     from convert import convert
     from mlx_t5.cli import models
 
-    return models.choose_pair(
-        args.model, args.draft_model, convert, args.regular_decode, args.adapter_path
-    )
+    alone = args.score or args.embed
+    why = "no draft takes part" if alone else "regular decoding"
+    regular = args.regular_decode or alone
+    wanted = args.model, args.draft_model
+    return models.choose_pair(*wanted, convert, regular, args.adapter_path, why)
 
 
 def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
@@ -209,9 +263,12 @@ def _load(args: argparse.Namespace, chosen: Pair, settings: Settings) -> Specula
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
+    from mlx_t5.network.interface import require_decoder
     from model import load
 
     target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
+    if not args.embed:
+        require_decoder(target)
     num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width
     decoder = SpeculativeDecoder(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
@@ -277,7 +334,8 @@ def _write_all(
         assert painter is not None, "it is only called with --verbose"
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
 
-    unit = "prompts" if args.num_samples == 1 else "texts"
+    texts = _texts_a_prompt(args)
+    unit = "prompts" if texts == 1 else "texts"
     began, totals, status = time.perf_counter(), Totals(), 0
     with (
         Results(args.output_file, as_json, paint if painter else None) as output,
@@ -287,7 +345,7 @@ def _write_all(
             for result in results:
                 status = max(status, _write(output, *in_hand[0], result))
                 totals.add(result.stats)
-                if totals.results % args.num_samples == 0:
+                if totals.results % texts == 0:
                     in_hand.popleft()
                 bar.update()
         except KeyboardInterrupt:
@@ -298,6 +356,44 @@ def _write_all(
     return status
 
 
+def _one_pass(decoder: SpeculativeDecoder, prompts: list[str] | Lines, args: Any) -> int:
+    """Writes scores or vectors, in order, batch by batch."""
+    from mlx_t5.backend import mx
+    from mlx_t5.cli import one_pass
+
+    in_hand: deque[tuple[int, Any]] = deque()
+    given: Iterator[Any] = _noted(prompts, in_hand, "")
+    ready = prompts.ready if isinstance(prompts, Lines) else lambda: True
+    outcomes: Iterator[Any]
+    output: one_pass.JsonLines | one_pass.ArrayFile
+    if args.score:
+        outcomes = decoder.scores(given, args.batch_size, ready)
+        output = one_pass.JsonLines(args.output_file, one_pass.score_record)
+    else:
+        outcomes = decoder.embeddings(given, args.normalize, args.batch_size, ready)
+        output = one_pass.output_of_vectors(args.output_file)
+    began, done, status = time.perf_counter(), 0, 0
+    mx.reset_peak_memory()
+    with output, _bar(prompts, "prompts", args) as bar:
+        try:
+            for outcome in outcomes:
+                n, item = in_hand.popleft()
+                output.write(item, outcome)
+                if error := one_pass.error_of(outcome):
+                    status = BAD_INPUT
+                    _tell(
+                        "error: " + ("" if isinstance(item, UserError) else f"prompt {n}: ") + error
+                    )
+                done += 1
+                bar.update()
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+    interrupted = "interrupted: " if status == INTERRUPTED else ""
+    seconds = time.perf_counter() - began
+    _tell(interrupted + one_pass.summary(done, seconds, mx.get_peak_memory()))
+    return status
+
+
 def _bar(prompts: list[str] | Lines, unit: str, args: argparse.Namespace) -> tqdm:
     """Shows how many texts are finished, on standard error."""
     from tqdm import tqdm
@@ -305,7 +401,11 @@ def _bar(prompts: list[str] | Lines, unit: str, args: argparse.Namespace) -> tqd
     count = len(prompts) if isinstance(prompts, list) else prompts.count
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    return tqdm(total=count and count * args.num_samples, unit=" " + unit, disable=hidden)
+    return tqdm(total=count and count * _texts_a_prompt(args), unit=" " + unit, disable=hidden)
+
+
+def _texts_a_prompt(args: argparse.Namespace) -> int:
+    return args.num_samples * args.num_return_sequences  # one of them is 1
 
 
 def _noted(prompts: Iterable, in_hand: deque[tuple[int, Any]], prefix: str) -> Iterator:

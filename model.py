@@ -12,25 +12,31 @@ vocabulary. Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
 from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
+from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.network.attention import Keys, attend
+from mlx_t5.network.attention import Keys, attention
 from mlx_t5.network.bias import RelativeBias
+from mlx_t5.network.blocks import Blocks, block_queries
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.linear import Embedding, Linear, added, join, together
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
+from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
     check,
     fill,
+    has_decoder,
     quantize,
     read_config,
     read_mlx,
@@ -85,13 +91,23 @@ class Attention(nn.Module):
         made = together(x, *(self[part] for part in parts))
         return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
 
-    def add(self, x: mx.array, q: mx.array, k: Keys, v: Keys, mask: mx.array | None) -> mx.array:
+    def add(
+        self,
+        x: mx.array,
+        q: mx.array,
+        k: Keys,
+        v: Keys,
+        mask: mx.array | Blocks | None,
+        rows: mx.array | None = None,
+    ) -> mx.array:
         """Residual x (B·T, d_model) plus the attention.
 
-        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count.
+        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
+        that share their keys are one row, of the queries of all of them one after the other. Where
+        queries stand in another order, `rows` (B·T,) says where x's are.
         """
-        out = attend(q, k, v, mask)
-        return added(out.swapaxes(1, 2).reshape(x.shape[0], -1), self.o, x)
+        out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, math.prod(self._heads))
+        return added(out if rows is None else out[rows], self.o, x)
 
 
 class FeedForward(nn.Module):
@@ -123,10 +139,10 @@ class EncoderLayer(nn.Module):
         self.self_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array, batch: int) -> mx.array:
-        attention = self.self_attention
-        q, k, v = attention.heads(attention.norm(x), "qkv", batch)
-        x = attention.add(x, q, k, v, bias)
+    def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
+        attend = self.self_attention
+        q, k, v = attend.heads(attend.norm(x), "qkv", batch)
+        x = attend.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -140,14 +156,15 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
-        attention = self.self_attention
-        q, k, v = attention.heads(attention.norm(x), "qkv", cache.batch)
+        attend = self.self_attention
+        q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
         k, v = cache.update(layer, k, v, slots)
-        x = attention.add(x, q, k, v, bias)
-        attention = self.cross_attention
-        (q,) = attention.heads(attention.norm(x), "q", cache.batch)
+        x = attend.add(x, q, k, v, bias)
+        attend, order = self.cross_attention, slots.by_prompt
+        y = attend.norm(x)
+        (q,) = attend.heads(y[order.queries] if order else y, "q", cache.prompts)
         source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = attention.add(x, q, *source, slots.mask)
+        x = attend.add(x, q, *source, slots.mask, order.rows if order else None)
         return self.feed_forward(x)
 
 
@@ -177,6 +194,18 @@ class Stack(nn.Module):
             biases = [bias + _hide(mask, bias.dtype) for bias in biases]
         return biases if len(biases) > 1 else biases * len(self.layers)
 
+    def blocks(self, keys: int, queries: int, mask: mx.array | None = None) -> list[Blocks]:
+        """`biases` for all positions 0 … N-1 as queries, so many of them at a time."""
+
+        def of(table: mx.array) -> Blocks:
+            hidden = 0 if mask is None else _hide(mask, table.dtype)
+            make = lambda at: self._bias(table, self._bias.index(at, keys)) + hidden  # noqa: E731
+            return Blocks(keys, queries, make)
+
+        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
+        made = list(map(of, tables))
+        return made if len(made) > 1 else made * len(self.layers)
+
 
 class T5(nn.Module):
     """The whole model. Parameters are named as in the MLX folders that convert.py writes.
@@ -185,16 +214,23 @@ class T5(nn.Module):
         config: its shape.
         separate_head: whether the output head has weights of its own (`lm_head`) or is the
             embedding. See `weights.select`.
+        encoder_only: leave the decoder out: `encode` works then, and nothing else.
     """
 
-    def __init__(self, config: T5Config, separate_head: bool = False):
+    def __init__(self, config: T5Config, separate_head: bool = False, encoder_only: bool = False):
         super().__init__()
-        self.config = config
+        self.config, self.pooling = config, Pooling()
         self.shared = Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, causal=False)
-        self.decoder = Stack(config, causal=True)
+        if not encoder_only:
+            self.decoder = Stack(config, causal=True)
         if separate_head:
             self.lm_head = Linear(config.d_model, config.vocab_size)
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether there is a decoder."""
+        return "decoder" in self
 
     def __call__(
         self, ids: mx.array, decoder_ids: mx.array, mask: mx.array | None = None
@@ -215,7 +251,8 @@ class T5(nn.Module):
 
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
-        for layer in (*self.encoder.layers, *self.decoder.layers):
+        decoding = self.decoder.layers if self.can_decode else ()
+        for layer in (*self.encoder.layers, *decoding):
             join(*(layer.self_attention[part] for part in "qkv"))
             if "cross_attention" in layer:
                 join(*(layer.cross_attention[part] for part in "kv"))
@@ -226,7 +263,12 @@ class T5(nn.Module):
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
         x = self._embed(ids)
-        biases = self.encoder.biases(mx.arange(length)[None], length, mask)
+        queries = block_queries(batch, self.config.num_heads, length)
+        biases: Sequence[mx.array | Blocks]
+        if queries < length:
+            biases = self.encoder.blocks(length, queries, mask)
+        else:
+            biases = self.encoder.biases(mx.arange(length)[None], length, mask)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, bias, batch)
         return self.encoder.norm(x).reshape(batch, length, -1)
@@ -238,7 +280,11 @@ class T5(nn.Module):
             encoded: what `encode` returned.
             mask: (B, S), as given to `encode`.
             capacity: target positions to prepare for; `Cache.reserve` adds more.
+
+        Raises:
+            UserError: the model is an encoder alone.
         """
+        require_decoder(self)
         layers = [layer.cross_attention for layer in self.decoder.layers]
         x, batch = encoded.flatten(0, 1), encoded.shape[0]
         cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
@@ -249,9 +295,12 @@ class T5(nn.Module):
         """The type that it computes in, also where its weights are quantised."""
         return self.decoder.norm.weight.dtype
 
-    def cache_memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that the cache of rows of so many source and target positions takes."""
-        return cache_bytes(self.config, self.dtype.size, rows, source, target)
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Bytes that the cache of prompts of so many source and target positions takes.
+
+        `rows` is how many are decoded, if they are more than the prompts.
+        """
+        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""
@@ -310,18 +359,28 @@ def _hide(mask: mx.array, dtype: mx.Dtype) -> mx.array:
     return mx.where(mask[:, None, None, :], 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
-def expected_parameters(config: T5Config, separate_head: bool = True) -> dict[str, Shape]:
+def expected_parameters(
+    config: T5Config, separate_head: bool = True, encoder_only: bool = False
+) -> dict[str, Shape]:
     """The shape of every parameter of an unquantised model, by its name in MLX folders."""
-    return _shapes(T5(config, separate_head))
+    return _shapes(T5(config, separate_head and not encoder_only, encoder_only))
 
 
-def select_tensors(config: T5Config, checkpoint: Checkpoint) -> dict[str, str]:
+def select_tensors(
+    config: T5Config, checkpoint: Checkpoint, encoder_only: bool = False
+) -> dict[str, str]:
     """Which tensors of a Hugging Face checkpoint make up the model: their names → ours.
+
+    Args:
+        config: from its config.json.
+        checkpoint: the tensors; if no decoder is among them, the model is an encoder alone.
+        encoder_only: leave the decoder out, if there is one.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    return select(config, checkpoint, expected_parameters(config))
+    alone = encoder_only or not has_decoder(checkpoint.names)
+    return select(config, checkpoint, expected_parameters(config, encoder_only=alone), alone)
 
 
 def load(
@@ -353,12 +412,13 @@ def load(
             model = _load_mlx(folder, config, entry, checkpoint, dtype, adapter)
         else:
             names = select_tensors(config, checkpoint)
-            model = T5(config, separate_head=HEAD in names)
+            model = T5(config, HEAD in names, not has_decoder(names.values()))
             stored = [name for name in checkpoint.names if name in names]
             with open_adapter(adapter, {name: checkpoint.shape(name) for name in stored}) as lora:
                 tensors = ((names[n], lora.merge(n, checkpoint.read(n))) for n in stored)
                 fill(model, tensors, _compute_dtype(dtype, checkpoint))
         model.join()
+    model.pooling = read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
 
 
@@ -370,7 +430,7 @@ def _load_mlx(
     dtype: Any,
     adapter: str | Path | None,
 ) -> T5:
-    model = T5(config, separate_head=HEAD in stored.names)
+    model = T5(config, HEAD in stored.names, not has_decoder(stored.names))
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))

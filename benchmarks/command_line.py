@@ -17,6 +17,7 @@ SUBCOMMANDS = MappingProxyType(
         "compare": "all ways of proposing beside regular decoding, and beside what theory predicts",
         "sweep": "tune --num-draft and --delta: speed, theory and quality over a grid, with a "
         "picture",
+        "beams": "what a beam search costs and gives, by the number of its hypotheses",
         "peers": "transformers and CTranslate2 on the same weights and prompts",
         "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",

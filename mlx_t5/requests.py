@@ -11,6 +11,7 @@ from mlx_t5.ranges import RANGES, checked, listed, refusal
 
 if TYPE_CHECKING:
     from mlx_t5.backend import mx
+    from mlx_t5.sampling.beams import BeamSearch
     from mlx_t5.sampling.processors import LogitsProcessor
     from mlx_t5.text.stop_strings import TextWatch
 
@@ -45,9 +46,14 @@ class Settings:
         stop: a string or several; the text ends before the first of them.
         block_verification: where it samples without relaxation, judge the proposals of a step
             together; False judges them one by one. The distribution is the same.
+        num_beams: hypotheses of a beam search, which drafts and samples nothing; 1 is none.
+        length_penalty: beams are ranked by log-probability / length**length_penalty.
+        early_stopping: when a search ends, as in transformers: True, False or "never".
+        num_return_sequences: texts a prompt, the best of its search.
 
     Raises:
-        UserError: a value is of the wrong kind or out of its range (ranges.py).
+        UserError: a value is of the wrong kind or out of its range (ranges.py), or does not go
+            with num_beams.
     """
 
     max_tokens: int = 256
@@ -62,6 +68,10 @@ class Settings:
     logits_processors: Iterable[LogitsProcessor] = ()
     stop: str | Iterable[str] = ()
     block_verification: bool = True
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_return_sequences: int = 1
 
     def __post_init__(self) -> None:
         absent = {"num_draft"} if self.num_draft is None else set()
@@ -77,18 +87,34 @@ class Settings:
         )
         for name, value in fitting.items():
             object.__setattr__(self, name, value)
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        beams = f"num_beams is {self.num_beams}"
+        if self.num_return_sequences > self.num_beams:
+            wanted = f"num_return_sequences is {self.num_return_sequences} and {beams}"
+            raise UserError(f"{wanted}; it must be num_beams at most")
+        if self.num_beams > 1 and self.temp > 0:
+            raise UserError(f"{beams} and temp {self.temp}: beams do not sample; set one of them")
+        if self.num_beams > 1 and self.delta > 0:
+            raise UserError(f"{beams} and delta {self.delta}: nothing is drafted; set one of them")
 
 
 def check_exact(settings: Settings, width: int) -> None:
     """Refuses what exact decoding cannot do in passes of this width.
 
     Raises:
-        UserError: there are more proposals than have room, or they are to decide about the text.
+        UserError: there are more proposals than have room, they are to decide about the text, or
+            beams are searched.
     """
     if isinstance(settings.num_draft, int) and settings.num_draft >= width:
         raise UserError(
             f"num_draft is {settings.num_draft}; exact decoding has room for {width - 1} here, so "
             "lower it"
+        )
+    if settings.num_beams > 1:
+        raise UserError(
+            f"num_beams is {settings.num_beams}; exact decoding has no beams, so leave one of them out"
         )
     if settings.delta:
         raise UserError(
@@ -204,6 +230,9 @@ class Row:
             asks for it before the end.
         ended: whether the last token is the end token.
         task: the tokens of its task prefix, () without one.
+        search: its beams, while it is in a batch; None if it has none. Until they are done,
+            `committed` holds the start token alone.
+        score: of the text that its search has found.
         states: (S, d_model) the target's encoder output, while the row waits; None if it has not
             been encoded.
     """
@@ -219,6 +248,8 @@ class Row:
     watch: TextWatch | None = None
     ended: bool = False
     task: tuple[int, ...] = ()
+    search: BeamSearch | None = None
+    score: float | None = None
     states: mx.array | None = None
 
     @property
@@ -229,6 +260,11 @@ class Row:
         """
         settings = self.settings
         return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
+
+    @property
+    def lanes(self) -> list[list[int]]:
+        """The tokens of each sequence that the target continues: of its beams, or `committed`."""
+        return [beam.tokens for beam in self.search.beams] if self.search else [self.committed]
 
     @property
     def decided(self) -> int:
@@ -266,6 +302,8 @@ class Result:
             could not be decoded, while the others of the call could.
         stats: counts and times.
         error: what went wrong, if anything did.
+        score: of a beam search: the sum of the tokens' log-probabilities, EOS included, divided by
+            their number to the power of `length_penalty`.
     """
 
     text: str | None
@@ -274,6 +312,7 @@ class Result:
     finish_reason: str
     stats: Stats
     error: str | None = None
+    score: float | None = None
 
     @property
     def accepted(self) -> list[bool]:

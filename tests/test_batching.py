@@ -259,8 +259,8 @@ def test_a_row_that_memory_does_not_suffice_for_is_reported_and_the_others_finis
 class Scarce(FakeModel):
     """Needs a unit of memory for each source token of its batch, padding included."""
 
-    def cache_memory(self, rows, source, target):
-        return rows * source
+    def cache_memory(self, prompts, source, target, rows=0):
+        return prompts * source
 
 
 class Tried(Engine):

@@ -68,6 +68,16 @@ def test_json_has_exactly_the_promised_keys(run):
     assert "\033[32m" in err, "the coloured text goes where JSON does not"
 
 
+def test_beams_give_their_best_texts_with_scores(run):
+    wishes = "--num-beams", "3", "--num-return-sequences", "2", "--early-stopping", "never"
+    status, out, _ = run("--model", str(BUNDLED / "target"), "--json", *wishes)
+    best, second = map(json.loads, out.splitlines())
+    assert status == 0 and best["text"] == TRANSLATION and second["text"] != TRANSLATION
+    assert 0 > best["score"] > second["score"] and best["stats"]["drafted"] == 0
+    plain = run("--model", str(BUNDLED / "target"), *wishes)[1]
+    assert plain.splitlines() == [best["text"], second["text"]]
+
+
 def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run):
     target = ["--model", str(BUNDLED / "target"), "--json", "--dtype", "float32"]
     _, fast, _ = run(*target)

@@ -24,6 +24,8 @@ from command_line import ROOT, start
         (["--num-draft", "AUTO"], "--num-draft: .*whole number, at least 1, or auto"),
         (["--num-draft", "many"], "--num-draft: .*whole number"),
         (["--exact", "--delta", "0.5"], "delta is 0.5, which .*exact decoding needs 0"),
+        (["--exact", "--num-beams", "2"], "num_beams is 2; exact decoding has no beams"),
+        (["--exact", "--embed"], "--exact is for texts"),
         (["--exact", "--num-draft", "32"], "num_draft is 32; exact decoding has room for 31"),
         (["--delta", "1.5"], "--delta: give a number from 0 .lossless. to 1"),
         (["--delta", "nan"], "--delta: give a number from 0 .lossless. to 1"),

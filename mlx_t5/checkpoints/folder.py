@@ -21,7 +21,7 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.hub import SMALL_FILES
 from mlx_t5.checkpoints.output_folder import new_folder, require_space
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
-from mlx_t5.checkpoints.small_files import require_own, require_small
+from mlx_t5.checkpoints.small_files import MODULE_FOLDER, require_own, require_small
 
 BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
 _WEIGHTS = re.compile(
@@ -40,8 +40,8 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether this module may have written a file of this name."""
-    return name in SMALL_FILES or _WEIGHTS.fullmatch(name) is not None
+    """Whether `convert.py` may have written a file, or the folder of a module, of this name."""
+    return name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
 
 
 def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:

@@ -14,10 +14,23 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
-from mlx_t5.checkpoints.small_files import SNAPSHOTS, TOKENIZER_FILES, place
+from mlx_t5.checkpoints.small_files import (
+    MODULE_FOLDER,
+    MODULES,
+    SENTENCE_SETTINGS,
+    SNAPSHOTS,
+    TOKENIZER_FILES,
+    place,
+)
 from mlx_t5.errors import UserError
 
-SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER_FILES,
+    MODULES,
+    *SENTENCE_SETTINGS,
+)
 
 # Ids from before owners were part of them; the Hub redirects to the repositories of today.
 _RENAMED = MappingProxyType(
@@ -82,7 +95,7 @@ def origin(
 
 
 def choose_files(listed: Iterable[str]) -> list[str]:
-    """The files of a repository to fetch: config, tokenizer and one set of weights.
+    """The files of a repository to fetch: config, tokenizer, modules and one set of weights.
 
     An index whose shards are not all listed does not count (some repositories have one left over).
 
@@ -93,7 +106,7 @@ def choose_files(listed: Iterable[str]) -> list[str]:
         The names to fetch, no weights among them if the repository has none that can be read.
     """
     names = set(listed)
-    small = [name for name in SMALL_FILES if name in names]
+    small = [name for name in SMALL_FILES if name in names] + _module_files(names)
     for main in (SAFETENSORS, TORCH):
         if main in names:
             return [*small, main]
@@ -105,6 +118,20 @@ def choose_files(listed: Iterable[str]) -> list[str]:
             if index in names and names.issuperset(whole):
                 return [*small, index, *whole]
     return small
+
+
+def _module_files(listed: set[str]) -> list[str]:
+    """The files of a sentence encoder's modules, with one set of weights each."""
+    if MODULES not in listed:
+        return []
+    names = {name for name in listed if MODULE_FOLDER.fullmatch(name.partition("/")[0])}
+    chosen = []
+    for folder in sorted({name.partition("/")[0] for name in names}):
+        weights = [
+            f"{folder}/{main}" for main in (SAFETENSORS, TORCH) if f"{folder}/{main}" in names
+        ]
+        chosen += [name for name in (f"{folder}/config.json", *weights[:1]) if name in names]
+    return chosen
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -157,7 +184,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _is_complete(files: list[str]) -> bool:
-    return "config.json" in files and files[-1] not in SMALL_FILES
+    return "config.json" in files and files[-1] not in SMALL_FILES and "/" not in files[-1]
 
 
 def _require(files: list[str], where: str) -> None:

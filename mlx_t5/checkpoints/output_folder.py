@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mlx_t5.checkpoints.small_files import MODULE_FOLDER
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
@@ -41,10 +42,21 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
         raise UserError(f"{path} is a file; choose another folder")
     if not overwrite:
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
-    strangers = sorted(f.name for f in path.iterdir() if f.is_dir() or not ours(f.name))
+    strangers = sorted(
+        f.name for f in path.iterdir() if not (ours(f.name) and _holds_ours(f, ours))
+    )
     if strangers:
         names = ", ".join(strangers[:3])
         raise UserError(f"{path} holds more than a model ({names}); remove it yourself")
+
+
+def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
+    """Whether this is a file, or the folder of a module with nothing of somebody else's."""
+    if not path.is_dir():
+        return not MODULE_FOLDER.fullmatch(path.name)
+    inside = list(path.iterdir())
+    known = MODULE_FOLDER.fullmatch(path.name) is not None
+    return known and not any(f.is_dir() or not ours(f.name) for f in inside)
 
 
 @contextmanager

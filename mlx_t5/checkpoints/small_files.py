@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+# What a folder of sentence-transformers has beside them, see network/pooling.py.
+MODULES = "modules.json"
+SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
+MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
 # Not copied or fetched, as T5 has no chats; but transformers reads them where they are.
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most

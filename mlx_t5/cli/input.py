@@ -15,12 +15,13 @@ import string
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TextIO, TypeVar, cast
+from typing import Any, Generic, TextIO, TypeVar, cast
 
 from mlx_t5.errors import UserError
 
 BYTES = "latin-1"  # the encoding in which every byte is a character
 Item = TypeVar("Item")
+Line = Any  # a prompt, or a prompt and its target, or a UserError
 
 
 def read_prompts(prompts: Sequence[str]) -> list[str]:
@@ -35,11 +36,14 @@ def read_prompts(prompts: Sequence[str]) -> list[str]:
 def _read_prompt(given: str) -> str:
     if given != "-":
         return _checked(given, "the prompt")
-    return _decoded(sys.stdin.buffer.read().rstrip(b"\r\n"), "standard input")
+    where = "standard input"
+    return _checked(_text(sys.stdin.buffer.read().rstrip(b"\r\n"), where), where)
 
 
 class Lines:
     """A file's prompts, line by line as they are asked for, so that any file fits into memory.
+
+    A prompt is a text; with targets it is a pair of texts, the prompt and its target.
 
     In the place of a line that cannot be used stands the reason. A line ends with LF, CRLF or CR;
     blank lines at the end are none. What can be read only once, such as a pipe, is read ahead.
@@ -48,19 +52,20 @@ class Lines:
         count: how many prompts there are; None where that shows only at the end.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, targets: bool = False) -> None:
         """Opens the file.
 
         Args:
             name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-"
                 is standard input, one prompt a line.
+            targets: whether each line is an object with a "prompt" and a "target".
 
         Raises:
             UserError: the file cannot be read, or has no line; where it cannot be counted, the
                 latter is raised by the first `next`.
         """
         self._shown = "standard input" if name == "-" else name
-        self._as_json = name.endswith(".jsonl")
+        self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
         self._file = _opened(name)
         self._prompts, self.count = self._read(), None
         if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
@@ -70,24 +75,34 @@ class Lines:
         else:
             self._prompts = ReadAhead(self._prompts)
 
-    def __iter__(self) -> Iterator[str | UserError]:
+    def __iter__(self) -> Iterator[Line]:
         return self
 
-    def __next__(self) -> str | UserError:
+    def __next__(self) -> Line:
         return next(self._prompts)
 
     def ready(self) -> bool:
         """Whether the next prompt, or the end, can be read without waiting for the writer."""
         return not isinstance(self._prompts, ReadAhead) or self._prompts.ready()
 
-    def _read(self) -> Iterator[str | UserError]:
+    def _read(self) -> Iterator[Line]:
         with self._file:
             for n, line in self._numbered():
                 where = f"{self._shown} line {n}"
                 try:
-                    yield _decoded(line, where, self._as_json) if line else _checked("", where)
+                    yield self._of(line, where)
                 except UserError as error:
                     yield error
+
+    def _of(self, line: bytes, where: str) -> str | tuple[str, str]:
+        if not line:
+            return _checked("", where)
+        text = _text(line, where)
+        if not self._as_json:
+            return _checked(text, where)
+        record = _record(text, where, ("prompt", "target") if self._targets else ("prompt",))
+        prompt = _checked(record["prompt"], where)
+        return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         """Lines as they are in the file, without those blank at the end; b"" stands for blank."""
@@ -119,17 +134,17 @@ def _opened(name: str) -> TextIO:
         raise UserError(f"cannot read {name}: {error.strerror}") from None
 
 
-def _decoded(data: bytes, where: str, as_json: bool = False) -> str:
+def _text(data: bytes, where: str) -> str:
     try:
         if b"\0" in data:  # as in UTF-16
             raise ValueError("binary")
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except ValueError:
         raise UserError(f"{where} is not UTF-8; save the text as UTF-8") from None
-    return _checked(_prompt_of(text, where) if as_json else text, where)
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _record(line: str, where: str, fields: Sequence[str]) -> dict[str, str]:
+    """The object of a line, in which each of these fields is a text."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -137,9 +152,11 @@ def _prompt_of(line: str, where: str) -> str:
     except (ValueError, RecursionError):  # what Python's limits refuse
         limits = "a number is too long or the nesting too deep"
         raise UserError(f"{where} is JSON that cannot be read ({limits})") from None
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-        raise UserError(f'{where} has no prompt; write {{"prompt": "…"}}')
-    return record["prompt"]
+    for name in fields:
+        if not isinstance(record, dict) or not isinstance(record.get(name), str):
+            example = ", ".join(f'"{field}": "…"' for field in fields)
+            raise UserError(f"{where} has no {name}; write {{{example}}}")
+    return record
 
 
 def _checked(text: str, where: str) -> str:

@@ -47,6 +47,7 @@ def choose_pair(
     convert: Convert,
     regular: bool = False,
     adapter: str | None = None,
+    regular_because: str = "regular decoding",
 ) -> Pair:
     """Finds the models to run, and converts them if need be.
 
@@ -57,8 +58,9 @@ def choose_pair(
             do both, "none" to do without. None takes the draft that belongs to the target, if
             there is one.
         convert: makes the model of a Hub id into a folder, as `convert.convert` does.
-        regular: decode without a draft, whatever `draft_model` says.
+        regular: do without a draft, whatever `draft_model` says.
         adapter: folder of a LoRA adapter to merge into the target.
+        regular_because: what the user is told then.
 
     Raises:
         UserError: there is no such model, or it cannot be converted.
@@ -75,7 +77,7 @@ def choose_pair(
         usual_draft, why = _usual_draft(target), ""
     lookup = not regular and draft_model is not None and draft_model.split("+")[-1] == LOOKUP
     if regular or draft_model == "none":
-        draft, why = None, f"{why}regular decoding"
+        draft, why = None, f"{why}{regular_because}"
     elif draft_model == LOOKUP:
         draft = None
     elif draft_model is not None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
@@ -122,13 +122,15 @@ def one_line(text: str) -> str:
 
 def json_line(prompt: str, result: Result) -> str:
     """The object that `--json` promises to scripts."""
-    record = {
+    record: dict[str, Any] = {
         "prompt": prompt,
         "text": result.text,
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "stats": asdict(result.stats),
     }
+    if result.score is not None:
+        record["score"] = result.score
     if result.error:
         record["error"] = result.error
     return json.dumps(record, ensure_ascii=False)

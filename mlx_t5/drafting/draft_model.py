@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import CompiledStep
-from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import Sampling, finite, probabilities, sample
 from mlx_t5.sampling.processors import History
@@ -145,8 +145,9 @@ class DraftModel:
                 the widths of their embeddings may differ.
 
         Raises:
-            UserError: the special tokens differ.
+            UserError: the draft is an encoder alone, or the special tokens differ.
         """
+        require_decoder(model, "the draft")
         ends = {"eos_token_id": target.config.eos_token_ids}
         starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
         for name, allowed in (ends | starts).items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mlx_t5.backend import mx
+from mlx_t5.network import blocks
 from mlx_t5.network.cache import round_up
 
 
@@ -36,7 +37,9 @@ class ByRow:
 Keys: TypeAlias = mx.array | ByRow
 
 
-def attend(queries: mx.array, keys: Keys, values: Keys, mask: mx.array | None) -> mx.array:
+def attention(
+    queries: mx.array, keys: Keys, values: Keys, mask: mx.array | blocks.Blocks | None
+) -> mx.array:
     """Attention without scale.
 
     Args:
@@ -49,12 +52,13 @@ def attend(queries: mx.array, keys: Keys, values: Keys, mask: mx.array | None) -
         (B, H, T, d_kv), zeros where a row is padding.
     """
     if isinstance(keys, mx.array) or isinstance(values, mx.array):
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
+        return blocks.attention(queries, keys, values, mask)
+    assert not isinstance(mask, blocks.Blocks), "those are for the encoder"
     rows = []
     for i, (k, v) in enumerate(zip(keys.arrays, values.arrays, strict=True)):
         query, nearest = queries[i : i + 1], keys.offsets[i] if keys.offsets else None
         if mask is None or nearest is None:
-            rows.append(attend(query, k, v, None))
+            rows.append(attention(query, k, v, None))
         else:
             rows.append(_of_row(query, k, v, mask[i : i + 1], nearest))
     rows.append(mx.zeros((keys.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype))
@@ -71,7 +75,9 @@ def _of_row(
     """
 
     def over(slots: int) -> mx.array:
-        return attend(queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots])
+        return blocks.attention(
+            queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots]
+        )
 
     near, last = round_up(offset + 1), offset + queries.shape[2]
     out, far = over(near), round_up(last)

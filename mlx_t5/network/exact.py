@@ -39,7 +39,8 @@ class ExactTarget:
             rows: as the attribute.
         """
         self.model, self.width, self.rows = model, width, tuple(rows)
-        self.config, self.shared = model.config, model.shared
+        self.config, self.dtype = model.config, model.dtype
+        self.pooling, self.can_decode = model.pooling, model.can_decode
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model), each prompt's from a pass of its own.
@@ -84,9 +85,9 @@ class ExactTarget:
         seen: Any = Pass(cache.rows, rows)
         return self.model.decode(block, seen, offsets, traced)[:batch, :length]
 
-    def cache_memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that the cache of rows of so many source and target positions takes."""
-        return self.model.cache_memory(rows, source, target + self.width)
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Bytes that the cache of prompts of so many source and target positions takes."""
+        return self.model.cache_memory(prompts, source, target + self.width, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""
@@ -137,6 +138,7 @@ class PassSlots:
         offsets: position of the first new token of each row that is not padding.
         rows: the slots of these.
         mask: None, as no source is padded.
+        by_prompt: None, as every prompt has one row.
     """
 
     positions: mx.array
@@ -144,6 +146,7 @@ class PassSlots:
     offsets: list[int]
     rows: list[Slots]
     mask: None = None
+    by_prompt: None = None
 
 
 class Pass:
@@ -151,13 +154,14 @@ class Pass:
 
     Attributes:
         batch: R; rows behind the last of `rows` are padding.
+        prompts: R as well.
         cross_keys: those of the source, for each layer.
         cross_values: likewise.
     """
 
     def __init__(self, rows: list[Cache], batch: int) -> None:
         """Takes the rows and R."""
-        self.rows, self.batch = rows, batch
+        self.rows, self.batch, self.prompts = rows, batch, batch
         self.cross_keys = [
             ByRow(list(k), batch) for k in zip(*(row.cross_keys for row in rows), strict=True)
         ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
-from mlx_t5.network.attention import attend
+from mlx_t5.network.attention import attention
 from mlx_t5.network.cache import BLOCK
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.interface import Seq2Seq
@@ -158,7 +158,7 @@ def attention_holds(model: Any, width: int) -> bool:
 
         def over(x: mx.array, keys=keys, values=values, mask=mask) -> mx.array:
             queries = x.astype(dtype).swapaxes(0, 1)[None]
-            return attend(queries, keys, values, mask)[0].swapaxes(0, 1)
+            return attention(queries, keys, values, mask)[0].swapaxes(0, 1)
 
         x = mx.random.normal((width, heads, size)) * size**-0.5
         if not place_is_irrelevant(over, x, over(x)):

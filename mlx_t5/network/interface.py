@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.pooling import Pooling
 
 
 class Seq2Seq(Protocol):
@@ -14,6 +16,11 @@ class Seq2Seq(Protocol):
 
     config: T5Config
     dtype: Any  # what it computes in
+    pooling: Pooling
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether there is a decoder."""
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model)."""
@@ -30,8 +37,17 @@ class Seq2Seq(Protocol):
     ) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T)."""
 
-    def cache_memory(self, rows: int, source: int, target: int) -> int:
-        """Bytes that the cache of rows of so many source and target positions takes."""
+    def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
+        """Bytes that the cache of prompts of so many source and target positions takes."""
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""
+
+
+def require_decoder(model: Seq2Seq, name: str = "this model") -> None:
+    """Raises `UserError` if the model, which the message calls `name`, is an encoder alone."""
+    if not model.can_decode:
+        raise UserError(
+            f"{name} is an encoder alone: it makes embeddings and writes no text; "
+            "ask for those (--embed, embed, /v1/embeddings), or take a whole model"
+        )

@@ -8,7 +8,7 @@ weights and caches need. Only Metal names a working set, so nothing is wired els
 A decoder holds of a prompt its caches: keys and values of the source, for cross-attention, and of
 what is written. Besides, the encoder's work counts while it reads.
 
-Symbols: B rows, S source positions, T target positions.
+Symbols: B rows, P prompts, S source positions, T target positions.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.network.blocks import block_queries
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.sizes import PASS_POSITIONS, readable
@@ -111,13 +112,15 @@ def require_for(
         RuntimeError: there is not.
     """
     rows = [*running, *new]
+    lanes = sum(row.settings.num_beams for row in rows)
     source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
     sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
     longest = source_width(max(map(len, sources)))
     together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
     needed = sum(
-        model.cache_memory(len(rows), source, target) + model.encoder_memory(together, longest)
+        model.cache_memory(len(rows), source, target, lanes)
+        + model.encoder_memory(together, longest)
         for model in models
         if model
     )
@@ -125,27 +128,31 @@ def require_for(
     wire(needed)
 
 
-def cache_bytes(config: T5Config, width: int, rows: int, source: int, target: int) -> int:
+def cache_bytes(
+    config: T5Config, width: int, prompts: int, source: int, target: int, rows: int = 0
+) -> int:
     """Bytes of a decoder's caches.
 
     Args:
         config: of the model.
         width: bytes of a number.
-        rows: B.
+        prompts: P.
         source: S.
         target: T.
+        rows: B, if more than one of a prompt are decoded.
     """
-    slots = source + round_up(target)
-    return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * rows * width
+    slots = prompts * source + max(rows, prompts) * round_up(target)
+    return 2 * config.num_decoder_layers * config.num_heads * config.d_kv * slots * width
 
 
 def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Bytes that the encoder takes at work, at most.
 
     That was measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
-    A GPU does not keep the scores.
+    A GPU does not keep the scores. Those of long sources are there a block at a time.
     """
-    scores = config.num_heads * source
+    heads = config.num_heads
+    scores = heads * min(source, block_queries(rows, heads, source))
     others = (1 + config.is_gated) * config.d_ff + config.d_model + config.num_heads * config.d_kv
     return 4 * width * rows * source * (scores + others)
 

@@ -7,7 +7,7 @@ that names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,26 @@ Shape = tuple[int, ...]
 _STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def tensor_names(config: T5Config) -> dict[str, str]:
+def has_decoder(names: Iterable[str]) -> bool:
+    """Whether tensors of these names, Hugging Face's or ours, are of more than an encoder.
+
+    `T5EncoderModel` saves such: text encoders of diffusion pipelines, sentence encoders.
+    """
+    decoding = (name for name in names if name not in EMBEDDINGS)
+    return any(name.startswith("decoder.") or name == HEAD for name in decoding)
+
+
+def tensor_names(config: T5Config, encoder_only: bool = False) -> dict[str, str]:
     """Returns every tensor of a model with this config: its Hugging Face name → ours."""
-    names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
+    names = {EMBEDDING: EMBEDDING} | ({} if encoder_only else {HEAD: HEAD})
     projections = ("wi_0", "wi_1", "wo") if config.is_gated else ("wi", "wo")
     sublayers = {
         "SelfAttention": ("self_attention", "qkvo"),
         "EncDecAttention": ("cross_attention", "qkvo"),
         "DenseReluDense": ("feed_forward", projections),
     }
-    for stack, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers)):
+    depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
+    for stack, depth in list(depths.items())[: 1 if encoder_only else 2]:
         kinds = [kind for kind in sublayers if stack == "decoder" or kind != "EncDecAttention"]
         names[f"{stack}.final_layer_norm.weight"] = f"{stack}.norm.weight"
         for i in range(depth):
@@ -50,7 +60,12 @@ def tensor_names(config: T5Config) -> dict[str, str]:
     return names
 
 
-def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
+def select(
+    config: T5Config,
+    checkpoint: Checkpoint,
+    expected: dict[str, Shape],
+    encoder_only: bool = False,
+) -> dict[str, str]:
     """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
     Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)
@@ -60,18 +75,21 @@ def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape])
         config: from the checkpoint's config.json.
         checkpoint: its tensors; heads and embeddings are compared by value where necessary.
         expected: our names → shapes, of a model with a head of its own.
+        encoder_only: leave decoder and output head out.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    ours = tensor_names(config)
+    ours = tensor_names(config, encoder_only)
     stored = [name for name in checkpoint.names if name != _STRAY]
+    if encoder_only:
+        stored = [name for name in stored if not has_decoder([name])]
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDING)
     ours[embedding] = ours.pop(EMBEDDING)
     duplicates = {name for name in EMBEDDINGS if name != embedding}
     if HEAD not in stored or (embedding in stored and _equal(checkpoint, HEAD, embedding)):
         duplicates.add(HEAD)
-        del ours[HEAD]
+        ours.pop(HEAD, None)
     shapes = {name: checkpoint.shape(name) for name in stored if name not in duplicates}
     check(shapes, {name: expected[mine] for name, mine in ours.items()})
     return ours

@@ -46,10 +46,6 @@ from mlx_t5.sampling.draws import (
 NEGLIGIBLE_MASS = 1e-6
 # Stands for the target's own token where its logits allow none, see `sampling.finite`.
 NO_TOKEN = -1
-NO_CHOICE = (
-    "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "
-    "bfloat16 or float32 if they are float16"
-)
 
 
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlx_t5.backend import mx
-from mlx_t5.requests import Row
+from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import Sampling
 from mlx_t5.sampling.processors import Processing
 
@@ -15,30 +15,39 @@ def sampling_of(rows: Sequence[Row], eos: Sequence[int], by_position: int = 0) -
     """Collects the settings and keys of B rows.
 
     Args:
-        rows: the rows.
+        rows: the rows; of one that searches nothing is sampled, so it has no settings here.
         eos: the end tokens.
         by_position: as in `Sampling`.
     """
+    settings = [Settings() if row.search else row.settings for row in rows]
 
     def each(name: str) -> list:
-        return [getattr(row.settings, name) for row in rows]
+        return [getattr(own, name) for own in settings]
 
-    processing = Processing.collect(
-        each("repetition_penalty"),
-        each("no_repeat_ngram_size"),
-        each("min_tokens"),
-        each("logits_processors"),
-        eos,
-    )
     sampling = Sampling.collect(
         each("temp"),
         each("top_k"),
         each("top_p"),
         each("delta"),
         each("block_verification"),
-        processing,
+        processing_of(settings, eos),
     )
     if sampling.all_greedy:
         return sampling
     keys = mx.stack([row.key for row in rows])
     return replace(sampling, keys=keys, by_position=by_position)
+
+
+def processing_of(settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
+    """Collects the rules for the text of several rows; None if there are none."""
+
+    def each(name: str) -> list:
+        return [getattr(own, name) for own in settings]
+
+    return Processing.collect(
+        each("repetition_penalty"),
+        each("no_repeat_ngram_size"),
+        each("min_tokens"),
+        each("logits_processors"),
+        eos,
+    )

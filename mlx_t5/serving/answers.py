@@ -94,6 +94,7 @@ class Choice(BaseModel):
     logprobs: Logprobs | None
     finish_reason: Reason | None
     speculation: SpeculationDetails | None = None
+    score: float | None = None
 
 
 class Completion(BaseModel):
@@ -145,6 +146,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Reason | None
     speculation: SpeculationDetails | None = None
+    score: float | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -244,7 +246,9 @@ class CompletionForm:
         )
 
     def _details(self, progress: Progress) -> dict[str, Any]:
-        return {"speculation": speculation(progress)} if self.detailed else {}
+        result = progress.chunk.result
+        score = {"score": result.score} if result and result.score is not None else {}
+        return score | ({"speculation": speculation(progress)} if self.detailed else {})
 
     def _logprobs(self, progress: Progress) -> Logprobs:
         entries, tokens = progress.logprobs, completed(progress)

@@ -21,6 +21,8 @@ from mlx_t5.ranges import LARGEST_COUNT, RANGES
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
+OF_BEAMS = ("length_penalty", "early_stopping")
+MAX_BEAMS = 16  # hypotheses a prompt, each as much work as a text
 MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
 MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # what every JSON library reads exactly
@@ -113,6 +115,11 @@ class Decoding(Request):
         return 0 if self.draft is False else self.num_draft
 
     @property
+    def search(self) -> dict[str, Any]:
+        """What it wants of a beam search; None where it does not say."""
+        return {}
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings; () if there are none."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -141,6 +148,11 @@ class OpenAIRequest(Decoding):
     speculation: bool | None = Field(
         None, description="also tell who wrote each token, and the counts so far"
     )
+    num_beams: Annotated[int, Within("num_beams", MAX_BEAMS)] | None = Field(
+        None, description="search with so many hypotheses; n is how many of the best are returned"
+    )
+    length_penalty: Annotated[Number, Within("length_penalty")] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -160,7 +172,17 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
+        if (self.num_beams or 1) > 1 and (self.temperature or self.delta):
+            raise ValueError(
+                f"num_beams is {self.num_beams}: beams do not sample, and draft nothing; leave "
+                "temperature and delta out"
+            )
         return self
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """As in `Decoding`."""
+        return {name: getattr(self, name) for name in ("num_beams", *OF_BEAMS)}
 
 
 class CompletionRequest(OpenAIRequest):

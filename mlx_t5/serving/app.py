@@ -21,8 +21,10 @@ from mlx_t5.serving import answers, api
 from mlx_t5.serving.description import add_description
 from mlx_t5.serving.errors import ApiError, ErrorBody, error_of_status, error_of_validation, place
 from mlx_t5.serving.guard import Guard, has_key
+from mlx_t5.serving.jobs import ClientGone, Exchange
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import ClientGone, Exchange, Service
+from mlx_t5.serving.one_pass import add_one_pass
+from mlx_t5.serving.service import Service
 from mlx_t5.serving.strict_json import StrictRoute
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ def create_app(
     app.state.service, app.state.metrics = service, metrics
     _add_handlers(app)
     _add_generation(app)
+    add_one_pass(app, ERRORS)
     _add_information(app)
     _add_page(app)
     add_description(app, api_key is not None)
@@ -167,9 +170,7 @@ def _add_generation(app: FastAPI) -> None:
 async def _openai(
     service: Service, body: api.OpenAIRequest, request: Request, form: type[answers.CompletionForm]
 ) -> Response:
-    if body.model not in (None, service.model):
-        message = f"there is no such model here; the one that is served is {service.model}"
-        raise ApiError(404, message, "model", "model_not_found")
+    service.require_model(body.model)
     exchange = await service.submit(
         body,
         body.prompts,

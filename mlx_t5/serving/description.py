@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from mlx_t5.serving.guard import PUBLIC_PATHS, has_key
 
+NAMING = [f"{each}Request" for each in ("Completion", "Chat", "Embedding", "Score", "Rerank")]
 TURN = ("system", "user")  # what a chat may consist of, or the second alone
 
 
@@ -46,7 +47,7 @@ def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dic
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for name in ("CompletionRequest", "ChatRequest") if model else ():
+    for name in NAMING if model else ():
         schemas[name]["properties"]["model"]["anyOf"] = [{"const": model}, {"type": "null"}]
     schemas["ChatRequest"]["properties"]["messages"] = {"oneOf": [_turn("user"), _turn(*TURN)]}
     return schema

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_t5.errors import is_out_of_memory
 from mlx_t5.requests import Chunk, Row, Settings, Stats
-from mlx_t5.serving.errors import place
+from mlx_t5.serving.errors import ApiError, place
 from mlx_t5.serving.logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
+    from mlx_t5.passes import Part
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)
+
+STATUS = {"input": 400, "memory": 503, "internal": 500}  # of `Failure.kind`
 
 
 class Decoder(Protocol):
@@ -42,6 +46,17 @@ class Decoder(Protocol):
     def generate(self, prompts: Any, max_tokens: int, *, batch_size: int) -> Any:
         """Decodes one prompt or several."""
 
+    def embed(self, prompts: Any) -> Any:
+        """A vector of each prompt."""
+
+    def embedding_parts(
+        self, ids: Any, batch_size: int, normalize: bool, most_tokens: float
+    ) -> Iterator[Part]:
+        """Vectors of prompts, pass by pass."""
+
+    def scoring_parts(self, pairs: Any, batch_size: int, most_tokens: float) -> Iterator[Part]:
+        """Scores of pairs, pass by pass."""
+
     def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
 
@@ -56,6 +71,10 @@ class QueueFull(Exception):
 
 class Stopped(Exception):
     """The thread takes no more jobs."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any longer."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +126,7 @@ class Job:
         settings: of all of them.
         seed: as in `SpeculativeDecoder.generate`.
         put: told every event, from the thread that owns MLX.
-        samples: results a prompt.
+        samples: results a prompt, of rows of their own or of one search.
         stream: whether events are wanted while rows grow; otherwise one a row, at its end.
         pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
@@ -128,7 +147,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many rows it needs."""
+        """How many results it has."""
         return len(self.prompts) * self.samples
 
     @property
@@ -154,3 +173,89 @@ class Flight:
     index: int
     seen: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Values:
+    """What became of a task: a value for each of its items, in their order."""
+
+    values: list[Any]
+
+
+@dataclass(eq=False)
+class PassJob:
+    """One request.
+
+    Attributes:
+        kind: "embed", "score" or "rerank".
+        parts: begins the work, given the decoder; yields after each pass.
+        count: its items.
+        tokens: of its prompts.
+        size: how many texts it counts for in the queue.
+        put: told the values or the failure, from the thread that owns MLX.
+        cancelled: whether nobody waits for it any longer.
+        submitted: when, by the worker's clock.
+    """
+
+    kind: str
+    parts: Callable[[Any], Iterator[Part]]
+    count: int
+    tokens: int
+    size: int
+    put: Callable[[Any], None]
+    cancelled: bool = False
+    submitted: float = 0.0
+
+
+class Exchange:
+    """One job's events, in the event loop."""
+
+    def __init__(self, cancel: Callable[[Any], None]):
+        self.job: Any  # given by whoever makes the exchange, before anything else
+        self._cancel = cancel
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, event: Progress | Values | Failure) -> None:
+        """Takes an event, from any thread."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def watch(self, receive: Callable[[], Any]) -> None:
+        """Withdraws the job once its client is gone; also ends when the response is complete."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Withdraws the job, if it is not done."""
+        self._cancel(self.job)
+        self._events.put_nowait(None)
+
+    async def next(self) -> Any:
+        """The next event.
+
+        Raises:
+            ApiError: the job has failed.
+            ClientGone: there is nobody to tell.
+        """
+        event = await self._events.get()
+        if event is None:
+            raise ClientGone
+        if isinstance(event, Failure):
+            raise ApiError(STATUS[event.kind], event.message)
+        return event
+
+    async def events(self, first: Progress) -> AsyncIterator[Progress]:
+        """All events from `first` on, until every row is done."""
+        event, left = first, self.job.size
+        while True:
+            left -= event.chunk.result is not None
+            yield event
+            if not left:
+                return
+            event = await self.next()
+
+    async def finished(self) -> list[Progress]:
+        """The last event of every row, in their order; for jobs that do not stream."""
+        last = [event async for event in self.events(await self.next())]
+        return sorted(last, key=lambda event: event.index)

@@ -50,6 +50,12 @@ class Metrics:
         )
         self._cancelled = Counter("t5_cancelled_rows", "Rows whose client went away", registry=r)
         self._finished = Counter("t5_finished_rows", "Rows decoded", ["reason"], registry=r)
+        self._passed = Counter(
+            "t5_one_pass_items",
+            "Prompts embedded, targets scored, answers scored to rank documents",
+            ["kind"],
+            registry=r,
+        )
 
     def _decoding(self, r: CollectorRegistry) -> None:
         self._prompt_tokens = Counter("t5_prompt_tokens", "Source tokens read", registry=r)
@@ -96,6 +102,11 @@ class Metrics:
         """Counts a finished row."""
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
+
+    def passed(self, kind: str, items: int, prompt_tokens: int) -> None:
+        """Counts a finished request that took no decoding: "embed", "score" or "rerank"."""
+        self._prompt_tokens.inc(prompt_tokens)
+        self._passed.labels(kind).inc(items)
 
     def cancelled(self, rows: int) -> None:
         """Counts rows whose clients withdrew them."""

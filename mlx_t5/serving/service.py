@@ -9,35 +9,45 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from mlx_t5.batching import MAX_JOINING_TOKENS
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
+from mlx_t5.network.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Failure, Job, Progress, QueueFull, Stopped
+from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
 from mlx_t5.serving.spelling import Speller
 from mlx_t5.text.prompts import token_ids
 
 if TYPE_CHECKING:
+    from mlx_t5.pairs import Pair, Score
+    from mlx_t5.passes import Part
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
+NAMES = {
+    "prompt": "prompt",
+    "input": "text",
+    "targets": "target",
+    "query": "query",
+    "documents": "document",
+}
 NO_TASK = Preset("no task")
-STATUS = {"input": 400, "memory": 503, "internal": 500}  # of `Failure.kind`
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any longer."""
 
 
 @dataclass(frozen=True)
@@ -75,58 +85,47 @@ class Presets:
         return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
-class Exchange:
-    """One job's events, in the event loop."""
+def several(
+    settings: Settings,
+    body: api.Decoding,
+    samples: int = 1,
+    stream: bool = False,
+    logprobs: int | None = None,
+    **_: Any,
+) -> Settings:
+    """Settings for so many texts a prompt: those of one search, or sampled ones.
 
-    def __init__(self, cancel: Callable[[Job], None]):
-        self.job: Job  # given by whoever makes the exchange, before anything else
-        self._cancel = cancel
-        self._events: asyncio.Queue[Progress | Failure | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+    Args:
+        settings: of the request, its task and the server.
+        body: the request.
+        samples: texts a prompt.
+        stream: as of `Job`.
+        logprobs: as of `Job`.
 
-    def put(self, event: Progress | Failure) -> None:
-        """Takes an event, from any thread."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-    async def watch(self, receive: Callable[[], Any]) -> None:
-        """Withdraws the job once its client is gone; also ends when the response is complete."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.close()
-
-    def close(self) -> None:
-        """Withdraws the job, if it is not done."""
-        self._cancel(self.job)
-        self._events.put_nowait(None)
-
-    async def next(self) -> Progress:
-        """The next event.
-
-        Raises:
-            ApiError: the job has failed.
-            ClientGone: there is nobody to tell.
-        """
-        event = await self._events.get()
-        if event is None:
-            raise ClientGone
-        if isinstance(event, Failure):
-            raise ApiError(STATUS[event.kind], event.message)
-        return event
-
-    async def events(self, first: Progress) -> AsyncIterator[Progress]:
-        """All events from `first` on, until every row is done."""
-        event, left = first, self.job.size
-        while True:
-            left -= event.chunk.result is not None
-            yield event
-            if not left:
-                return
-            event = await self.next()
-
-    async def finished(self) -> list[Progress]:
-        """The last event of every row, in their order; for jobs that do not stream."""
-        last = [event async for event in self.events(await self.next())]
-        return sorted(last, key=lambda event: event.index)
+    Raises:
+        ApiError: they cannot be had, or not in this way.
+    """
+    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
+    refusals = {
+        "stream": (search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        "logprobs": (search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        "n": (
+            search and samples > settings.num_beams,
+            f"n is {samples} and {beams}; n is too many",
+        ),
+        "temperature": (
+            samples > 1 and not search and settings.temp == 0,
+            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
+        ),
+        "num_beams": (
+            not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
+            f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
+        ),
+    }
+    for name, (refused, message) in refusals.items():
+        if refused:
+            raise ApiError(400, message, "n" if name == "temperature" else name)
+    return replace(settings, num_return_sequences=samples) if search else settings
 
 
 class Service:
@@ -172,7 +171,9 @@ class Service:
             raise
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        self._vocab_size = decoder.model.config.vocab_size
+        self.vocab_size = decoder.model.config.vocab_size
+        self.pooling: Pooling = decoder.model.pooling
+        self._can_decode = decoder.model.can_decode
         self._tokenizer = copy.deepcopy(decoder.tokenizer)
         self.spell = Speller(self._tokenizer)
         self._longest = max(map(len, self._tokenizer.get_vocab()))  # characters of a token
@@ -202,12 +203,10 @@ class Service:
         Raises:
             ApiError: it cannot be done, or not now.
         """
+        self._require_decoder()
         task = self._task(body, prompts)
-        settings, samples = self._settings(body, task), wishes.get("samples", 1)
-        size = len(prompts) * samples
-        if samples > 1 and settings.temp == 0:
-            message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
-            raise ApiError(400, message, "n")
+        settings = several(self._settings(body, task), body, **wishes)
+        size = len(prompts) * wishes.get("samples", 1)
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -216,7 +215,7 @@ class Service:
                 "n",
             )
         ids = [
-            await self._token_ids(task.prefix + prompt if isinstance(prompt, str) else prompt)
+            await self.token_ids(task.prefix + prompt if isinstance(prompt, str) else prompt)
             for prompt in prompts
         ]
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
@@ -225,12 +224,70 @@ class Service:
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
         self._hand_in(job)
-        watching = asyncio.create_task(exchange.watch(receive))
-        self._watching.add(watching)  # the loop itself holds tasks weakly
-        watching.add_done_callback(self._watching.discard)
+        self._watch(exchange, receive)
         return exchange
 
-    def _hand_in(self, job: Job) -> None:
+    async def embed(
+        self, ids: Sequence[Sequence[int]], normalize: bool, receive: Callable[[], Any]
+    ) -> list[np.ndarray]:
+        """Vectors of prompts, as token ids; arguments and errors as of `submit`."""
+
+        def parts(decoder: Any) -> Iterator[Part]:
+            return decoder.embedding_parts(
+                ids, self.worker.max_batch, normalize, MAX_JOINING_TOKENS
+            )
+
+        return await self._run("embed", parts, len(ids), sum(map(len, ids)), receive)
+
+    async def score(
+        self, kind: str, pairs: Sequence[Pair], receive: Callable[[], Any]
+    ) -> list[Score]:
+        """Scores of pairs; `kind` is for the metrics, the rest as of `submit`."""
+        self._require_decoder()
+
+        def parts(decoder: Any) -> Iterator[Part]:
+            return decoder.scoring_parts(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
+
+        tokens = sum(map(len, {pair.source for pair in pairs}))
+        return await self._run(kind, parts, len(pairs), tokens, receive)
+
+    async def _run(
+        self,
+        kind: str,
+        parts: Callable[[Any], Iterator[Part]],
+        count: int,
+        tokens: int,
+        receive: Callable[[], Any],
+    ) -> list[Any]:
+        """Hands a task to the thread and waits for its values."""
+        size = math.ceil(count / self.worker.max_batch)
+        if size > self.limits.rows:
+            most = self.limits.rows * self.worker.max_batch
+            message = f"{count} inputs are more than one request may have here ({most})"
+            raise ApiError(400, f"{message}; send several requests")
+        exchange = Exchange(self.worker.cancel)
+        exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
+        self._hand_in(exchange.job)
+        self._watch(exchange, receive)
+        return (await exchange.next()).values
+
+    def _watch(self, exchange: Exchange, receive: Callable[[], Any]) -> None:
+        task = asyncio.create_task(exchange.watch(receive))
+        self._watching.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._watching.discard)
+
+    def require_model(self, name: str | None) -> None:
+        """Raises `ApiError` if a request names another model than the one that is served."""
+        if name not in (None, self.model):
+            message = f"there is no such model here; the one that is served is {self.model}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    def _require_decoder(self) -> None:
+        if not self._can_decode:
+            message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
+            raise ApiError(400, message, "model")
+
+    def _hand_in(self, job: Job | PassJob) -> None:
         try:
             self.worker.submit(job)
         except QueueFull as error:
@@ -259,7 +316,7 @@ class Service:
             "delta": body.delta,
             "num_draft": body.wanted_draft,
             "stop": body.stops or None,
-        }
+        } | body.search
         if body.max_tokens and body.max_tokens > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
@@ -284,26 +341,67 @@ class Service:
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
-    async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens * self._longest:
-            raise self._too_long("more")  # no need to count
-        if not isinstance(prompt, str) and len(prompt) > self.limits.prompt_tokens:
-            raise self._too_long(f"{len(prompt)}")  # before every id is looked at
-        work = partial(token_ids, prompt, self._tokenizer, self._vocab_size)
-        try:
-            ids = await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        except UserError as error:
-            raise ApiError(400, str(error), "prompt") from None
-        if len(ids) > self.limits.prompt_tokens:
-            raise self._too_long(f"{len(ids)}")
+    async def token_ids(
+        self, text: str | Sequence[int], param: str = "prompt", pooling: Pooling | None = None
+    ) -> list[int]:
+        """The tokens of a text, made in a thread of their own.
+
+        Args:
+            text: or token ids, which are checked.
+            param: the field that it came in: "targets" are texts the model would write.
+            pooling: prepares and cuts a text, if given.
+
+        Raises:
+            ApiError: it is empty, too long or no valid text, or an id is not in the vocabulary.
+        """
+        self.require_short(text, param)
+        what = NAMES[param]
+        if isinstance(text, str) and pooling and text.strip():
+            ids = await self.with_tokenizer(self._reader(pooling.read(text), what), param)
+            ids = pooling.cut(ids)
+        else:
+            ids = await self.with_tokenizer(self._reader(text, what), param)
+        self.require_few(ids, param)
         return ids
 
-    def _too_long(self, count: str) -> ApiError:
+    def _reader(self, text: str | Sequence[int], what: str) -> Callable[[Any], list[int]]:
+        return lambda tokenizer: token_ids(text, tokenizer, self.vocab_size, what)
+
+    async def with_tokenizer(self, work: Callable[[Any], T], param: str = "prompt") -> T:
+        """What a function makes with the tokenizer, in a thread of its own.
+
+        Raises:
+            ApiError: it raises `UserError`.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._executor, partial(work, self._tokenizer))
+        except UserError as error:
+            raise ApiError(400, str(error), param) from None
+
+    def require_short(self, text: str | Sequence[int], param: str) -> None:
+        """Raises `ApiError` if a text has too many tokens, as far as that shows at once."""
+        most = self._most(param)
+        if isinstance(text, str) and len(text) > most * self._longest:
+            raise self._too_long("more", param)  # no need to count
+        if not isinstance(text, str):
+            self.require_few(text, param)  # before every id is looked at
+
+    def require_few(self, ids: Sequence[int], param: str) -> None:
+        """Raises `ApiError` if there are more tokens than this field may have."""
+        if len(ids) > self._most(param):
+            raise self._too_long(f"{len(ids)}", param)
+
+    def _most(self, param: str) -> int:
+        return self.limits.max_tokens if param == "targets" else self.limits.prompt_tokens
+
+    def _too_long(self, count: str, param: str) -> ApiError:
+        option = "--max-tokens" if param == "targets" else "--max-prompt-tokens"
         message = (
-            f"the prompt has {count} tokens; at most {self.limits.prompt_tokens} are taken here "
-            "(the server's --max-prompt-tokens); shorten it"
+            f"the {NAMES[param]} has {count} tokens; at most {self._most(param)} are taken here "
+            f"(the server's {option}); shorten it"
         )
-        return ApiError(400, message, "prompt", "context_length_exceeded")
+        return ApiError(400, message, param, "context_length_exceeded")
 
     def describe(self) -> dict[str, Any]:
         """What a client may want to know before it asks."""

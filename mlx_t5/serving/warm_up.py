@@ -27,6 +27,9 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
     """
     model, wanted = decoder.model, decoder.defaults.num_draft
     filler = model.config.eos_token_id
+    if not model.can_decode:
+        decoder.embed([[filler] * DUMMY_TOKENS])
+        return
     decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8, batch_size=batch_size)
     if decoder.exact:
         return

@@ -17,14 +17,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from typing import Any
 
 from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.requests import AUTO, Row
+from mlx_t5.sampling.lanes import texts_of
 from mlx_t5.serving.errors import place
-from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, Progress, QueueFull, Stopped
+from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress, QueueFull, Stopped
 from mlx_t5.serving.logprobs import LogprobRecorder
 from mlx_t5.serving.metrics import Metrics, counts
+from mlx_t5.serving.pass_queue import PassQueue
 from mlx_t5.serving.warm_up import warm_up
 from mlx_t5.text.prompts import random_keys
 
@@ -65,8 +68,10 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._changed = threading.Condition()
         # Guarded by `_changed`:
-        self._new: list[Job] = []
-        self._left: dict[Job, int] = {}  # jobs that are not done, and how many rows they still have
+        self._new: list[Job | PassJob] = []
+        self._left: dict[
+            Job | PassJob, int
+        ] = {}  # jobs that are not done, and how many rows they still have
         self._progressed = 0.0  # when a round last ended, or there was something to do again
         self._withdrawn = self._closing = False
         # Of the thread alone:
@@ -95,8 +100,8 @@ class Worker:
             self._thread.join()
             raise
 
-    def submit(self, job: Job) -> None:
-        """Hands in a job.
+    def submit(self, job: Job | PassJob) -> None:
+        """Hands in a job or a task.
 
         Raises:
             QueueFull: there is no room for its rows.
@@ -115,7 +120,7 @@ class Worker:
             self._new.append(job)
             self._changed.notify()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job | PassJob) -> None:
         """Withdraws a job: its rows leave before the next step. One that is done stays done."""
         with self._changed:
             job.cancelled = self._withdrawn = True
@@ -179,6 +184,8 @@ class Worker:
         try:
             self._decoder = self._load()
             warm_up(self._decoder, self.max_batch)
+            told = self._metrics, self._clock, self._release, self._put
+            self._passes = PassQueue(self._decoder, *told)
             self._new_engine()
         except BaseException as error:
             self._closing = True
@@ -195,17 +202,19 @@ class Worker:
 
     def _wait(self) -> bool:
         """Waits for work; returns False if no more will come."""
-        if not self._flights:
+        if not (self._flights or self._passes):
             mx.clear_cache()  # buffers kept for the next step; there may be none for long
         with self._changed:
-            self._changed.wait_for(lambda: self._new or self._flights or self._closing)
-            return bool(self._new or self._flights)
+            at_hand = lambda: bool(self._new or self._flights or self._passes)  # noqa: E731
+            self._changed.wait_for(lambda: at_hand() or self._closing)
+            return at_hand()
 
     def _round(self) -> None:
         """One round: rows leave, rows join, a step, and everybody is told."""
         try:
             self._leave()
             self._join()
+            self._passes.advance()
             rows = list(self._engine.rows)
             before = counts(rows)
             if rows:
@@ -238,7 +247,10 @@ class Worker:
         with self._changed:
             jobs, self._new = self._new, []
         for job in jobs:
-            self._take(job)
+            if isinstance(job, PassJob):
+                self._passes.add(job)
+            else:
+                self._take(job)
         running = len(self._engine.rows)
         for row in self._queue.admit():  # alone it would fare no better the next time
             self._fail(self._flights[id(row)], Failure("input", str(row.error)))
@@ -249,9 +261,10 @@ class Worker:
     def _take(self, job: Job) -> None:
         """Turns a new job into waiting rows, unless its client has gone already."""
         rows: list[Row] = []
-        failure = None
+        failure, texts = None, job.settings.num_return_sequences
         try:
-            for prompt, keys in zip(job.prompts, random_keys(job.seed, job.samples), strict=False):
+            keys_of = random_keys(job.seed, job.samples // texts)
+            for prompt, keys in zip(job.prompts, keys_of, strict=False):
                 rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
             failure = next((Failure("input", row.error) for row in rows if row.error), None)
         except Exception as error:
@@ -264,7 +277,7 @@ class Worker:
                 self._metrics.cancelled(job.size)
             return
         for index, row in enumerate(rows):
-            self._flights[id(row)] = Flight(row, job, index)
+            self._flights[id(row)] = Flight(row, job, index * texts)
             if job.logprobs is not None:
                 self._recorder.watch(row, job.logprobs)
         self._queue.waiting += rows
@@ -276,28 +289,34 @@ class Worker:
     def _tell(self, flight: Flight) -> None:
         """Tells a job what the last step did for one of its rows."""
         row, job = flight.row, flight.job
-        if row.error:
-            self._fail(flight, Failure("internal", row.error))
+        texts = texts_of(row) if row.finish_reason else [row]
+        if error := next((text.error for text in texts if text.error), None):
+            self._fail(flight, Failure("internal", error))
             return
         first = flight.seen == 0 and row.stats.target_calls == 1
         if first:
             self._metrics.first_token_seconds.observe(self._clock() - job.submitted)
         if not (job.stream or row.finish_reason):
             return
-        chunk = self._decoder.codec.chunk(row, flight.seen)
-        # The end token counts where it alone decides about text that was held back.
-        count = len(chunk.tokens) or bool(chunk.text)
-        logprobs, flight.logprobs = flight.logprobs[:count], []
+        progress = [self._progress(flight, text, i) for i, text in enumerate(texts)]
         flight.seen = row.decided
-        progress = Progress(flight.index, chunk, copy.copy(row.stats), logprobs)
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
             self._row_seconds += (seconds - self._row_seconds) / 8
             self._end(flight)
-        self._put(job, progress)  # last: a client that knows may look at the metrics
+        for event in progress:  # last: a client that knows may look at the metrics
+            self._put(job, event)
 
-    def _put(self, job: Job, event: Progress | Failure) -> None:
+    def _progress(self, flight: Flight, text: Row, i: int) -> Progress:
+        """What one of a row's texts has gained."""
+        chunk = self._decoder.codec.chunk(text, flight.seen)
+        # The end token counts where it alone decides about text that was held back.
+        count = len(chunk.tokens) or bool(chunk.text)
+        logprobs, flight.logprobs = flight.logprobs[:count], []
+        return Progress(flight.index + i, chunk, copy.copy(text.stats), logprobs)
+
+    def _put(self, job: Job | PassJob, event: Any) -> None:
         try:
             job.put(event)
         except RuntimeError:  # the event loop that the client belonged to has ended
@@ -312,7 +331,7 @@ class Worker:
     def _end(self, flight: Flight) -> None:
         del self._flights[id(flight.row)]
         self._recorder.forget(flight.row)
-        self._release(flight.job, 1)
+        self._release(flight.job, flight.row.settings.num_return_sequences)
 
     def _abandon(self) -> None:
         """The thread ends; if it was not meant to, nobody is left waiting."""
@@ -322,7 +341,7 @@ class Worker:
         for job in jobs:
             self._put(job, Failure("internal", BROKEN_MESSAGE))
 
-    def _release(self, job: Job, rows: int) -> None:
+    def _release(self, job: Job | PassJob, rows: int) -> None:
         with self._changed:
             self._left[job] -= rows
             if not self._left[job]:

@@ -9,6 +9,7 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Chunk, Result, Row, Settings
+from mlx_t5.sampling.lanes import texts_of
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import task_prefix, token_ids
 from mlx_t5.text.stop_strings import TextWatch
@@ -89,6 +90,10 @@ class Codec:
         row.update_rates()
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
+    def results(self, row: Row) -> list[Result]:
+        """Returns the results of a finished row: one, or as many of its search as are wanted."""
+        return [self.result(text) for text in texts_of(row)]
+
     def result(self, row: Row) -> Result:
         """Returns the result of a finished row."""
         if row.error:
@@ -102,4 +107,4 @@ class Codec:
         elif self.tokenizer:
             text = decode(self.tokenizer, tokens)
         assert row.finish_reason is not None, "the row is still running"
-        return Result(text, tokens, writers, row.finish_reason, row.stats)
+        return Result(text, tokens, writers, row.finish_reason, row.stats, score=row.score)

@@ -7,6 +7,7 @@ their vocabulary in byte tokens such as "<0xE4>", and ByT5 spells everything in 
 from __future__ import annotations
 
 import codecs
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,15 @@ class StreamingDetokenizer:
         self._pending: list[int] = []
         spelled = type(tokenizer).__name__ == "ByT5Tokenizer"
         self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore") if spelled else None
+
+    def fork(self) -> StreamingDetokenizer:
+        """Another one that has taken the same tokens."""
+        other = copy.copy(self)
+        other._context, other._pending = list(self._context), list(self._pending)
+        if self._utf8:
+            other._utf8 = codecs.getincrementaldecoder("utf-8")("ignore")
+            other._utf8.setstate(self._utf8.getstate())
+        return other
 
     def add(self, tokens: Sequence[int]) -> str:
         """Takes more tokens; returns the text that is now certain and was not returned before."""

@@ -57,8 +57,16 @@ def split(prompts: Any) -> tuple[list, bool]:
     return ([items], True) if single else (items, False)
 
 
-def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> list[int]:
-    """The source tokens of one prompt.
+def token_ids(
+    prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
+) -> list[int]:
+    """The tokens of one prompt, the end token included if it is a text.
+
+    Args:
+        prompt: a text or token ids.
+        tokenizer: of the model; None if there is none.
+        vocab_size: V.
+        what: what an error calls it.
 
     Raises:
         UserError: the prompt is empty or has an id outside the vocabulary, it is neither a text
@@ -67,20 +75,20 @@ def token_ids(prompt: str | Sequence[int], tokenizer: Any, vocab_size: int) -> l
     """
     if isinstance(prompt, str):
         if not prompt.strip():
-            raise UserError("a prompt is empty; write the text to work on")
+            raise UserError(f"a {what} is empty; write the text to work on")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             where = f"character {error.start + 1} is half of a pair"
-            raise UserError(f"a prompt is not valid Unicode ({where}); give whole text") from None
+            raise UserError(f"a {what} is not valid Unicode ({where}); give whole text") from None
         if tokenizer is None:
-            raise UserError("text prompts need a tokenizer; this model folder has none")
+            raise UserError(f"a text {what} needs a tokenizer; this model folder has none")
         prompt = encode(tokenizer, prompt)
     ids = listed(prompt)
     if ids is None:
-        raise UserError(f"a prompt is {written(prompt)}; it must be {PROMPT}")
+        raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
     if not ids:
-        raise UserError("a prompt is empty; give at least one token id")
+        raise UserError(f"a {what} is empty; give at least one token id")
     ids = _whole_numbers(ids)
     if min(ids) < 0 or max(ids) >= vocab_size:
         bad = written(next(token for token in ids if not 0 <= token < vocab_size))
@@ -231,13 +239,19 @@ def alike(sources: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]
         yield group
 
 
-def prepared(model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[mx.array]) -> Cache:
+def prepared(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array],
+    lanes: Sequence[int] = (),
+) -> Cache:
     """A decoder's cache with a row for each source, not waited for; equal ones share the work.
 
     Args:
         model: whose decoder it is for.
         sources: source tokens of each row.
         states: what `encoder_states` returned for them.
+        lanes: how many sequences of each row are decoded; () is one of each.
     """
     keys = [tuple(source) for source in sources]
     different = dict(zip(keys, states, strict=True))
@@ -249,6 +263,8 @@ def prepared(model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[
     if len(different) < len(keys):
         places = {key: place for place, key in enumerate(different)}
         cache.keep([places[key] for key in keys])
+    if any(count > 1 for count in lanes):
+        cache.fan_out(lanes)
     return cache
 
 

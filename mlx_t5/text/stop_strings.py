@@ -11,6 +11,7 @@ beginning of a stop string, so the work does not grow with the text.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,12 @@ class TextWatch:
     def text(self) -> str:
         """The text so far, without what may still change."""
         return "".join(self.pieces) + self.rest
+
+    def fork(self) -> TextWatch:
+        """Another watch that has read the same."""
+        other = copy.copy(self)
+        other._detokenizer, other.pieces = self._detokenizer.fork(), list(self.pieces)
+        return other
 
     def take(self, tokens: Sequence[int]) -> int:
         """Reads tokens up to the one that completes a stop string; returns how many it read."""

@@ -136,6 +136,7 @@ def test_a_draft_like_the_target_is_mostly_kept_where_text_is_sampled():
     [
         ({"num_draft": 8}, "num_draft is 8; exact decoding has room for 7"),
         ({"delta": 0.2}, "delta"),
+        ({"num_beams": 2}, "num_beams"),
     ],
 )
 def test_what_would_break_the_promise_is_refused(decoders, settings, reason):

@@ -89,15 +89,15 @@ def test_cancelling_input_leaves_nothing_but_rounding(mode):
 
 
 def test_attention_is_looked_at(model, monkeypatch):
-    attend = exactness.attend
+    attention = exactness.attention
 
     def place_matters(queries, keys, values, mask):
-        out = attend(queries, keys, values, mask)
+        out = attention(queries, keys, values, mask)
         last = mx.arange(queries.shape[2])[:, None] == queries.shape[2] - 1
         return mx.where(last & (keys.shape[2] == 257), out * 1.01, out)
 
     assert exactness.attention_holds(model, 8)
-    monkeypatch.setattr(exactness, "attend", place_matters)
+    monkeypatch.setattr(exactness, "attention", place_matters)
     assert not exactness.attention_holds(model, 8)
 
 

@@ -6,9 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from mlx_t5.ranges import RANGES
+from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
-from mlx_t5.serving.errors import error_of_validation
+from mlx_t5.serving.errors import ApiError, error_of_validation
+from mlx_t5.serving.service import several
 
 MANY = 90_000
 TURN = {"role": "user", "content": "x"}
@@ -67,3 +69,39 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
     with pytest.raises(ValidationError) as wrong:
         PredictRequest.model_validate({"first": 1, "prompt": "x", "second": 2})
     assert [error["loc"] for error in wrong.value.errors()] == [("first",)]
+
+
+@pytest.mark.parametrize(
+    "wishes, told",
+    [
+        ({"num_beams": 4, "temperature": 0.7}, "beams do not sample"),
+        ({"num_beams": 4, "delta": 0.5}, "draft nothing"),
+        ({"num_beams": 17}, "less than or equal to 16"),
+        ({"num_beams": 4, "early_stopping": "always"}, "early_stopping"),
+    ],
+)
+def test_what_does_not_go_with_beams_is_refused(wishes, told):
+    with pytest.raises(ValidationError, match=told):
+        CompletionRequest.model_validate({"prompt": "x", **wishes})
+
+
+@pytest.mark.parametrize(
+    "wishes, job, told",
+    [
+        ({"num_beams": 4}, {"stream": True}, "a text is known at its end"),
+        ({"num_beams": 4}, {"logprobs": 0}, "num_beams is 4: beams have none"),
+        ({"num_beams": 4}, {"samples": 5}, "n is 5 and num_beams is 4"),
+        ({}, {"samples": 2}, "greedy texts would be equal"),
+        ({"length_penalty": 2}, {}, "need num_beams above 1"),
+        ({"num_beams": 1, "early_stopping": "never"}, {}, "need num_beams above 1"),
+    ],
+)
+def test_what_a_search_cannot_do_is_refused(wishes, job, told):
+    body = CompletionRequest.model_validate({"prompt": "x", **wishes})
+    with pytest.raises(ApiError, match=told):
+        several(Settings(num_beams=wishes.get("num_beams", 1)), body, **job)
+
+
+def test_the_best_n_texts_of_a_search_are_returned():
+    body = CompletionRequest.model_validate({"prompt": "x", "early_stopping": "never"})
+    assert several(Settings(num_beams=4), body, samples=3).num_return_sequences == 3

@@ -25,7 +25,8 @@ def test_the_description_is_ours(short):
     for name in ("CompletionRequest", "ChatRequest", "PredictRequest"):
         assert FIELDS - {"prompt"} <= set(schema["components"]["schemas"][name]["properties"])
     assert "422" not in str(schema), "what FastAPI would say, and never does here"
-    for path in ("/v1/completions", "/v1/chat/completions", "/predict"):
+    passes = ("/v1/embeddings", "/v1/score", "/v1/rerank")
+    for path in ("/v1/completions", "/v1/chat/completions", "/predict", *passes):
         responses = schema["paths"][path]["post"]["responses"]
         assert {"200", "400", "401", "413", "429", "500", "503"} <= set(responses)
 

@@ -20,7 +20,9 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
     """The service of a model with so many ids, and the bundled tokenizer."""
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size),
-        shared=SimpleNamespace(weight=SimpleNamespace(dtype="mlx.core.float32")),
+        dtype="mlx.core.float32",
+        pooling=None,
+        can_decode=True,
     )
     tokenizer = load_tokenizer(BUNDLED / "target")
     decoder = SimpleNamespace(
@@ -71,7 +73,7 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
 
     service._tokenizer = SimpleNamespace(encode=panic)
     with pytest.raises(ApiError, match="cannot read this prompt") as error:
-        asyncio.run(service._token_ids("a"))
+        asyncio.run(service.token_ids("a"))
     assert error.value.status == 400
 
 

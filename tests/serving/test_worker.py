@@ -66,6 +66,23 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         assert [r.tokens for r in alone] == [r.tokens for r in together]
 
 
+def test_a_search_shares_the_batch_and_gives_its_best_texts(serve):
+    model = Gated(random_table(V, eos_bias=-1.0), V)
+    worker, client = serve(model)
+    search = {"num_beams": 3, "num_return_sequences": 2, "max_tokens": 9}
+    hold(model)
+    greedy = client().submit([[2, 3]], max_tokens=9)
+    beams = client().submit([[4], [5, 6]], samples=2, **search)
+    model.gate.set()
+    together = beams.results()
+    assert len(greedy.results()[0].tokens) > 0
+    assert max(len(tokens) for _, tokens in model.calls) == 1 + 2 * 3
+    alone = SpeculativeDecoder(model).generate([[4], [5, 6]], **search)
+    found = [(r.tokens, r.score, r.stats.generated_tokens) for r in together]
+    assert found == [(r.tokens, r.score, r.stats.generated_tokens) for r in alone]
+    until(lambda: worker.rows == (0, 0))
+
+
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
@@ -225,8 +242,8 @@ def test_a_prompt_without_memory_fails_alone(serve):
 
 def test_a_prompt_waits_where_others_have_the_memory(serve):
     class Small(Gated):
-        def cache_memory(self, rows, source, target):
-            return (source > 9 or rows > 1) * 10**18
+        def cache_memory(self, prompts, source, target, rows=0):
+            return (source > 9 or prompts > 1) * 10**18
 
     model = Small(ENDLESS, V)
     worker, client = serve(model)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.network.pooling import Pooling
 
 START, EOS = 0, 1
 
@@ -35,6 +36,7 @@ class FakeCache:
     def __init__(self, sources, capacity):
         self.sources = list(sources)
         self.slots = [[None] * capacity for _ in self.sources]
+        self.rows = [1] * len(self.sources)  # of each source
         self.state = []
 
     def reserve(self, capacity):
@@ -42,7 +44,17 @@ class FakeCache:
             row += [None] * (capacity - len(row))
 
     def keep(self, rows):
+        first = [sum(self.rows[:i]) for i in rows]
+        counts = [self.rows[i] for i in rows]
         self.sources = [self.sources[i] for i in rows]
+        self.reorder([f + k for f, count in zip(first, counts, strict=True) for k in range(count)])
+        self.rows = counts
+
+    def fan_out(self, counts):
+        self.reorder([i for i, count in enumerate(counts) for _ in range(count)])
+        self.rows = list(counts)
+
+    def reorder(self, rows):
         self.slots = [list(self.slots[i]) for i in rows]  # a row may be asked for twice
 
     def trim(self, source, capacity):
@@ -52,11 +64,14 @@ class FakeCache:
     def append(self, other):
         self.sources += other.sources
         self.slots += other.slots
+        self.rows += other.rows
         self.reserve(max(map(len, self.slots)))
 
 
 class FakeModel:
     """Logits (V,) = table(source, tokens so far)."""
+
+    can_decode, pooling = True, Pooling()
 
     def __init__(self, table, vocab_size, **config):
         self.table = lru_cache(maxsize=None)(table)
@@ -66,7 +81,7 @@ class FakeModel:
     def encode(self, ids, mask=None):
         return ids.astype(mx.float32)[..., None]  # a token is its own state
 
-    def cache_memory(self, rows, source, target):
+    def cache_memory(self, prompts, source, target, rows=0):
         return 0
 
     def encoder_memory(self, rows, source):
@@ -86,6 +101,7 @@ class FakeModel:
         assert len(tokens) == len(cache.slots) == len(offsets)
         self.calls.append((offsets, tokens))
         logits = np.empty((len(tokens), len(tokens[0]), self.config.vocab_size), np.float32)
+        sources = [s for s, n in zip(cache.sources, cache.rows, strict=True) for _ in range(n)]
         for b, (row, offset) in enumerate(zip(tokens, offsets, strict=True)):
             slots = cache.slots[b]
             assert offset + len(row) <= len(slots), "more positions than slots"
@@ -93,7 +109,7 @@ class FakeModel:
             for t in range(len(row)):
                 seen = tuple(slots[: offset + t + 1])
                 assert None not in seen, "a slot was skipped"
-                logits[b, t] = self.table(cache.sources[b], seen)
+                logits[b, t] = self.table(sources[b], seen)
         return mx.array(logits)
 
 

@@ -28,3 +28,4 @@ class FakeResult:
     finish_reason: str = "stop"
     stats: FakeStats = field(default_factory=FakeStats)
     error: str | None = None
+    score: float | None = None

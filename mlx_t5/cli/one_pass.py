@@ -1,0 +1,134 @@
+"""What the command line writes without generating: scores and vectors.
+
+Scores and vectors are JSON lines; vectors are an array of NumPy's where the file's name ends in
+.npy. Results are written as they finish, so an interruption loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlx_t5.sizes import readable
+
+if TYPE_CHECKING:
+    from mlx_t5.pairs import Score
+
+ARRAY = ".npy"
+_HEADER_BYTES = 128  # room for a shape of any size
+_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+class JsonLines:
+    """One JSON object a line, to a file or standard output; a context manager.
+
+    Args:
+        path: file to write, left as it is until there is a result; None is standard output.
+        record: makes the object of an item and its outcome.
+    """
+
+    def __init__(self, path: str | None, record: Callable[[Any, Any], dict]):
+        self._path, self._record = path, record
+        self._file: IO[str] | None = None if path else sys.stdout
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._path and self._file:
+            self._file.close()
+
+    def write(self, item: Any, outcome: Any) -> None:
+        """Writes one result."""
+        line = json.dumps(self._record(item, outcome), ensure_ascii=False, allow_nan=False)
+        if self._path and not self._file:
+            self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")
+        print(line, file=self._file, flush=True)
+
+
+class ArrayFile:
+    """Rows of a float32 array, as numpy.load reads it; a context manager.
+
+    A row of NaN stands for a prompt that cannot be embedded, so that rows stay those of the input.
+    The header gets the number of rows at the end, however that comes. There is no file as long as
+    there is no vector.
+
+    The format is described at https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+    """
+
+    def __init__(self, path: str):
+        self._path, self._rows, self._width = path, 0, 0
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._file:
+            self._file.seek(0)
+            self._file.write(self._header())
+            self._file.close()
+
+    def write(self, item: Any, outcome: Any) -> None:
+        """Writes one vector, or a row of NaN for an error."""
+        self._rows += 1
+        if not self._file and not isinstance(outcome, Exception):
+            self._width = len(outcome)
+            self._file = open(self._path, "wb")
+            self._file.write(self._header())
+            self._write_rows(np.full((self._rows - 1, self._width), np.nan))
+        if self._file:
+            failed = isinstance(outcome, Exception)
+            self._write_rows(np.full(self._width, np.nan) if failed else np.asarray(outcome))
+
+    def _write_rows(self, rows: np.ndarray) -> None:
+        assert self._file is not None
+        self._file.write(rows.astype("<f4").tobytes())
+
+    def _header(self) -> bytes:
+        shape = f"({self._rows}, {self._width})"
+        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+        room = _HEADER_BYTES - len(_MAGIC) - 2
+        return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1).encode() + b"\n"
+
+
+def score_record(item: Any, score: Score) -> dict:
+    """The object of a pair of prompt and target."""
+    prompt, target = item if isinstance(item, tuple) else ("", "")
+    record = {"prompt": prompt, "target": target}
+    if score.error:
+        return {**record, "logprob": None, "token_logprobs": [], "tokens": [], "error": score.error}
+    more = {"token_logprobs": score.token_logprobs, "tokens": score.tokens}
+    return {**record, "logprob": score.logprob, **more}
+
+
+def embedding_record(item: Any, outcome: np.ndarray | Exception) -> dict:
+    """The object of a prompt."""
+    record: dict[str, Any] = {"prompt": item if isinstance(item, str) else ""}
+    if isinstance(outcome, Exception):
+        return {**record, "embedding": None, "error": str(outcome)}
+    return {**record, "embedding": [float(str(number)) for number in outcome]}
+
+
+def error_of(outcome: Any) -> str | None:
+    """What went wrong with an item, if anything did."""
+    return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
+
+
+def output_of_vectors(path: str | None) -> JsonLines | ArrayFile:
+    """Where vectors go: an array where the name says so, and JSON lines otherwise."""
+    return ArrayFile(path) if path and path.endswith(ARRAY) else JsonLines(path, embedding_record)
+
+
+def summary(count: int, seconds: float, peak_memory_bytes: int) -> str:
+    """One line: how many prompts there were, how long they took, what memory."""
+    parts = [
+        f"{count} prompt{'s' * (count != 1)} in {seconds:.2f} s",
+        f"{count / max(seconds, 1e-9):.1f} prompts/s",
+        f"peak memory {readable(peak_memory_bytes)}",
+    ]
+    return " · ".join(parts)

@@ -1,0 +1,112 @@
+"""From the encoder's states to one vector a text, as the folder says.
+
+A folder of sentence-transformers says which states are pooled, and which dense layers and
+normalisation follow (https://sbert.net, "Creating Custom Models"); see
+checkpoints/sentence_modules.py. Any other T5 gives the mean over the tokens. Vectors are computed
+in float32.
+
+Symbols: B rows, S source positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mlx_t5.backend import mx, nn
+
+Step = Callable[[mx.array], mx.array]
+# By the last part of the class's name in PyTorch.
+ACTIVATIONS: Mapping[str, Step] = MappingProxyType(
+    {
+        "Identity": lambda x: x,
+        "Tanh": mx.tanh,
+        "ReLU": nn.relu,
+        "GELU": nn.gelu,
+        "SiLU": nn.silu,
+        "Sigmoid": mx.sigmoid,
+    }
+)
+
+
+def _mean(states: mx.array, mask: mx.array) -> mx.array:
+    return (states * mask).sum(axis=1) / mask.sum(axis=1)
+
+
+def _mean_by_root(states: mx.array, mask: mx.array) -> mx.array:
+    return (states * mask).sum(axis=1) / mx.sqrt(mask.sum(axis=1))
+
+
+def _weighted_mean(states: mx.array, mask: mx.array) -> mx.array:
+    return _mean(states, mask * mx.arange(1, mask.shape[1] + 1)[None, :, None])
+
+
+def _largest(states: mx.array, mask: mx.array) -> mx.array:
+    return mx.where(mask > 0, states, -mx.inf).max(axis=1)
+
+
+def _last(states: mx.array, mask: mx.array) -> mx.array:
+    index = mask.sum(axis=1, keepdims=True).astype(mx.int32) - 1
+    return mx.take_along_axis(
+        states, mx.broadcast_to(index, (*index.shape[:2], states.shape[2])), 1
+    )[:, 0]
+
+
+# By their name in a folder's configuration, in the order in which the results of several are put
+# side by side. Each takes states (B, S, d_model) and mask (B, S, 1), float32.
+MODES: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = MappingProxyType(
+    {
+        "cls": lambda states, mask: states[:, 0],
+        "max": _largest,
+        "mean": _mean,
+        "mean_sqrt_len": _mean_by_root,
+        "weightedmean": _weighted_mean,
+        "lasttoken": _last,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How texts become vectors.
+
+    Attributes:
+        modes: names of `MODES`; the results of several are put side by side.
+        steps: what follows, such as dense layers, on vectors (B, width).
+        max_tokens: a text is cut to so many tokens, its end token included; None for no limit.
+        lower_case: whether texts are put in lower case.
+        prompt: what is put in front of every text.
+    """
+
+    modes: tuple[str, ...] = ("mean",)
+    steps: tuple[Step, ...] = ()
+    max_tokens: int | None = None
+    lower_case: bool = False
+    prompt: str = ""
+
+    def __call__(self, states: mx.array, mask: mx.array | None) -> mx.array:
+        """Vectors (B, width), float32, of encoded texts (B, S, d_model) with their mask (B, S)."""
+        states = states.astype(mx.float32)
+        weights = mx.ones(states.shape[:2]) if mask is None else mask.astype(mx.float32)
+        pooled = [MODES[mode](states, weights[..., None]) for mode in self.modes]
+        vectors = mx.concatenate(pooled, axis=1)
+        for step in self.steps:
+            vectors = step(vectors)
+        return vectors
+
+    def read(self, text: str) -> str:
+        """A text as the model is to see it."""
+        text = self.prompt + text
+        return text.lower() if self.lower_case else text
+
+    def cut(self, ids: list[int]) -> list[int]:
+        """A text's tokens, at most `max_tokens`, of which the end token stays the last."""
+        if self.max_tokens is None or len(ids) <= self.max_tokens:
+            return ids
+        return ids[: self.max_tokens - 1] + ids[-1:]
+
+
+def normalized(vectors: mx.array) -> mx.array:
+    """Vectors (B, width) of length 1; those of length 0 stay as they are."""
+    return vectors / mx.maximum(mx.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,146 @@
+"""Prompts with what they might become: pairs, their scores, and ranks made of these.
+
+Reranking is scoring: monoT5 (Nogueira et al., https://arxiv.org/abs/2003.06713) reads query and
+document and says "true" or "false"; their two scores are compared.
+
+Symbol: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_t5.errors import UserError, shown
+from mlx_t5.passes import by_length
+from mlx_t5.text.prompts import token_ids
+
+RERANK_PROMPT = "Query: {query} Document: {document} Relevant:"  # of monoT5
+TRUE, FALSE = "true", "false"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and what it might become, both as token ids."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
+@dataclass
+class Score:
+    """How likely a target is.
+
+    Attributes:
+        logprob: natural logarithm of its probability: the sum over its tokens; NaN if it could not
+            be scored.
+        token_logprobs: of each token, given the prompt and the tokens before it.
+        tokens: their ids; of a target given as text, the end token is the last.
+        error: what went wrong, if anything did.
+    """
+
+    logprob: float = math.nan
+    token_logprobs: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    error: str | None = None
+
+    @classmethod
+    def of(cls, outcome: Score | Exception) -> Score:
+        """A score as it is, and an exception as one that has failed."""
+        return outcome if isinstance(outcome, Score) else cls(error=str(outcome))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A document's place for a query.
+
+    Attributes:
+        index: which of the documents it is.
+        score: natural logarithm of the probability that it is relevant.
+    """
+
+    index: int
+    score: float
+
+
+def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
+    """Cuts pairs into passes of at most `size` rows.
+
+    The prompts of a pass have as many targets each, and are of like length. If there are several,
+    their tokens and those of one target each are at most `most_tokens`, padding included.
+
+    Yields:
+        Places of pairs: those of the pass's first prompt, then those of the second, and so on.
+    """
+    of_prompt: dict[tuple[int, ...], list[int]] = {}
+    for i, pair in enumerate(pairs):
+        of_prompt.setdefault(pair.source, []).append(i)
+    by_count: dict[int, list[list[int]]] = {}
+    for places in of_prompt.values():
+        places.sort(key=lambda i: len(pairs[i].target))
+        by_count.setdefault(len(places), []).append(places)
+    for count, groups in by_count.items():
+        longest = [pairs[places[-1]] for places in groups]
+        lengths = [len(pair.source) + len(pair.target) for pair in longest]
+        for batch in by_length(lengths, max(1, size // count), most_tokens):
+            for first in range(0, count, size):  # several times for a single prompt alone
+                yield [i for group in batch for i in groups[group][first : first + size]]
+
+
+def relevance_pairs(
+    query: str, documents: Iterable[str], tokenizer: Any, vocab_size: int, words: Sequence[str]
+) -> list[Pair]:
+    """What is scored to rank documents: of each, whether it is relevant, and whether it is not.
+
+    Args:
+        query: what is looked for.
+        documents: texts, which are not cut.
+        tokenizer: of a monoT5.
+        vocab_size: V.
+        words: what the model says if a document is relevant, and if it is not; single tokens.
+
+    Raises:
+        UserError: the query or a document is empty or no text, or a word is no token.
+    """
+    if tokenizer is None:
+        raise UserError("ranking needs a tokenizer; this model folder has none")
+    answers = [_word(word, tokenizer) for word in words]
+    pairs = []
+    for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"the {name} is empty or no text; give a text")
+        if name != "query":
+            prompt = RERANK_PROMPT.format(query=query, document=text)
+            source = tuple(token_ids(prompt, tokenizer, vocab_size))
+            pairs += [Pair(source, (answer,)) for answer in answers]
+    return pairs
+
+
+def _word(word: str, tokenizer: Any) -> int:
+    """The token that a word is."""
+    ids = token_ids(word, tokenizer, len(tokenizer))[:-1]
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise UserError(
+            f"{shown(word)!r} is no single token of this model's tokenizer; ranking is for monoT5 "
+            "and its like: name the words that yours says"
+        )
+    return ids[0]
+
+
+def ranking(scores: Sequence[Score], top_n: int | None = None) -> list[Ranked]:
+    """Ranks documents by the scores of their pairs, the most relevant first.
+
+    Raises:
+        UserError: one could not be scored.
+    """
+    failed = next((score.error for score in scores if score.error), None)
+    if failed:
+        raise UserError(failed)
+    against = [no.logprob - yes.logprob for yes, no in zip(scores[::2], scores[1::2], strict=True)]
+    # -log(1 + exp(x)), which would overflow for a large x
+    ranked = [
+        Ranked(i, -max(x, 0.0) - math.log1p(math.exp(-abs(x)))) for i, x in enumerate(against)
+    ]
+    return sorted(ranked, key=lambda each: (-each.score, each.index))[:top_n]

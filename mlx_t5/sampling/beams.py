@@ -1,0 +1,163 @@
+"""Beam search: the likeliest texts that K hypotheses a prompt can find, one token a step.
+
+What is found, and its scores, are those of `generate` of transformers 5 (generation/utils.py,
+`_beam_search`) for the prompt by itself:
+
+    beam     s = the sum of its log-probabilities, as the rules for the text leave them
+    step     of the V continuations of each beam the (1 + E) K best are looked at, E being the
+             number of end tokens. Those among the first K that end are finished texts, and the K
+             best that do not end are the next beams.
+    text     score = s / n**length_penalty for n tokens, the end token included; the K best are kept
+    end      with K texts, once the best beam cannot beat the worst of them: its s is divided by the
+             present length, or by that of the longest text if early_stopping is "never" and
+             length_penalty above 0. With early_stopping = True K texts suffice.
+
+transformers scores what cannot be chosen -1e9; here it is -inf, and never becomes a text. The
+device finds the best continuations (lanes.py); what becomes of them is decided here, on the host.
+
+Symbols: K beams, V vocabulary; G rows of N values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mlx_t5.backend import mx
+from mlx_t5.requests import Settings
+from mlx_t5.text.stop_strings import TextWatch
+
+BLOCK = 128  # values are compared by the maxima of so many
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A text, or the beginning of one.
+
+    Attributes:
+        tokens: the start token first; an end token is the last.
+        score: the sum of log-probabilities; of a finished text divided by its length's penalty.
+        watch: has read the tokens, for stop strings; None if there are none.
+        reason: "stop" or "length", None if it goes on.
+        ended: whether the last token is an end token.
+    """
+
+    tokens: list[int]
+    score: np.float32
+    watch: TextWatch | None = None
+    reason: str | None = None
+    ended: bool = False
+
+
+NO_BEAM = np.float32(-np.inf)  # the score of a lane that holds none
+
+
+class BeamSearch:
+    """The search of one row.
+
+    Attributes:
+        beams: K hypotheses of one length, the best first. Where fewer are left, the best one stands
+            again, with the score `NO_BEAM`.
+        parents: which of the beams before the last step each of them continues.
+        texts: at most K finished ones, the best first.
+        done: whether the search has ended.
+    """
+
+    def __init__(
+        self, settings: Settings, start: int, eos: Sequence[int], watch: TextWatch | None = None
+    ) -> None:
+        """Starts with the empty text.
+
+        Args:
+            settings: of the row.
+            start: the start token.
+            eos: the end tokens.
+            watch: has read nothing yet; None if there are no stop strings.
+        """
+        self.settings, self.eos = settings, eos
+        self.size = settings.num_beams
+        self.looked_at = (1 + max(len(eos), 1)) * self.size
+        self.beams: list[Hypothesis] = []
+        self.parents: list[int] = []
+        self.texts: list[Hypothesis] = []
+        self.done = False
+        self._set_beams([(0, Hypothesis([start], np.float32(0), watch))])
+
+    def advance(self, scores: Sequence[float], places: Sequence[int], vocab_size: int) -> None:
+        """Takes a step.
+
+        Args:
+            scores: of the best continuations, in falling order; -inf is none.
+            places: k V + token, for a token after beam k.
+            vocab_size: V.
+        """
+        going, finished = [], []
+        for rank, (score, place) in enumerate(zip(scores, places, strict=True)):
+            if rank == self.looked_at or score == NO_BEAM:
+                break
+            parent, token = divmod(place, vocab_size)
+            grown = self._grow(self.beams[parent], token, np.float32(score))
+            if grown.reason is None:
+                going.append((parent, grown))
+            elif rank < self.size:
+                finished.append(replace(grown, score=self._final(grown)))
+        ranked = sorted(self.texts + finished, key=lambda text: -text.score)
+        self.texts = ranked[: self.size]
+        self.done = not going or not self._may_improve(going[0][1])
+        if not self.done:
+            self._set_beams(going[: self.size])
+
+    def _set_beams(self, going: list[tuple[int, Hypothesis]]) -> None:
+        """Makes these the beams, each behind the number of its parent."""
+        parent, best = going[0]
+        filled = [*going, *[(parent, replace(best, score=NO_BEAM))] * (self.size - len(going))]
+        self.parents, self.beams = [k for k, _ in filled], [beam for _, beam in filled]
+
+    def _grow(self, beam: Hypothesis, token: int, score: np.float32) -> Hypothesis:
+        """A beam and one more token."""
+        watch = beam.watch.fork() if beam.watch else None
+        ended = token in self.eos
+        if watch and not ended:
+            watch.take([token])
+        stopped = ended or (watch is not None and watch.stopped)
+        longest = len(beam.tokens) == self.settings.max_tokens
+        reason = "stop" if stopped else "length" if longest else None
+        if watch and reason:
+            watch.finish()
+        return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
+
+    def _final(self, text: Hypothesis) -> np.float32:
+        return text.score / self._penalty(len(text.tokens) - 1)
+
+    def _penalty(self, length: int) -> np.float32:
+        return np.float32(float(length) ** self.settings.length_penalty)
+
+    def _may_improve(self, best: Hypothesis) -> bool:
+        """Whether the search goes on, by its best beam."""
+        settings, length = self.settings, len(best.tokens) - 1
+        if len(self.texts) < self.size:
+            return True
+        if settings.early_stopping is True:
+            return False
+        if settings.early_stopping == "never" and settings.length_penalty > 0:
+            length = settings.max_tokens
+        return bool(best.score / self._penalty(length) > self.texts[-1].score)
+
+
+def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """The `count` largest of values (G, N) in falling order, and their places; both (G, count).
+
+    Only blocks of values with one of the `count` largest maxima can hold one of them, so no more
+    than count · `BLOCK` values are sorted.
+    """
+    rows, width = values.shape
+    padded = mx.pad(values, ((0, 0), (0, -width % BLOCK)), constant_values=-mx.inf)
+    blocks = padded.reshape(rows, -1, BLOCK)
+    # In rising order, so that of equal values the first comes first.
+    best = mx.sort(mx.argsort(-blocks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]
+    places = (best * BLOCK + mx.arange(BLOCK)).flatten(1)
+    chosen = mx.take_along_axis(blocks, best, axis=1).flatten(1)
+    order = mx.argsort(-chosen, axis=-1)[:, :count]
+    return mx.take_along_axis(chosen, order, axis=1), mx.take_along_axis(places, order, axis=1)

@@ -1,0 +1,211 @@
+"""How likely given texts are: the log-probability of each token of a target, given its prompt.
+
+One pass of the decoder over the whole target gives all of them, as nothing has to be chosen. They
+are those of the model's own distribution: log softmax of its logits. Targets of one prompt share
+its encoding and its cross-attention.
+
+Symbols: B rows, P prompts, K targets of each, T target positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.network import memory
+from mlx_t5.network.cache import Cache
+from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.pairs import FALSE, TRUE, Pair, Ranked, Score, passes, ranking, relevance_pairs
+from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
+from mlx_t5.ranges import checked
+from mlx_t5.text.prompts import padded, split, token_ids
+
+if TYPE_CHECKING:
+    from mlx_t5.text.codec import Codec
+
+# Logits are computed for so many positions at once that there are no more numbers than this.
+MAX_LOGITS = 1 << 24
+NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
+
+Prompt = str | Sequence[int]
+
+
+class Scorer:
+    """Scores pairs, pass by pass. A prompt whose targets take several passes is encoded once."""
+
+    def __init__(self, model: Seq2Seq, batch_size: int, most_tokens: float = math.inf) -> None:
+        """Scores at most `batch_size` targets a pass, see `passes.by_length` for `most_tokens`.
+
+        Raises:
+            UserError: the model is an encoder alone.
+        """
+        require_decoder(model)
+        self.model, self.batch_size, self.most_tokens = model, batch_size, most_tokens
+        self._encoded: tuple[list[tuple[int, ...]], Cache] | None = None  # the last sources
+
+    def parts(self, pairs: Sequence[Pair]) -> Iterator[Part]:
+        """Scores all pairs.
+
+        Yields:
+            After each pass, places of pairs with their scores, or their errors.
+        """
+        for places in passes(pairs, self.batch_size, self.most_tokens):
+            values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
+            yield list(zip(places, values, strict=True))
+
+    def _score(self, pairs: Sequence[Pair]) -> list[Score | UserError]:
+        scores: dict[int, Score | UserError] = {}
+        for places in passes(pairs, len(pairs)):
+            chosen = [pairs[i] for i in places]
+            for i, pair, row in zip(places, chosen, self._logprobs(chosen), strict=True):
+                each = row[: len(pair.target)]
+                finite = all(map(math.isfinite, each))
+                score = Score(math.fsum(each), each, list(pair.target))
+                scores[i] = score if finite else NotFinite(NOT_FINITE)
+        return [scores[i] for i in range(len(pairs))]
+
+    def _logprobs(self, pairs: Sequence[Pair]) -> list[list[float]]:
+        """Log-probabilities (P · K, T) of the targets of P prompts, as many of each."""
+        sources, config = list(dict.fromkeys(pair.source for pair in pairs)), self.model.config
+        targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
+        rows, length = len(pairs), max(len(pair.target) for pair in pairs)
+        targets = targets[:, :length]  # a source may be padded beyond the longest
+        width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
+        known = self._encoded is not None and self._encoded[0] == sources
+        if not known:
+            self._encoded = None  # let go before there is another one
+        self._require([] if known else sources, rows, length, width)
+        if not known:
+            ids, mask = padded(sources, config.pad_token_id)
+            self._encoded = sources, self.model.cache(self.model.encode(ids, mask), mask)
+        assert self._encoded is not None, "just made"
+        cache = self._encoded[1].shared(rows // len(sources), length)
+        start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
+        inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
+        parts = []
+        for i in range(0, length, width):
+            logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
+            parts.append(logprobs(logits, targets[:, i : i + width]))
+            mx.eval(parts)  # one block's logits at a time
+        return mx.concatenate(parts, axis=1).tolist()
+
+    def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
+        """Raises RuntimeError unless there is memory for a pass of so many rows.
+
+        `new` are the sources that have to be encoded for it.
+        """
+        model = self.model
+        # Logits are float32, and what is made of them takes as much again, twice.
+        needed = 3 * 4 * rows * width * model.config.vocab_size + model.cache_memory(
+            rows, 0, target
+        )
+        if new:
+            source = max(map(len, new))
+            needed += model.encoder_memory(len(new), source)
+            needed += model.cache_memory(len(new), source, 1)
+        memory.require(needed)
+
+
+def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
+    """Log-probabilities (B, T) of tokens (B, T) by float32 logits (B, T, V)."""
+    own = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return own - mx.logsumexp(logits, axis=-1)
+
+
+class Scoring:
+    """Methods of `decoder.SpeculativeDecoder`. No draft takes part."""
+
+    model: Any
+    codec: Codec
+
+    def score(
+        self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> list[Score]:
+        """How likely given targets are: log-probabilities, token by token.
+
+        They are those of the model's own distribution. A prompt with several targets is encoded
+        once.
+
+        Args:
+            prompts: a text or token ids, for all targets; or a list of those, one a target.
+            targets: as many texts, or lists of token ids, or one of them. A text ends with the end
+                token; token ids are scored as they are.
+            batch_size: targets of a pass at most; it bounds memory.
+
+        Returns:
+            A score a target, in their order. Of several, one that cannot be scored has `error`.
+
+        Raises:
+            UserError: there are as many neither, or the only target cannot be scored.
+        """
+        prompts, single = split(prompts)
+        targets, _ = split(targets)
+        if single:
+            prompts = prompts * len(targets)
+        if len(prompts) != len(targets):
+            counts = f"{len(prompts)} prompts for {len(targets)} targets"
+            raise UserError(f"{counts}; give one prompt, or one a target")
+        found = list(self.scores(zip(prompts, targets, strict=True), batch_size))
+        if len(found) == 1 and found[0].error:
+            raise UserError(found[0].error)
+        return found
+
+    def scores(
+        self,
+        pairs: Iterable[tuple[Prompt, Prompt] | Exception],
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Score]:
+        """`score` for any number of pairs of prompt and target, which are drawn as needed.
+
+        An exception in the place of a pair that could not be read becomes the error of its score.
+        Pairs of one prompt share its encoding if they stand near each other.
+        """
+        size = checked("batch_size", batch_size)
+        parts = Scorer(self.model, size).parts
+        return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
+
+    def scoring_parts(
+        self, pairs: Sequence[Pair], batch_size: int, most_tokens: float = math.inf
+    ) -> Iterator[Part]:
+        """`Scorer.parts` with this model, for who wants to do something else between two passes."""
+        return Scorer(self.model, batch_size, most_tokens).parts(pairs)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        words: tuple[str, str] = (TRUE, FALSE),
+    ) -> list[Ranked]:
+        """Ranks documents by relevance to a query, with a monoT5.
+
+        Args:
+            query: what is looked for.
+            documents: texts.
+            top_n: return only so many, the most relevant.
+            batch_size: documents of a pass, times two.
+            words: what the model says if a document is relevant, and if it is not.
+
+        Raises:
+            UserError: a text is empty, or the model is none that says these words.
+        """
+        pairs = relevance_pairs(
+            query, documents, self.codec.tokenizer, self.model.config.vocab_size, words
+        )
+        size = checked("batch_size", batch_size)
+        parts = Scorer(self.model, 2 * size).parts
+        return ranking([Score.of(each) for each in in_order(pairs, 2 * size, parts)], top_n)
+
+    def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
+        read = partial(
+            token_ids, tokenizer=self.codec.tokenizer, vocab_size=self.model.config.vocab_size
+        )
+        return each_read(
+            pairs, lambda pair: Pair(tuple(read(pair[0])), tuple(read(pair[1], what="target")))
+        )

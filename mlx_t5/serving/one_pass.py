@@ -1,0 +1,254 @@
+"""The addresses of what takes no decoding: /v1/embeddings, /v1/score and /v1/rerank.
+
+Embeddings have the shape of OpenAI's API, ranks that of Cohere's and Jina's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from mlx_t5.pairs import FALSE, TRUE, Pair, ranking, relevance_pairs
+from mlx_t5.serving.answers import json_number
+from mlx_t5.serving.api import Request as Body
+from mlx_t5.serving.api import Text, TokenIds
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.service import Service
+
+MAX_INPUTS = 2048  # of a request, as in OpenAI's API
+MAX_TARGETS = MAX_DOCUMENTS = 1024
+Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
+Model = Annotated[str | None, Field(description="absent: the model that is served")]
+User = Annotated[str | None, Field(description="accepted and not used")]
+
+
+class EmbeddingRequest(Body):
+    """POST /v1/embeddings."""
+
+    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many] = Field(
+        description="one text or several, or the same as token ids"
+    )
+    model: Model = None
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: of float32 numbers, little-endian"
+    )
+    normalize: bool | None = Field(None, description="true: vectors of length 1")
+    dimensions: None = Field(None, description="not supported: absent")
+    user: User = None
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs, as a list."""
+        single = isinstance(self.input, str) or isinstance(self.input[0], int)
+        return [self.input] if single else list(self.input)
+
+
+class ScoreRequest(Body):
+    """POST /v1/score."""
+
+    prompt: Text | TokenIds
+    targets: Annotated[
+        list[Text | TokenIds], Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
+    ] = Field(description="a text ends with the end token; token ids are scored as they are")
+    model: Model = None
+
+
+class RerankRequest(Body):
+    """POST /v1/rerank."""
+
+    query: Text
+    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
+    top_n: Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)] | None = None
+    return_documents: bool | None = None
+    model: Model = None
+
+
+class PassUsage(BaseModel):
+    """Token counts of a request, end tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingEntry(BaseModel):
+    """One vector."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(BaseModel):
+    """The answer of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: PassUsage
+
+
+class ScoreEntry(BaseModel):
+    """How likely one target is; `tokens` as they look by themselves."""
+
+    index: int
+    logprob: float
+    tokens: list[str]
+    token_logprobs: list[float]
+
+
+class ScoreList(BaseModel):
+    """The answer of /v1/score."""
+
+    object: Literal["list"]
+    data: list[ScoreEntry]
+    model: str
+    usage: PassUsage
+
+
+class RankedDocument(BaseModel):
+    """A document's text."""
+
+    text: str
+
+
+class RankEntry(BaseModel):
+    """One document's place; `relevance_score` is the probability that it is relevant."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class RankList(BaseModel):
+    """The answer of /v1/rerank, the most relevant document first."""
+
+    results: list[RankEntry]
+    model: str
+    usage: PassUsage
+
+
+def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
+    """Adds the addresses.
+
+    Args:
+        app: with the service in its state.
+        errors: the responses that are errors, by status.
+    """
+    service: Service = app.state.service
+
+    @app.post(
+        "/v1/embeddings",
+        response_model=None,
+        responses={**errors, 200: {"model": EmbeddingList}},
+        tags=["OpenAI"],
+    )
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """Turns each input into a vector: the mean of the encoder's states over its tokens."""
+        service.require_model(body.model)
+        pooling = service.pooling
+        ids = [await service.token_ids(each, "input", pooling=pooling) for each in body.inputs]
+        rows = await service.embed(ids, bool(body.normalize), request.receive)
+        return await _embedding_list(service.model, rows, body.encoding_format, _usage(ids))
+
+    @app.post(
+        "/v1/score",
+        response_model=None,
+        responses={**errors, 200: {"model": ScoreList}},
+        tags=["scores"],
+    )
+    async def score(body: ScoreRequest, request: Request) -> Response:
+        """Says how likely the model is to answer a prompt with each target, token by token."""
+        service.require_model(body.model)
+        source = tuple(await service.token_ids(body.prompt))
+        targets = [await service.token_ids(each, "targets") for each in body.targets]
+        pairs = [Pair(source, tuple(target)) for target in targets]
+        scores = await service.score("score", pairs, request.receive)
+        data = [
+            ScoreEntry(
+                index=i,
+                logprob=json_number(each.logprob),
+                tokens=[service.spell(token).text for token in each.tokens],
+                token_logprobs=list(map(json_number, each.token_logprobs)),
+            )
+            for i, each in enumerate(scores)
+        ]
+        return _answer(
+            ScoreList(
+                object="list", data=data, model=service.model, usage=_usage([source], targets)
+            )
+        )
+
+    @app.post(
+        "/v1/rerank",
+        response_model=None,
+        responses={**errors, 200: {"model": RankList}},
+        tags=["scores"],
+    )
+    async def rerank(body: RerankRequest, request: Request) -> Response:
+        """Ranks documents by their relevance to a query, with a monoT5."""
+        service.require_model(body.model)
+        pairs = await _relevance(service, body.query, body.documents)
+        ranked = ranking(await service.score("rerank", pairs, request.receive), body.top_n)
+        entries = []
+        for each in ranked:
+            entry = RankEntry(index=each.index, relevance_score=math.exp(each.score))
+            if body.return_documents:
+                entry.document = RankedDocument(text=body.documents[each.index])
+            entries.append(entry)
+        usage = _usage([pair.source for pair in pairs[::2]])
+        return _answer(RankList(results=entries, model=service.model, usage=usage))
+
+
+async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
+    """What is scored to rank documents.
+
+    Raises:
+        ApiError: a text is empty or too long, or the model is none that ranks.
+    """
+    for param, texts in (("query", [query]), ("documents", documents)):
+        for text in texts:
+            service.require_short(text, param)
+    if not query.strip():
+        raise ApiError(400, "the query is empty; write what is looked for", "query")
+    pairs = await service.with_tokenizer(
+        lambda tokenizer: relevance_pairs(
+            query, documents, tokenizer, service.vocab_size, (TRUE, FALSE)
+        ),
+        "documents",
+    )
+    for pair in pairs:
+        service.require_few(pair.source, "documents")
+    return pairs
+
+
+def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> PassUsage:
+    read = sum(map(len, prompts))
+    return PassUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
+
+
+async def _embedding_list(
+    model: str, rows: Sequence[np.ndarray], encoding: str | None, usage: PassUsage
+) -> Response:
+    def make() -> Response:
+        entries = []
+        for i, row in enumerate(rows):
+            numbers = np.asarray(row, "<f4")
+            coded = base64.b64encode(numbers.tobytes()).decode()
+            vector = coded if encoding == "base64" else numbers.tolist()
+            entries.append({"object": "embedding", "index": i, "embedding": vector})
+        counts = usage.model_dump()
+        return JSONResponse({"object": "list", "data": entries, "model": model, "usage": counts})
+
+    return await asyncio.to_thread(make)  # writing millions of numbers takes a while
+
+
+def _answer(body: BaseModel) -> Response:
+    return JSONResponse(body.model_dump(mode="json", exclude_none=True))

@@ -1,0 +1,204 @@
+"""One search on literals, and the texts and scores of transformers on random models."""
+
+import copy
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from decoder import SpeculativeDecoder
+from families import FAMILIES, Maker, torch, transformers
+from mlx_t5.backend import mx
+from mlx_t5.requests import Settings
+from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, largest
+from model import load
+
+START, EOS, V = 0, 1, 10
+
+
+def search(num_beams=2, eos=(EOS,), **settings):
+    return BeamSearch(Settings(num_beams=num_beams, **settings), START, eos)
+
+
+def advance(found, *continuations):
+    """Continuations are (score, beam, token), the best first."""
+    rest = [NO_BEAM] * (found.looked_at - len(continuations))
+    scores = [score for score, _, _ in continuations] + rest
+    places = [k * V + token for _, k, token in continuations] + [0] * len(rest)
+    found.advance(scores, places, V)
+
+
+def texts(found):
+    return [(text.tokens[1:], round(float(text.score), 4), text.reason) for text in found.texts]
+
+
+def beams(found):
+    return [(beam.tokens[1:], float(beam.score)) for beam in found.beams]
+
+
+def test_texts_that_end_make_room_for_the_next_best_beams():
+    found = search()
+    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS), (-2.0, 0, 6), (-3.0, 0, 7))
+    assert beams(found) == [([5], -1.0), ([6], -2.0)] and found.parents == [0, 0]
+    assert texts(found) == [([EOS], -1.5, "stop")]
+    # An end past the first K is no text, and makes room all the same.
+    advance(found, (-2.5, 1, 5), (-3.0, 0, 7), (-3.5, 0, EOS), (-4.0, 0, 8))
+    assert beams(found) == [([6, 5], -2.5), ([5, 7], -3.0)] and found.parents == [1, 0]
+    assert texts(found) == [([EOS], -1.5, "stop")] and not found.done
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "scores"), [(1, [-1.5, -1.5]), (0, [-1.5, -3]), (-1, [-1.5, -6])]
+)
+def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(length_penalty, scores):
+    found = search(length_penalty=length_penalty)
+    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS))
+    advance(found, (-2.9, 0, 6), (-3.0, 0, EOS))
+    assert [float(text.score) for text in found.texts] == scores
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "max_tokens", "best", "done"),
+    [
+        (True, 9, -1.0, True),  # two texts are enough
+        (False, 9, -1.0, False),  # -1.0 / 2 may become better than -3 / 2
+        (False, 9, -3.5, True),
+        ("never", 9, -3.5, False),  # -3.5 / 9 may
+        ("never", 9, -13.6, True),
+        ("never", 2, -3.5, True),  # the longest text is reached
+    ],
+)
+def test_a_search_ends_when_its_texts_cannot_get_better(early_stopping, max_tokens, best, done):
+    found = search(early_stopping=early_stopping, max_tokens=max_tokens)
+    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS))
+    advance(found, (-3.0, 0, EOS), (best, 0, 6))
+    assert [float(text.score) for text in found.texts[:2]] == [-1.5, -1.5] or max_tokens == 2
+    assert found.done == done
+
+
+def test_a_text_of_max_tokens_is_finished_by_length():
+    found = search(max_tokens=1)
+    advance(found, (-1.0, 0, 5), (-1.5, 0, EOS), (-2.0, 0, 6))
+    assert texts(found) == [([5], -1.0, "length"), ([EOS], -1.5, "stop")] and found.done
+
+
+def test_what_is_forbidden_is_no_beam_and_no_text():
+    found = search(num_beams=3)
+    advance(found, (-1.0, 0, 5), (-2.0, 0, EOS))
+    assert beams(found) == [([5], -1.0), ([5], NO_BEAM), ([5], NO_BEAM)]
+    assert found.parents == [0, 0, 0]
+    advance(found)
+    assert found.done and texts(found) == [([EOS], -2.0, "stop")]
+
+
+def test_as_many_continuations_are_looked_at_as_ends_may_take():
+    assert search(num_beams=3, eos=(1, 2)).looked_at == 9
+    assert search(num_beams=3, eos=()).looked_at == 6
+
+
+@pytest.mark.parametrize("width", [1, 100, 128, 1000])
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_the_largest_values_and_their_places(width, count):
+    values = np.random.default_rng(width).normal(size=(3, width)).astype(np.float32)
+    values[1] = np.arange(width) // 7  # ties: the first comes first
+    values[2, 1:] = -np.inf
+    count = min(count, width)
+    found, places = largest(mx.array(values), count)
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(np.array(found), np.take_along_axis(values, order, 1))
+    np.testing.assert_array_equal(np.array(places)[0], order[0])
+    assert (np.array(places) < max(width, 128)).all()
+    np.testing.assert_array_equal(np.array(places)[2, :1], [0])
+
+
+# ---- transformers --------------------------------------------------------------------------------
+
+
+class Lift(transformers.LogitsProcessor):
+    """Adds a bias; ours is the same in MLX."""
+
+    def __init__(self, bias):
+        self.bias, self.ours = torch.tensor(bias), lambda tokens, logits: logits + mx.array(bias)
+
+    def __call__(self, input_ids, scores):
+        return scores + self.bias
+
+
+@dataclasses.dataclass
+class Case:
+    """A call, drawn at random: some texts end at once, some never, some are forbidden to."""
+
+    prompts: list[list[int]]
+    eos: list[int]
+    lift: Lift
+    options: dict
+
+    @classmethod
+    def draw(cls, rng, vocab_size):
+        eos = rng.sample(range(2, vocab_size), rng.choice([1, 1, 2, 3]))
+        bias = np.zeros(vocab_size, np.float32)
+        bias[eos] += rng.choice([0, 2, 4, 6])
+        num_beams, longest = rng.randint(2, 8), rng.randint(1, 12)
+        prompts = [
+            [rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 14))]
+            for _ in range(rng.randint(1, 4))
+        ]
+        options = {
+            "num_beams": num_beams,
+            "num_return_sequences": rng.randint(1, num_beams),
+            "length_penalty": rng.choice([0.0, 1.0, -1.0, 0.6, 2.0]),
+            "early_stopping": rng.choice([True, False, "never"]),
+            "repetition_penalty": rng.choice([1.0, 1.7]),
+            "no_repeat_ngram_size": rng.choice([0, 0, 1, 2]),
+        }
+        limits = {"max_tokens": longest, "min_tokens": rng.choice([0, min(3, longest)])}
+        return cls(prompts, eos, Lift(bias), options | limits)
+
+    def theirs(self, model, pad):
+        """[(tokens, score)], those of an end token included."""
+        width = max(map(len, self.prompts))
+        ids = torch.tensor([p + [pad] * (width - len(p)) for p in self.prompts])
+        mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in self.prompts])
+        options = dict(self.options)
+        least = options.pop("min_tokens")
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=options.pop("max_tokens"),
+            min_new_tokens=least or None, do_sample=False, eos_token_id=self.eos,
+            pad_token_id=pad, logits_processor=transformers.LogitsProcessorList([self.lift]),
+            return_dict_in_generate=True, output_scores=True, **options,
+        )  # fmt: skip
+        lengths = (out.beam_indices >= 0).sum(dim=1).tolist()
+        tokens = [row[1 : 1 + n].tolist() for row, n in zip(out.sequences, lengths, strict=True)]
+        return tokens, out.sequences_scores.numpy()
+
+    def ours(self, model, batch_size):
+        ending = copy.copy(model)
+        first, *more = self.eos
+        ending.config = dataclasses.replace(
+            model.config, eos_token_id=first, more_eos_token_ids=tuple(more)
+        )
+        return SpeculativeDecoder(ending).generate(
+            self.prompts, batch_size=batch_size, logits_processors=[self.lift.ours], **self.options
+        )
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory):
+    return Maker(tmp_path_factory.mktemp("families"))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_texts_and_scores_are_those_of_transformers(family, maker):
+    reference = maker(family)
+    model, _ = load(reference.folder, mx.float32)
+    rng = random.Random(family.name)
+    for _ in range(3):
+        case = Case.draw(rng, family.raw["vocab_size"])
+        tokens, scores = case.theirs(reference.model, family.raw["pad_token_id"])
+        results = case.ours(model, batch_size=rng.choice([1, 2, 8]))
+        for expected, score, result in zip(tokens, scores, results, strict=True):
+            stopped = result.finish_reason == "stop"
+            assert stopped == (expected[-1] in case.eos)
+            assert result.tokens == expected[: len(expected) - stopped]
+            assert result.score == pytest.approx(score, rel=1e-5, abs=1e-4)

@@ -1,0 +1,283 @@
+"""Embeddings, scores and ranks over HTTP, and their turns in the thread that owns MLX."""
+
+import asyncio
+import base64
+import json
+import queue
+import re
+
+import numpy as np
+import pytest
+from openai import OpenAI
+
+import checkpoints
+from convert import convert
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, random_table
+from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
+from mlx_t5.errors import UserError
+from mlx_t5.passes import NotFinite
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import Failure, PassJob, Values
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.worker import Worker
+from model import load
+from serving_process import Server
+
+LIMITS = ["--max-prompt-tokens", "60", "--max-tokens", "20", "--max-batch", "2"]
+LIMITS += ["--max-queue", "4", "--draft-model", "none", "--dtype", "float32"]
+TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random T5 whose tokenizer has the words of monoT5."""
+    path = tmp_path_factory.mktemp("ranking") / "ranker"
+    state = {n: 3 * (t - 0.5) for n, t in checkpoints.random_state(checkpoints.TINY).items()}
+    checkpoints.save(state, path, config=checkpoints.TINY)
+    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    pieces = ["<pad>", "</s>", "<unk>", "▁true", "▁false", "▁", ":", "."]
+    pieces += "abcdefghijklmnopqrstuvwxyzQDR"
+    state = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "model": {"type": "Unigram", "unk_id": 2, "vocab": [[piece, -3.0] for piece in pieces]},
+    }
+    (path / "tokenizer.json").write_text(json.dumps(state))
+    named = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, **special}
+    (path / "tokenizer_config.json").write_text(json.dumps(named))
+    return path
+
+
+@pytest.fixture(scope="module")
+def decoder(folder):
+    model, tokenizer = load(folder, "float32")
+    return SpeculativeDecoder(model, None, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def ranker(folder):
+    running = Server("--model", str(folder), *LIMITS)
+    yield running
+    running.close()
+
+
+def test_the_official_client_gets_vectors(ranker, decoder):
+    with OpenAI(base_url=f"{ranker.url}/v1", api_key="any") as client:
+        found = client.embeddings.create(model="ranker", input=TEXTS)  # base64, which it decodes
+        plain = client.embeddings.create(model="ranker", input="a cat", encoding_format="float")
+        normal = client.embeddings.create(
+            model="ranker", input=TEXTS, extra_body={"normalize": True}
+        )
+    expected = decoder.embed(TEXTS)
+    vectors = np.array([entry.embedding for entry in found.data], np.float32)
+    np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
+    assert [entry.index for entry in found.data] == [0, 1, 2, 3]
+    np.testing.assert_allclose(plain.data[0].embedding, expected[0], rtol=1e-4, atol=1e-5)
+    lengths = [np.linalg.norm(entry.embedding) for entry in normal.data]
+    assert lengths == pytest.approx([1, 1, 1, 1], abs=1e-5)
+    tokens = sum(len(decoder.tokenizer(text).input_ids) for text in TEXTS)
+    assert found.usage.prompt_tokens == found.usage.total_tokens == tokens
+
+
+def test_base64_is_float32_and_ids_are_inputs_too(ranker, decoder):
+    ids = [decoder.tokenizer(text).input_ids for text in TEXTS[:2]]
+    body = {"input": ids, "encoding_format": "base64"}
+    data = ranker.http.post("/v1/embeddings", json=body).json()["data"]
+    found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in data]
+    np.testing.assert_allclose(found, decoder.embed(ids), rtol=1e-4, atol=1e-5)
+    (single,) = ranker.http.post("/v1/embeddings", json={"input": ids[0]}).json()["data"]
+    np.testing.assert_allclose(single["embedding"], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_scores(ranker, decoder):
+    targets = ["mouse", "a cat", "a", [3, 4, 1]]
+    body = {"prompt": "the tale", "targets": targets}
+    answer = ranker.http.post("/v1/score", json=body).json()
+    for i, (entry, score) in enumerate(
+        zip(answer["data"], decoder.score("the tale", targets), strict=True)
+    ):
+        assert entry["index"] == i
+        assert entry["logprob"] == pytest.approx(score.logprob, abs=1e-4)
+        assert entry["token_logprobs"] == pytest.approx(score.token_logprobs, abs=1e-4)
+    assert answer["data"][3]["tokens"] == [" true", " false", "</s>"]
+    prompt = len(decoder.tokenizer("the tale").input_ids)
+    written = sum(len(entry["tokens"]) for entry in answer["data"])
+    assert answer["usage"] == {"prompt_tokens": prompt, "total_tokens": prompt + written}
+
+
+def test_ranks(ranker, decoder):
+    body = {"query": "cat", "documents": TEXTS, "top_n": 3, "return_documents": True}
+    results = ranker.http.post("/v1/rerank", json=body).json()["results"]
+    expected = decoder.rerank("cat", TEXTS)
+    assert [entry["index"] for entry in results] == [each.index for each in expected][:3]
+    for entry, each in zip(results, expected, strict=False):
+        assert entry["relevance_score"] == pytest.approx(np.exp(each.score), abs=1e-4)
+        assert entry["document"] == {"text": TEXTS[each.index]}
+    bare = ranker.http.post("/v1/rerank", json={"query": "cat", "documents": TEXTS[:1]}).json()
+    assert set(bare["results"][0]) == {"index", "relevance_score"}
+
+
+def test_the_bundled_pair_does_not_rank(server):
+    answer = server.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert answer.status_code == 400
+    assert "is no single token" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, body, param, told",
+    [
+        ("embeddings", {}, "input", "needed"),
+        ("embeddings", {"input": ""}, "input", "at least 1"),
+        ("embeddings", {"input": " "}, "input", "a text is empty"),
+        ("embeddings", {"input": ["a", 5]}, "input", "string"),
+        ("embeddings", {"input": [99]}, "input", "outside the model's vocabulary"),
+        ("embeddings", {"input": "a " * 100}, "input", "tokens; at most 60"),
+        ("embeddings", {"input": ["a"] * 2049}, "input", "at most 2048"),
+        ("embeddings", {"input": ["a"] * 13}, None, r"13 inputs are more than .* \(12\)"),
+        ("embeddings", {"input": "a", "dimensions": 5}, "dimensions", "not supported"),
+        ("embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
+        ("embeddings", {"input": "a", "temperature": 1}, "temperature", "no such field"),
+        ("score", {"prompt": "a"}, "targets", "needed"),
+        ("score", {"prompt": "a", "targets": []}, "targets", "at least 1"),
+        ("score", {"prompt": "a", "targets": [" "]}, "targets", "a target is empty"),
+        ("score", {"prompt": "a", "targets": ["a " * 15]}, "targets", "at most 20 .*--max-tokens"),
+        ("score", {"prompt": "a" * 99, "targets": ["a"]}, "prompt", "at most 60"),
+        ("rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
+        ("rerank", {"query": "a", "documents": ["b", " "]}, "documents", "document 1 is empty"),
+        ("rerank", {"query": "a", "documents": ["b " * 99]}, "documents", "at most 60"),
+        ("rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "greater than"),
+    ],
+)
+def test_what_cannot_be(ranker, path, body, param, told):
+    answer = ranker.http.post(f"/v1/{path}", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert re.search(told, error["message"])
+
+
+def test_another_model_is_not_found(ranker):
+    for path, body in (
+        ("embeddings", {"input": "a"}),
+        ("score", {"prompt": "a", "targets": ["b"]}),
+        ("rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        answer = ranker.http.post(f"/v1/{path}", json={**body, "model": "gpt-2"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_metrics_count_items(ranker):
+    def count(kind):
+        text = ranker.http.get("/metrics").text
+        found = re.search(rf't5_one_pass_items_total{{kind="{kind}"}} (\S+)', text)
+        return float(found.group(1)) if found else 0.0
+
+    before = count("embed"), count("score"), count("rerank")
+    ranker.http.post("/v1/embeddings", json={"input": TEXTS})
+    ranker.http.post("/v1/score", json={"prompt": "a", "targets": ["b", "c"]})
+    ranker.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    after = count("embed"), count("score"), count("rerank")
+    assert [b - a for a, b in zip(before, after, strict=True)] == [4, 2, 2]
+    assert ranker.idle()
+
+
+# ---- turns in the thread -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start():
+    workers = []
+
+    def begin(model, max_batch=2, max_queue=8):
+        decoder = SpeculativeDecoder(model)
+        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
+        workers[-1].start()
+        return workers[-1], decoder
+
+    yield begin
+    for worker in workers:
+        assert worker.stop(PATIENCE)
+
+
+def task(events, parts, count, size=1):
+    return PassJob("embed", parts, count, 0, size, events.put)
+
+
+def test_passes_take_turns_with_steps(start):
+    """A text goes on while a request of three passes is worked on."""
+    model = Gated(ENDLESS, V)
+    worker, decoder = start(model)
+    steps, events = [], queue.Queue()
+
+    def parts(_):
+        for i in range(3):
+            steps.append(len(model.calls))
+            yield [(i, i * i)]
+
+    hold(model)
+    text = Client(worker, decoder).submit([[4]], max_tokens=9, num_draft=0)
+    assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
+    worker.submit(task(events, parts, 3))
+    model.gate.set()
+    assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
+    assert len(text.results()[0].tokens) == 9
+    assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [(UserError("too long"), "input"), (NotFinite("NaN"), "internal"), (OSError(), "internal"),
+     (MemoryError(), "memory")],
+)  # fmt: skip
+def test_a_task_that_fails_harms_nobody(start, error, kind):
+    worker, decoder = start(FakeModel(random_table(V), V))
+    events = queue.Queue()
+    worker.submit(task(events, lambda _: iter([[(0, error)]]), 1))
+    failure = events.get(timeout=PATIENCE)
+    assert isinstance(failure, Failure) and failure.kind == kind
+    assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
+    assert worker.rows == (0, 0)
+
+
+def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
+    worker, _ = start(FakeModel(random_table(V), V))
+    events, passes = queue.Queue(), []
+
+    def parts(_):
+        for i in range(5):
+            passes.append(i)
+            worker.cancel(gone)
+            yield [(i, i)]
+
+    gone = task(events, parts, 5)
+    worker.submit(gone)
+    worker.submit(task(events, lambda _: iter([[(0, "next")]]), 1))
+    assert events.get(timeout=PATIENCE) == Values(["next"])
+    assert passes == [0] and events.empty()
+
+
+def test_an_encoder_alone_serves_embeddings_and_nothing_else(start, folder, tmp_path):
+    alone = load(convert(folder, tmp_path / "mlx", "float32", encoder_only=True), "float32")
+    decoder = SpeculativeDecoder(alone[0], None, alone[1])
+    worker = Worker(lambda: decoder, 2, 4, Metrics())
+    service = Service(worker, RequestLimits(60, 20, 6), "encoder", 0.0)
+
+    async def ask():
+        never = asyncio.Event()
+        rows = await service.embed([[5, 1], [6, 7, 1]], False, never.wait)
+        np.testing.assert_allclose(rows, decoder_rows, rtol=1e-4, atol=1e-5)
+        for asked in (
+            service.submit(None, ["a"], never.wait),
+            service.score("score", [], never.wait),
+        ):
+            with pytest.raises(ApiError, match="encoder is an encoder alone") as error:
+                await asked
+            assert error.value.status == 400
+
+    decoder_rows = SpeculativeDecoder(load(folder, "float32")[0]).embed([[5, 1], [6, 7, 1]])
+    try:
+        asyncio.run(asyncio.wait_for(ask(), PATIENCE))
+    finally:
+        assert worker.stop(PATIENCE)

@@ -1,0 +1,196 @@
+"""Scores against transformers' log softmax, family by family, and what shares a pass with what."""
+
+import math
+
+import numpy as np
+import pytest
+
+from command_line import byte_model
+from decoder import SpeculativeDecoder
+from families import torch
+from mlx_t5 import pairs, passes, scoring
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.pairs import Pair, Score, ranking
+from model import load
+
+SOURCES = [[5, 9, 11, 30, 7, 1], [8, 1], [5, 9, 11, 30, 7, 1], [40, 41, 42, 1], [8, 1]]
+TARGETS = [[6, 7, 8, 1], [9, 1], [3], [20, 21, 22, 23, 24, 25, 26, 1], [10, 11, 12, 1]]
+
+
+def expected(reference, source, target):
+    """Log softmax of transformers' logits at each token of the target."""
+    start = reference.family.raw["decoder_start_token_id"]
+    logits = reference.logits([source], [[start, *target[:-1]]], None)[0]
+    logprobs = torch.log_softmax(torch.tensor(logits).double(), -1).numpy()
+    return logprobs[np.arange(len(target)), target]
+
+
+@pytest.fixture(scope="module")
+def byte_decoder(tmp_path_factory):
+    return SpeculativeDecoder(*byte_parts(tmp_path_factory.mktemp("bytes")))
+
+
+def byte_parts(folder):
+    model, tokenizer = load(byte_model(folder / "model"), "float32")
+    return model, None, tokenizer
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_scores_are_those_of_transformers(reference, batch_size):
+    decoder = SpeculativeDecoder(load(reference.folder)[0])
+    found = decoder.score(SOURCES, TARGETS, batch_size)
+    for score, source, target in zip(found, SOURCES, TARGETS, strict=True):
+        theirs = expected(reference, source, target)
+        np.testing.assert_allclose(score.token_logprobs, theirs, atol=1e-4)
+        assert score.logprob == pytest.approx(theirs.sum(), abs=1e-4 * len(target))
+        assert score.tokens == target and score.error is None
+
+
+def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkeypatch):
+    model = load(made("flan").folder)[0]
+    decoder = SpeculativeDecoder(model)
+    alone = [decoder.score(SOURCES[0], [target])[0].logprob for target in TARGETS]
+    encoded, cross = [], []
+    encode, decode = model.encode, model.decode
+    monkeypatch.setattr(
+        type(model),
+        "encode",
+        lambda self, ids, mask=None: encoded.append(ids.shape) or encode(ids, mask),
+    )
+
+    def watched(self, tokens, cache, offsets):
+        cross.append((tokens.shape[0], cache.cross_keys[0].shape[0]))
+        return decode(tokens, cache, offsets)
+
+    monkeypatch.setattr(type(model), "decode", watched)
+    together = decoder.score(SOURCES[0], TARGETS, batch_size=2)
+    assert [s.logprob for s in together] == pytest.approx(alone, abs=1e-5)
+    assert encoded == [(1, len(SOURCES[0]))], "once, for all three passes"
+    assert cross == [(2, 1), (2, 1), (1, 1)], "the rows of a pass read one source"
+
+
+def test_logits_of_long_targets_are_made_a_few_positions_at_a_time(made, monkeypatch):
+    reference = made("t5")
+    decoder = SpeculativeDecoder(load(reference.folder)[0])
+    whole = decoder.score(SOURCES, TARGETS)
+    monkeypatch.setattr(scoring, "MAX_LOGITS", 2 * 3 * 96)
+    widths = []
+    own = scoring.logprobs
+    monkeypatch.setattr(
+        scoring, "logprobs", lambda logits, t: widths.append(t.shape) or own(logits, t)
+    )
+    parts = decoder.score(SOURCES, TARGETS, batch_size=2)
+    assert max(width for _, width in widths) == 6, "rows × positions × vocabulary is bounded"
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-5)
+
+
+def test_passes_hold_prompts_with_as_many_targets_and_of_like_length():
+    some = [Pair((9,) * s, (1,) * t) for s, t in ((3, 1), (9, 2), (3, 2), (4, 5), (9, 1), (8, 5))]
+    assert list(pairs.passes(some, 4)) == [[4, 1, 0, 2], [5, 3]]
+    assert list(pairs.passes(some, 2)) == [[4, 1], [0, 2], [5, 3]]
+    many = [Pair((7,), (1,) * t) for t in (3, 1, 2)]
+    assert list(pairs.passes(many, 2)) == [[1, 2], [0]]
+
+
+def test_a_text_ends_with_the_end_token_and_ids_are_as_given(byte_decoder):
+    text, ids = byte_decoder.score(["abc", "abc"], ["de", [103, 104]])
+    assert text.tokens == [103, 104, 1] and ids.tokens == [103, 104]
+    assert text.token_logprobs[:2] == pytest.approx(ids.token_logprobs, abs=1e-5)
+
+
+def test_the_score_of_a_written_text_is_its_own_probability(byte_decoder):
+    """Greedy decoding takes the likeliest token, so no single change scores higher."""
+    written = byte_decoder.generate("abc", max_tokens=4).tokens
+    best = byte_decoder.score("abc", [written])[0]
+    others = [[*written[:i], t, *written[i + 1 :]][: i + 1] for i in range(4) for t in (100, 104)]
+    for other in byte_decoder.score("abc", others):
+        n = len(other.tokens)
+        assert other.token_logprobs[-1] <= best.token_logprobs[n - 1] + 1e-6
+
+
+def test_one_bad_pair_of_several_has_an_error(byte_decoder):
+    some = [("a", "b"), ("a", " "), ([999], "b"), UserError("line 4 is bad")]
+    good, empty, unknown, bad = byte_decoder.scores(some)
+    assert good.error is None and len(good.token_logprobs) == 2
+    assert empty.error == "a target is empty; write the text to work on"
+    assert "outside the model's vocabulary" in unknown.error
+    assert bad.error == "line 4 is bad" and math.isnan(bad.logprob)
+    with pytest.raises(UserError, match="a target is empty"):
+        byte_decoder.score("a", "")
+    with pytest.raises(UserError, match="2 prompts for 3 targets"):
+        byte_decoder.score(["a", "b"], ["a", "b", "c"])
+
+
+def test_logits_that_are_nan_are_an_error(byte_decoder, monkeypatch):
+    decode = byte_decoder.model.decode
+    monkeypatch.setattr(
+        type(byte_decoder.model), "decode", lambda self, *a: decode(*a) * mx.array(mx.nan)
+    )
+    with pytest.raises(UserError, match="NaN or infinite"):
+        byte_decoder.score("a", "b")
+
+
+def test_what_memory_does_not_suffice_for_is_halved(byte_decoder, monkeypatch):
+    targets = ["d", "e", "f", "gh" * 50]
+    whole = byte_decoder.score("abc", targets)
+    tried = []
+
+    def require(self, new, rows, target, width):
+        tried.append((len(new), rows))
+        if rows * target > 4:
+            raise RuntimeError("needs more")
+
+    monkeypatch.setattr(scoring.Scorer, "_require", require)
+    found = byte_decoder.score("abc", targets)
+    assert tried == [(1, 4), (1, 2), (0, 2), (0, 1), (0, 1)], "the encoding is kept"
+    assert [s.logprob for s in found[:3]] == pytest.approx([s.logprob for s in whole[:3]])
+    assert found[3].error.startswith("no memory for a prompt and its target (needs more)")
+
+
+def test_windows_do_not_wait_for_what_is_not_ready():
+    drawn = []
+
+    def items():
+        for i in range(5):
+            drawn.append(i)
+            yield i
+
+    ready = iter([True, False, True, True, True]).__next__
+    cut = passes.windows(items(), 2, ready)
+    assert (next(cut), list(drawn)) == ([0, 1], [0, 1])
+    assert list(cut) == [[2], [3, 4]]
+
+
+def test_ranking_is_the_recipe_of_monot5(byte_decoder, monkeypatch):
+    """Log softmax over the logits of the two words alone, at the first position."""
+    words = {"true": 110, "false": 120}
+    monkeypatch.setattr(pairs, "_word", lambda word, tokenizer: words[word])
+    documents = ["a cat", "dogs and cats", "the", "a much longer text about other things"]
+    model, tokenizer = byte_decoder.model, byte_decoder.tokenizer
+    theirs = []
+    for document in documents:
+        prompt = f"Query: cats Document: {document} Relevant:"
+        ids = mx.array([tokenizer(prompt).input_ids])
+        first = np.array(model(ids, mx.array([[0]])))[0, 0, [120, 110]].astype(np.float64)
+        theirs.append(first[1] - np.logaddexp(*first))
+    ranked = byte_decoder.rerank("cats", documents, batch_size=2)
+    assert [r.index for r in ranked] == sorted(range(4), key=lambda i: -theirs[i])
+    assert [r.score for r in ranked] == pytest.approx(sorted(theirs, reverse=True), abs=1e-4)
+    (best,) = byte_decoder.rerank("cats", documents, top_n=1)
+    assert best.index == ranked[0].index
+
+
+def test_ranking_does_not_overflow():
+    scores = [Score(-900.0), Score(0.0), Score(0.0), Score(-900.0)]
+    best, worst = ranking(scores)
+    assert (best.index, best.score) == (1, 0.0)
+    assert (worst.index, worst.score) == (0, -900.0), "and no infinity"
+
+
+def test_a_model_without_the_words_does_not_rank(byte_decoder):
+    with pytest.raises(UserError, match="'true' is no single token"):
+        byte_decoder.rerank("a", ["b"])
+    with pytest.raises(UserError, match="document 1 is empty"):
+        byte_decoder.rerank("a", ["b", ""], words=("t", "f"))
