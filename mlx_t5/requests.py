@@ -114,7 +114,7 @@ def check_exact(settings: Settings, width: int) -> None:
         )
     if settings.num_beams > 1:
         raise UserError(
-            f"num_beams is {settings.num_beams}; exact decoding has no beams, so leave one of them out"
+            f"num_beams is {settings.num_beams}; exact decoding has no beams; leave one out"
         )
     if settings.delta:
         raise UserError(
