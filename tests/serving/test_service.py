@@ -19,7 +19,7 @@ def served(vocab_size, presets=None):
     """The service of a model with so many ids, and the bundled tokenizer."""
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=vocab_size),
-        shared=SimpleNamespace(weight=SimpleNamespace(dtype="mlx.core.float32")),
+        dtype="mlx.core.float32",
         pooling=None,
         can_decode=True,
     )
