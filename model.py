@@ -293,7 +293,7 @@ class T5(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The type that it computes in, also where its weights are quantised."""
-        return self.decoder.norm.weight.dtype
+        return self.encoder.norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes.
