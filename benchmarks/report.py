@@ -39,7 +39,6 @@ from model import T5
 LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
 MOST_PROMPTS = 32
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
-EXACT: dict[str, Any] = {"exact": True}
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
 DRAFT_ROUNDS = 9
 GROWN = (("target", "t5-large", "demo-large"), ("draft", "t5-small", "demo-small-draft"))
@@ -274,7 +273,7 @@ def exactness(
     pairs, reason = [], ""
     try:
         alone, drafted = (
-            SpeculativeDecoder(subject.target, each, subject.tokenizer, num_draft, **EXACT)
+            SpeculativeDecoder(subject.target, each, subject.tokenizer, num_draft, exact=True)
             for each in (None, subject.drafter(DRAFT))
         )
         for turn in Budget(seconds, len(prompts), clock).turns():

@@ -13,8 +13,9 @@ from families import SHAPE, torch
 from mlx_t5.backend import cpu_only, mx, tree_flatten
 from mlx_t5.network import config
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.layers import ACTIVATIONS
 from mlx_t5.network.weights import fill
-from model import ACTIVATIONS, T5, load
+from model import T5, load
 
 S, T = 23, 19
 

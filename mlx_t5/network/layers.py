@@ -1,0 +1,183 @@
+"""The layers of T5: attention, feed-forward, and the stacks of an encoder and a decoder.
+
+Symbols: B rows, P prompts, S source positions, T target positions, N slots of the cache, H heads.
+Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.network.attention import Keys, attention
+from mlx_t5.network.bias import RelativeBias
+from mlx_t5.network.blocks import Blocks
+from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.linear import Linear, added, together
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": lambda x: mx.maximum(x, 0),
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "gelu_fast": nn.gelu_approx,  # the same formula, multiplied out otherwise
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "quick_gelu": nn.gelu_fast_approx,  # x * sigmoid(1.702 x)
+    "silu": nn.silu,
+    "swish": nn.silu,
+    "relu6": nn.relu6,
+    "tanh": mx.tanh,
+}
+
+
+class RMSNorm(nn.Module):
+    """Norm without mean and bias. Its result has the weight's dtype, whatever the residual's."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.weight = mx.ones((config.d_model,))
+        self._eps = config.layer_norm_epsilon
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight, self._eps).astype(self.weight.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention without scale; `norm` belongs to the residual block around it."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self._heads = config.num_heads, config.d_kv
+        self.norm = RMSNorm(config)
+        self.q = Linear(config.d_model, inner)
+        self.k = Linear(config.d_model, inner)
+        self.v = Linear(config.d_model, inner)
+        self.o = Linear(inner, config.d_model)
+
+    def heads(self, x: mx.array, parts: str, batch: int) -> list[mx.array]:
+        """What `parts` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv)."""
+        made = together(x, *(self[part] for part in parts))
+        return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
+
+    def add(
+        self,
+        x: mx.array,
+        q: mx.array,
+        k: Keys,
+        v: Keys,
+        mask: mx.array | Blocks | None,
+        rows: mx.array | None = None,
+    ) -> mx.array:
+        """Residual x (B·T, d_model) plus the attention.
+
+        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
+        that share their keys are one row, of the queries of all of them one after the other. Where
+        queries stand in another order, `rows` (B·T,) says where x's are.
+        """
+        out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, math.prod(self._heads))
+        return added(out if rows is None else out[rows], self.o, x)
+
+
+class FeedForward(nn.Module):
+    """One hidden layer, gated since v1.1: wo(act(wi_0(x)) * wi_1(x))."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.norm = RMSNorm(config)
+        self._act = ACTIVATIONS[config.dense_act_fn]
+        self._gated = config.is_gated
+        for name in ("wi_0", "wi_1") if config.is_gated else ("wi",):
+            self[name] = Linear(config.d_model, config.d_ff)
+        self.wo = Linear(config.d_ff, config.d_model)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.norm(x)
+        # In float16 this product and `wo` overflow, so they are computed in the residual's float32.
+        if self._gated:
+            gate, linear = together(y, self.wi_0, self.wi_1)
+            hidden = self._act(gate).astype(x.dtype) * linear
+        else:
+            hidden = self._act(self.wi(y)).astype(x.dtype)
+        return added(hidden, self.wo, x)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
+        attend = self.self_attention
+        q, k, v = attend.heads(attend.norm(x), "qkv", batch)
+        x = attend.add(x, q, k, v, bias)
+        return self.feed_forward(x)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(
+        self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
+    ) -> mx.array:
+        attend = self.self_attention
+        q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
+        k, v = cache.update(layer, k, v, slots)
+        x = attend.add(x, q, k, v, bias)
+        attend, order = self.cross_attention, slots.by_prompt
+        y = attend.norm(x)
+        (q,) = attend.heads(y[order.queries] if order else y, "q", cache.prompts)
+        source = cache.cross_keys[layer], cache.cross_values[layer]
+        x = attend.add(x, q, *source, slots.mask, order.rows if order else None)
+        return self.feed_forward(x)
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder, with their relative bias and the norm at the end."""
+
+    def __init__(self, config: T5Config, causal: bool):
+        super().__init__()
+        depth = config.num_decoder_layers if causal else config.num_layers
+        tables = depth if config.bias_per_layer else 1
+        buckets, heads = config.relative_attention_num_buckets, config.num_heads
+        layer = DecoderLayer if causal else EncoderLayer
+        self.layers: list[Any] = [layer(config) for _ in range(depth)]
+        self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
+        self.norm = RMSNorm(config)
+        self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)
+
+    def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
+        """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
+
+        Keys that `mask` (B, N) says are padding are hidden.
+        """
+        index = self._bias.index(queries, keys)
+        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
+        biases = [self._bias(table, index) for table in tables]
+        if mask is not None:
+            biases = [bias + _hide(mask, bias.dtype) for bias in biases]
+        return biases if len(biases) > 1 else biases * len(self.layers)
+
+    def blocks(self, keys: int, queries: int, mask: mx.array | None = None) -> list[Blocks]:
+        """`biases` for all positions 0 … N-1 as queries, so many of them at a time."""
+
+        def of(table: mx.array) -> Blocks:
+            hidden = 0 if mask is None else _hide(mask, table.dtype)
+            make = lambda at: self._bias(table, self._bias.index(at, keys)) + hidden  # noqa: E731
+            return Blocks(keys, queries, make)
+
+        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
+        made = list(map(of, tables))
+        return made if len(made) > 1 else made * len(self.layers)
+
+
+def _hide(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """(B, S) with 1 for tokens → (B, 1, 1, S), to be added to scores: finite, so never NaN."""
+    return mx.where(mask[:, None, None, :], 0.0, mx.finfo(dtype).min).astype(dtype)
