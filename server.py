@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import Presets, RequestLimits, Service
+    from mlx_t5.serving.presets import Presets
+    from mlx_t5.serving.service import RequestLimits, Service
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
@@ -161,7 +162,7 @@ def is_loopback(host: str) -> bool:
 
 def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
     from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
-    from mlx_t5.serving.service import Presets
+    from mlx_t5.serving.presets import Presets
 
     tasks = read_tasks(chosen.target)
     if args.ignore_generation_config:

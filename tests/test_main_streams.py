@@ -110,7 +110,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     args = main.build_parser().parse_args(argv)
-    assert main._write_all(FakeDecoder(), Many(), Settings(), None, args) == 0
+    assert main._write_all(FakeDecoder(), Many(), "", Settings(), None, args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 

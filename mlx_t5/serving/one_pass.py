@@ -9,7 +9,7 @@ import asyncio
 import base64
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
@@ -21,7 +21,9 @@ from mlx_t5.serving.answers import json_number
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.service import Service
+
+if TYPE_CHECKING:
+    from mlx_t5.serving.service import Service
 
 MAX_INPUTS = 2048  # of a request, as in OpenAI's API
 MAX_TARGETS = MAX_DOCUMENTS = 1024

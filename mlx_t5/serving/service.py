@@ -12,22 +12,23 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from mlx_t5.batching import MAX_JOINING_TOKENS
-from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
+from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
+from mlx_t5.serving.presets import Presets, several
 from mlx_t5.serving.spelling import Speller
 from mlx_t5.text.prompts import token_ids
 
@@ -63,69 +64,6 @@ class RequestLimits:
     prompt_tokens: int
     max_tokens: int
     rows: int
-
-
-@dataclass(frozen=True)
-class Presets:
-    """What the model's own files want.
-
-    Attributes:
-        general: of every request.
-        tasks: of those that name one.
-    """
-
-    general: Preset = Preset(FILE)
-    tasks: Mapping[str, Preset] = field(default_factory=dict)
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines about what is left out: of every request, and of tasks."""
-        names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
-        tasks = Preset("tasks", left_out=tuple(names))
-        return [preset.note for preset in (self.general, tasks) if preset.left_out]
-
-
-def several(
-    settings: Settings,
-    body: api.Decoding,
-    samples: int = 1,
-    stream: bool = False,
-    logprobs: int | None = None,
-    **_: Any,
-) -> Settings:
-    """Settings for so many texts a prompt: those of one search, or sampled ones.
-
-    Args:
-        settings: of the request, its task and the server.
-        body: the request.
-        samples: texts a prompt.
-        stream: as of `Job`.
-        logprobs: as of `Job`.
-
-    Raises:
-        ApiError: they cannot be had, or not in this way.
-    """
-    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    refusals = {
-        "stream": (search and stream, f"{beams}: a text is known at its end; leave stream out"),
-        "logprobs": (search and logprobs is not None, f"{beams}: beams have none; leave them out"),
-        "n": (
-            search and samples > settings.num_beams,
-            f"n is {samples} and {beams}; n is too many",
-        ),
-        "temperature": (
-            samples > 1 and not search and settings.temp == 0,
-            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
-        ),
-        "num_beams": (
-            not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
-            f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
-        ),
-    }
-    for name, (refused, message) in refusals.items():
-        if refused:
-            raise ApiError(400, message, "n" if name == "temperature" else name)
-    return replace(settings, num_return_sequences=samples) if search else settings
 
 
 class Service:

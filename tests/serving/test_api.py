@@ -10,7 +10,7 @@ from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.service import several
+from mlx_t5.serving.presets import several
 
 MANY = 90_000
 TURN = {"role": "user", "content": "x"}

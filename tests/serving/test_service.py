@@ -12,7 +12,8 @@ from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.service import Presets, RequestLimits, Service
+from mlx_t5.serving.presets import Presets
+from mlx_t5.serving.service import RequestLimits, Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
