@@ -106,10 +106,12 @@ class Engine:
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
-        mx.eval(outcome, *searched)  # the only wait
+        if searched:
+            mx.eval(outcome, *searched)
+        decided = outcome.tolist()  # the only wait, but where the line above has waited
         # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
         seconds = self.clock() - started
-        self._commit(proposal, outcome.tolist(), seconds)
+        self._commit(proposal, decided, seconds)
         self.lanes.commit(searched, logits.shape[-1], seconds)
         if self.drafter:
             self.drafter.note(committed)  # the same lists, grown

@@ -203,7 +203,7 @@ def test_the_batch_size_bounds_memory(run, models):
         json.loads(run(*argv, "--batch-size", size)[1].splitlines()[-1])["stats"]
         for size in ("1", "8")
     )
-    assert 4 * small["peak_memory_bytes"] < 3 * large["peak_memory_bytes"]
+    assert small["peak_memory_bytes"] + 10**6 < large["peak_memory_bytes"]
 
 
 def test_regular_and_speculative_decoding_agree(run, models):

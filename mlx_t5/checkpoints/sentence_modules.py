@@ -34,8 +34,9 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         UserError: it is no such list, or names a folder outside its own.
     """
     file = folder / MODULES
+    text = read_small(file)
     try:
-        listed = json.loads(read_small(file))
+        listed = json.loads(text)
         if type(listed) is not list or len(listed) > _MAX_MODULES:
             raise ValueError(f"it is no list, or one of more than {_MAX_MODULES}")
         kinds = [(each["type"].rpartition(".")[2], each["path"]) for each in listed]
@@ -182,8 +183,9 @@ def _object(file: Path) -> dict:
     """The object in a JSON file; {} if there is none."""
     if not file.exists():
         return {}
+    text = read_small(file)
     try:
-        raw = json.loads(read_small(file))
+        raw = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no valid JSON ({shown(str(error))}): fetch it again") from None
     if not isinstance(raw, dict):

@@ -59,9 +59,12 @@ def read_small(path: Path, limit: int = JSON_BYTES) -> bytes:
     """
     # Opening a pipe would wait for somebody who writes.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
+    try:
         _check(path, os.fstat(descriptor), limit)
-        return file.read(limit)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
 
 
 def read_object(path: Path, cure: str) -> dict[str, Any]:

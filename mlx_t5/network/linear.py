@@ -135,7 +135,7 @@ def _large(outputs: int, inputs: int) -> bool:
 
 
 def _narrow(outputs: int, inputs: int) -> bool:
-    return outputs * inputs >= 1 << 18 and inputs < 1024
+    return outputs * inputs >= 1 << 17 and inputs < 1024
 
 
 def _head(outputs: int, inputs: int) -> bool:

@@ -12,7 +12,7 @@ import checkpoints
 from checkpoints import TINY, siblings
 from convert import convert, main
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
-from mlx_t5.checkpoints.hub import SMALL_FILES
+from mlx_t5.checkpoints.hub import SMALL_FILES, TOKENIZER_FILES
 from mlx_t5.checkpoints.small_files import JSON_BYTES, read_small, require_own, require_small
 from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
@@ -85,7 +85,7 @@ def test_the_other_small_files(tiny, tmp_path, name, kind):
     with pytest.raises(UserError, match=f"{name} (is no regular file|has 1099.* GB, and none)"):
         convert(tiny, tmp_path / "out")
     assert siblings(tmp_path / "out") == {"source"}
-    if name != "generation_config.json":
+    if name in TOKENIZER_FILES:
         beside = "tokenizer_config.json" if name != "tokenizer_config.json" else "tokenizer.json"
         (tiny / beside).write_text("{}")
         with pytest.raises(UserError, match=name):

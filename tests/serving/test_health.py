@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -113,7 +112,7 @@ def test_a_step_that_hangs_is_told_until_it_ends(start):
 
 def test_over_http_a_dead_thread_and_a_step_that_hangs(start):
     now, model = [0.0], Gated(ENDLESS, V)
-    model.shared = SimpleNamespace(weight=SimpleNamespace(dtype="float32"))
+    model.dtype = "mlx.core.float32"
     worker, _ = start(model, load_tokenizer(BUNDLED / "target"), clock=lambda: now[0])
     service = Service(worker, RequestLimits(10, 1000, 10), "a model", 0.0)
     app = create_app(service, Metrics(), None, 10_000)
