@@ -14,7 +14,7 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
-from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, read_small
+from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, read_object, read_small
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network.pooling import ACTIVATIONS, MODES, Pooling, Step, normalized
 
@@ -181,13 +181,4 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _object(file: Path) -> dict:
     """The object in a JSON file; {} if there is none."""
-    if not file.exists():
-        return {}
-    text = read_small(file)
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is no valid JSON ({shown(str(error))}): fetch it again") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{file} holds no object: fetch it again")
-    return raw
+    return read_object(file, "fetch it again") if file.exists() else {}
