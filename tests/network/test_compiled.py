@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network import compiled
 from mlx_t5.network.compiled import CompiledStep
-from model import load
+from mlx_t5.network.config import T5Config
+from mlx_t5.sampling.rows import sampling_of
+from model import T5, load
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +65,25 @@ def test_without_a_gpu_nothing_is_compiled(draft, monkeypatch):
     assert not CompiledStep(draft).enabled
     monkeypatch.setattr(compiled, "cpu_only", lambda: False)
     assert CompiledStep(draft).enabled
+
+
+def test_a_draft_takes_the_compiled_step_for_all_but_its_first_pass(draft, monkeypatch):
+    drafter = DraftModel(draft, draft)
+    drafter.insert([[5, 6, 1]])
+    steps, step = [], drafter.step
+    monkeypatch.setattr(drafter, "step", lambda *a: steps.append(a) or step(*a))
+    drafter.propose([[0]], [{"draft": 4}], sampling_of([], (1,)), None)
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_device_begins_before_a_deep_pass_is_described(monkeypatch, traced):
+    """Within `mx.compile` nothing can be handed over."""
+    shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "vocab_size": 32}
+    config = {"model_type": "t5", **shape, "num_layers": 1, "num_decoder_layers": 8}
+    model = T5(T5Config.from_dict(config))
+    cache = model.cache(model.encode(mx.array([[3, 1]])))
+    handed = []
+    monkeypatch.setattr(mx, "async_eval", handed.append)
+    model.decode(mx.array([[0]]), cache, mx.array([0]), traced=traced)
+    assert len(handed) == (0 if traced else 1)
