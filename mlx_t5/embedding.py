@@ -14,6 +14,7 @@ import numpy as np
 
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
+from mlx_t5.network.cache import source_width
 from mlx_t5.network.pooling import normalized
 from mlx_t5.passes import (
     DEFAULT_BATCH_SIZE,
@@ -66,7 +67,7 @@ def embeddings(
     """
 
     def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:
-        memory.require(model.encoder_memory(len(batch), max(map(len, batch))))
+        memory.require(model.encoder_memory(len(batch), source_width(max(map(len, batch)))))
         ids, mask = padded(batch, model.config.pad_token_id)
         vectors = model.pooling(model.encode(ids, mask), mask)
         rows = np.array(normalized(vectors) if normalize else vectors)

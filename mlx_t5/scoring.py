@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
-from mlx_t5.network.cache import Cache
+from mlx_t5.network.cache import Cache, source_width
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.pairs import FALSE, TRUE, Pair, Ranked, Score, passes, ranking, relevance_pairs
 from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
@@ -104,7 +104,7 @@ class Scorer:
             rows, 0, target
         )
         if new:
-            source = max(map(len, new))
+            source = source_width(max(map(len, new)))
             needed += model.encoder_memory(len(new), source)
             needed += model.cache_memory(len(new), source, 1)
         memory.require(needed)
