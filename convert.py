@@ -44,6 +44,7 @@ try:
     from mlx_t5.checkpoints.stored_tensor import READABLE
     from mlx_t5.network.config import T5Config
     from mlx_t5.network.layers import keep_float32
+    from mlx_t5.network.sharing import ENTRY
     from mlx_t5.network.weights import cast, has_decoder, read_config
     from model import select_tensors
 except (ImportError, UserError) as error:
@@ -192,6 +193,8 @@ def plan(
             read, or no layer that could be quantised.
     """
     if checkpoint.metadata.get("format") == "mlx":
+        if ENTRY in raw:
+            raise UserError("the source is a draft, ready to use: give it as --draft-model")
         raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
     names = select_tensors(config, checkpoint, encoder_only)
