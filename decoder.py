@@ -85,6 +85,7 @@ class Engine:
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
         self.cache: Any = None  # a `Cache` while there are rows
         self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
+        self.begun: mx.array | None = None  # logits of the next step, if its pass is on its way
         self.begins_early = not cpu_only()  # a GPU computes while the host describes
         self._set_rows([])
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
@@ -237,7 +238,7 @@ class Engine:
         """Makes `rows` the batch and collects their settings, keys and lanes."""
         self.rows, eos = rows, self.target.config.eos_token_ids
         self.sampling, self.lanes = sampling_of(rows, eos, self.by_position), Lanes(rows, eos)
-        self.begun: mx.array | None = None  # logits of the next step, if its pass is on its way
+        self.begun = None
 
 
 class SpeculativeDecoder(Scoring, Embedding):
