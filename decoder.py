@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from mlx_t5 import batching
-from mlx_t5.backend import mx
+from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
@@ -85,6 +85,8 @@ class Engine:
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
         self.cache: Any = None  # a `Cache` while there are rows
         self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
+        self.begun: mx.array | None = None  # logits of the next step, if its pass is on its way
+        self.begins_early = not cpu_only()  # a GPU computes while the host describes
         self._set_rows([])
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
@@ -108,6 +110,7 @@ class Engine:
         outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
         if searched:
             mx.eval(outcome, *searched)
+        self._begin_next(tokens, outcome)
         decided = outcome.tolist()  # the only wait, but where the line above has waited
         # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
         seconds = self.clock() - started
@@ -128,6 +131,8 @@ class Engine:
 
     def _verify(self, x: mx.array | None) -> mx.array:
         """Logits (L, T, V) of the target after the last token of every lane and each of x."""
+        if self.begun is not None:
+            return self.begun
         lanes = self.lanes.tokens()
         block = mx.array([[tokens[-1]] for tokens in lanes], mx.int32)
         if x is not None:
@@ -135,6 +140,21 @@ class Engine:
         positions = [len(tokens) - 1 for tokens in lanes]
         self.cache.reserve(max(positions) + block.shape[1])
         return self.target.decode(block, self.cache, positions)
+
+    def _begin_next(self, tokens: mx.array, outcome: mx.array) -> None:
+        """Hands a lone row's next pass to the device before the host reads this step's token.
+
+        Where the text ends, that pass was in vain: one a text. In a batch, whose rows come and go,
+        it would often be in vain.
+        """
+        self.begun = None
+        row, position = self.rows[0], len(self.rows[0].committed)
+        alone = len(self.rows) == 1 and not self.drafter and not row.search
+        if self.begins_early and alone and row.decided + 1 < row.settings.max_tokens:
+            mx.async_eval(outcome)
+            self.cache.reserve(position + 1)
+            self.begun = self.target.decode(tokens, self.cache, [position])
+            mx.async_eval(self.begun)
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
         """Gives every row what the step decided.
@@ -173,10 +193,11 @@ class Engine:
         states = encoder_states(self.target, [row.ids for row in new])
         by_row = {id(row): each for row, each in zip(new, states, strict=True)}
         lanes = [row.settings.num_beams for row in rows]
-        cache = prepared(self.target, sources, [by_row.get(id(r), r.states) for r in rows], lanes)
+        encoded = [by_row.get(id(r), r.states) for r in rows]
+        cache = prepared(self.target, sources, encoded, lanes)
         mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
         if self.drafter:
-            self.drafter.insert(sources)
+            self.drafter.insert(sources, encoded)
         try:
             mx.eval(cache.state, states)
         except RuntimeError:
@@ -218,6 +239,7 @@ class Engine:
         """Makes `rows` the batch and collects their settings, keys and lanes."""
         self.rows, eos = rows, self.target.config.eos_token_ids
         self.sampling, self.lanes = sampling_of(rows, eos, self.by_position), Lanes(rows, eos)
+        self.begun = None
 
 
 class SpeculativeDecoder(Scoring, Embedding):
