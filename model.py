@@ -221,8 +221,8 @@ class T5(nn.Module):
         """float32 logits (N, V) of hidden states (N, d_model), by the model's head or another."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
-        head = head or getattr(self, "lm_head", self.shared.as_linear)
-        return head(states).astype(mx.float32)
+        own = getattr(self, "lm_head", self.shared.as_linear)
+        return (head or own)(states).astype(mx.float32)
 
 
 def expected_parameters(

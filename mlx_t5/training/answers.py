@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -118,11 +119,11 @@ class Answers:
             with np.load(self._file(shard)) as arrays:
                 kept = self._states(shard) if arrays["states"] else None
                 lengths = arrays["lengths"]
-                parts = [_cut(arrays["sources"], lengths[:, 0])]
-                parts += [_cut(arrays[n], lengths[:, 1]) for n in ("answers", "top_ids", "top_p")]
+                sources = _cut(arrays["sources"], lengths[:, 0])
+                rest = [_cut(arrays[n], lengths[:, 1]) for n in ("answers", "top_ids", "top_p")]
             firsts = accumulate(lengths[:, 0].tolist(), initial=0)
-            rows = zip(*parts, firsts, strict=False)
-            found += [Lesson(*arrays, file=kept, first=first) for *arrays, first in rows]
+            for source, answer, ids, p, first in zip(sources, *rest, firsts, strict=False):
+                found.append(Lesson(source, answer, ids, p, kept, first))
         return found
 
     def _file(self, shard: int) -> Path:
@@ -136,12 +137,15 @@ class Answers:
         if keep_states:
             states = [np.asarray(each.states, np.float16) for each in taught]
             _replace(self._states(shard), lambda file: np.save(file, _joined(states, np.float16)))
-        columns = [(t.source, t.answer, t.top_ids, t.top_p) for t in taught]
-        names = ("sources", "answers", "top_ids", "top_p")
-        kinds = (np.int32, np.int32, np.int32, np.float32)
-        parts = zip(*columns, strict=True) if columns else [[]] * len(names)
-        arrays = {n: _joined(p, k) for n, p, k in zip(names, parts, kinds, strict=True)}
-        arrays["lengths"] = np.array([(len(s), len(a)) for s, a, *_ in columns]).reshape(-1, 2)
+        parts: dict[str, tuple[list, type]] = {
+            "sources": ([each.source for each in taught], np.int32),
+            "answers": ([each.answer for each in taught], np.int32),
+            "top_ids": ([each.top_ids for each in taught], np.int32),
+            "top_p": ([each.top_p for each in taught], np.float32),
+        }
+        arrays: dict[str, Any] = {name: _joined(*part) for name, part in parts.items()}
+        lengths = [(len(each.source), len(each.answer)) for each in taught]
+        arrays["lengths"] = np.array(lengths, np.int64).reshape(-1, 2)
         arrays["states"] = np.array(keep_states)
         _replace(self._file(shard), lambda file: np.savez(file, **arrays))
 
@@ -211,7 +215,9 @@ def _groups(
 
 def _joined(parts: Sequence[object], kind: type) -> np.ndarray:
     """Arrays one below the other; one without rows if there are none."""
-    return np.concatenate([np.asarray(each, kind) for each in parts]) if parts else np.empty(0, kind)
+    return (
+        np.concatenate([np.asarray(each, kind) for each in parts]) if parts else np.empty(0, kind)
+    )
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -219,7 +225,7 @@ def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(array, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _replace(path: Path, write: Callable[[object], object]) -> None:
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file that is there whole or not at all, also after a crash."""
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "wb") as file:
@@ -227,5 +233,3 @@ def _replace(path: Path, write: Callable[[object], object]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
-
-

@@ -10,12 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.network.cache import source_width
-from mlx_t5.training.answers import Lesson
+
+if TYPE_CHECKING:
+    from mlx_t5.training.answers import Lesson
 
 BATCHES_AT_ONCE = 32  # are cut from lessons that are sorted by length; more would mix them less
 ANSWER_STEP = 8  # T is a multiple, so that few shapes occur

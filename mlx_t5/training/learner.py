@@ -14,6 +14,8 @@ the attention.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +77,7 @@ class Learner:
         self.optimizer.init(tree_unflatten(list(weights.items())))
         return State(weights, dict(tree_flatten(self.optimizer.state)))
 
-    def step(self, state: State, batch: list[Batch]) -> tuple[State, float]:
+    def step(self, state: State, batch: Sequence[Batch]) -> tuple[State | None, float]:
         """Takes one step.
 
         Args:
@@ -83,16 +85,20 @@ class Learner:
             batch: its parts; the gradients of their tokens are added up.
 
         Returns:
-            The state after it, and the loss a token before it.
+            The state after it, None if the loss or a gradient is NaN or infinite; and the loss a
+            token before it.
         """
         count = sum(mx.sum(part.counted) for part in batch)
-        total, slopes = mx.array(0.0), None
+        total, slopes = mx.array(0.0), dict[str, mx.array]()
         for part in batch:
             loss, more = self._slopes(state.weights, part.arrays)
             total = total + loss
-            slopes = more if slopes is None else {n: slopes[n] + more[n] for n in more}
+            slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
             mx.eval(total, slopes)  # one part's work is there at a time
         slopes = {name: slope / count for name, slope in slopes.items()}
+        norm = mx.sqrt(sum(mx.sum(slope * slope) for slope in slopes.values()))
+        if not mx.isfinite(total + norm).item():
+            return None, math.nan
         rate = mx.array(self.learning_rate * self.schedule(state.step))
         weights, moments = self._change(state.weights, state.moments, slopes, rate)
         mean = total / count

@@ -54,7 +54,8 @@ def divergence(
     """
     fixed, own = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
     step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *own).shape[-1])
-    total, of_states, of_weights = mx.array(0.0), [], [mx.zeros_like(w) for w in own]
+    total, of_weights = mx.array(0.0), [mx.zeros_like(w) for w in own]
+    of_states: list[mx.array] = []
     for start in range(0, len(fixed), step):
         part = slice(start, start + step)
         # Behind the part before, so that only one part's logits are there at a time.
