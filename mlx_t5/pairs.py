@@ -118,6 +118,14 @@ def relevance_pairs(
     return pairs
 
 
+def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
+    """Whether a tokenizer has words that documents can be ranked by."""
+    try:
+        return all(_word(word, tokenizer) >= 0 for word in words)
+    except UserError:
+        return False
+
+
 def _word(word: str, tokenizer: Any) -> int:
     """The token that a word is."""
     ids = token_ids(word, tokenizer, len(tokenizer))[:-1]

@@ -20,7 +20,8 @@ from mlx_t5.passes import NotFinite
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.reading import RequestLimits
+from mlx_t5.serving.service import Service
 from mlx_t5.serving.worker import Worker
 from model import load
 from serving_process import Server
