@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 LAST_STEPS = 10  # seconds
-STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
+STATIC = (".css", ".js", ".svg")
 # The page loads nothing from elsewhere and runs no script but its own.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -290,5 +290,6 @@ def _add_page(app: FastAPI) -> None:
             return Response(content, media_type=f"{kind}; charset=utf-8", headers=headers)
 
     add("/", PAGE / "index.html")
-    for name in STATIC:
-        add(f"/page/{name}", PAGE / name)
+    for file in sorted(PAGE.iterdir()):
+        if file.suffix in STATIC:
+            add(f"/page/{file.name}", file)

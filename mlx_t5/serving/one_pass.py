@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from mlx_t5.pairs import FALSE, TRUE, Pair, ranking, relevance_pairs
+from mlx_t5.pairs import Pair, ranking, relevance_pairs
 from mlx_t5.serving.answers import json_number
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
@@ -231,9 +231,7 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
     if not query.strip():
         raise ApiError(400, "the query is empty; write what is looked for", "query")
     pairs = await reader.with_tokenizer(
-        lambda tokenizer: relevance_pairs(
-            query, documents, tokenizer, reader.vocab_size, (TRUE, FALSE)
-        ),
+        lambda tokenizer: relevance_pairs(query, documents, tokenizer, reader.vocab_size),
         "documents",
     )
     for pair in pairs:
