@@ -38,12 +38,14 @@ export function offer(name, served = {}, chosen = () => {}) {
 /** The task that a request names. */
 export const task = () => ($("task").value ? { task: $("task").value } : {});
 
-/** Says what a task does to the prompt, and takes its prefix out where it stands there already. */
+/** Says what a task puts before the prompt, and takes out what the prompt says of a task itself. */
 function explain() {
   const prefix = tasks[$("task").value]?.prefix ?? "";
   $("task-note").textContent = prefix ? `puts “${prefix}” before the prompt` : "";
-  if (prefix && $("prompt").value.startsWith(prefix)) {
-    $("prompt").value = $("prompt").value.slice(prefix.length);
+  const prompt = $("prompt").value;
+  const said = Object.values(tasks).find((each) => each.prefix && prompt.startsWith(each.prefix));
+  if (prefix && said) {
+    $("prompt").value = prompt.slice(said.prefix.length);
     press(null);
   }
 }
