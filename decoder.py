@@ -193,10 +193,11 @@ class Engine:
         states = encoder_states(self.target, [row.ids for row in new])
         by_row = {id(row): each for row, each in zip(new, states, strict=True)}
         lanes = [row.settings.num_beams for row in rows]
-        cache = prepared(self.target, sources, [by_row.get(id(r), r.states) for r in rows], lanes)
+        encoded = [by_row.get(id(r), r.states) for r in rows]
+        cache = prepared(self.target, sources, encoded, lanes)
         mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
         if self.drafter:
-            self.drafter.insert(sources)
+            self.drafter.insert(sources, encoded)
         try:
             mx.eval(cache.state, states)
         except RuntimeError:
