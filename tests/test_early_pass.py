@@ -1,0 +1,95 @@
+"""The next pass of regular decoding begins before the last token is read, and changes no text."""
+
+import numpy as np
+import pytest
+
+import decoder
+from decoder import Engine, SpeculativeDecoder
+from fake_model import EOS, FakeModel, drafter, random_table, without
+from mlx_t5.requests import Row, Settings
+from mlx_t5.sampling.draws import row_key
+from model import load
+
+V = 7
+TABLE = random_table(V, eos_bias=0.3)
+SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(decoder, "cpu_only", lambda: False)
+
+
+def positions(model):
+    return [offsets for offsets, _ in model.calls]
+
+
+def rows(sources, **settings):
+    return [Row(list(s), Settings(**settings), row_key(0, i)) for i, s in enumerate(sources)]
+
+
+def test_it_is_fed_while_the_host_has_not_read_the_token(early):
+    model = FakeModel(without(TABLE, EOS), V)
+    engine = Engine(model, None)
+    (row,) = inserted = rows(SOURCES[:1], max_tokens=4)
+    engine.insert(inserted)
+    engine.step()
+    assert row.decided == 1 and positions(model) == [[0], [1]]
+    engine.step()
+    assert row.decided == 2 and positions(model) == [[0], [1], [2]]
+
+
+def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):
+    endless = FakeModel(without(TABLE, EOS), V)
+    assert SpeculativeDecoder(endless).generate(SOURCES[1], max_tokens=6).stats.target_calls == 6
+    assert positions(endless) == [[i] for i in range(6)]
+
+    ending = FakeModel(lambda source, seen: np.eye(V)[EOS if len(seen) == 3 else 4], V)
+    result = SpeculativeDecoder(ending).generate(SOURCES[1], max_tokens=6)
+    assert (result.tokens, result.stats.target_calls) == ([4, 4], 3)
+    assert positions(ending) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_rows_that_join_and_leave_in_between(early, monkeypatch, temp):
+    def run():
+        engine = Engine(FakeModel(TABLE, V), None)
+        every = waiting = rows(SOURCES * 3, max_tokens=9, temp=temp)
+        for steps in (2, 1, 3, 1, 0, 2, 1, 4, 3, 1, 1, 30):
+            engine.insert(waiting[:1])
+            waiting = waiting[1:]
+            for _ in range(steps):
+                if engine.rows:
+                    engine.step()
+        assert not engine.rows
+        return [row.committed for row in every]
+
+    early_texts = run()
+    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
+    assert early_texts == run()
+
+
+def test_with_proposals_or_beams_nothing_begins_early(early):
+    for settings, other in (({}, drafter(TABLE, FakeModel(TABLE, V))), ({"num_beams": 2}, None)):
+        model = FakeModel(TABLE, V)
+        engine = Engine(model, other)
+        engine.insert(rows(SOURCES[:1], max_tokens=9, **settings))
+        engine.step()
+        assert len(model.calls) == 1
+
+
+def test_the_bundled_target_writes_the_same(early, monkeypatch):
+    model, tokenizer = load("demo/target")
+
+    def run():
+        alone = SpeculativeDecoder(model, None, tokenizer)
+        prompts = ["translate English to German: The old house is near the river."] * 2
+        settings = {"temp": 0.8, "repetition_penalty": 1.2, "max_tokens": 20, "batch_size": 1}
+        return [
+            r.tokens for r in (alone.generate(prompts[0]), *alone.generate(prompts, **settings))
+        ]
+
+    early_texts = run()
+    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
+    assert early_texts == run()
