@@ -94,9 +94,9 @@ def save_draft(
     target = draft.shares_with
     whole = standalone or target is None
     try:
-        check_output_folder(path, overwrite, is_model_file)
         if path == source.resolve():
-            raise UserError(f"{path} is the target itself; choose another folder")
+            raise UserError(f"{path} is the model it comes from; choose another folder")
+        check_output_folder(path, overwrite, is_model_file)
         raw = read_config(source)
         stored = dtype or _stored_dtype(source)
         shards = into_shards(_parameters(draft, whole, getattr(mx, stored)), SHARD_BYTES)
