@@ -142,7 +142,8 @@ class Leading(Job):
     ) -> None:
         """Listens for the other ranks."""
         super().__init__(prompts, done, args)
-        self._size, self._tell, self._leader = rank.size, tell, Leader(rank, tell)
+        self._size, self._tell = rank.size, tell
+        self._leader = Leader(rank, tell, args.verbose)
         self._agreed: Mapping[str, str] = {}
         self._blocks: Blocks | None = None
 

@@ -73,18 +73,25 @@ def receive(connection: Connection) -> dict[str, Any]:
 class Leader:
     """Rank 0's end: a thread for each rank that comes. A context manager."""
 
-    def __init__(self, rank: Rank, tell: Callable[[str], None], patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        tell: Callable[[str], None],
+        verbose: bool = False,
+        patience: float = PATIENCE,
+    ) -> None:
         """Listens, so that the others may come while the model is still being loaded.
 
         Args:
             rank: 0, with the addresses to listen at and the key.
-            tell: shows a line.
+            tell: shows a line: of ranks that are lost, and of those that come.
+            verbose: whether the latter are to be shown.
             patience: seconds without a word after which a rank is lost.
 
         Raises:
             UserError: an address is taken or not this machine's.
         """
-        self._rank, self._tell, self._patience = rank, tell, patience
+        self._rank, self._tell, self._verbose, self._patience = rank, tell, verbose, patience
         self._began, self._ended = time.monotonic(), False
         self._seen: set[int] = set()
         self._threads: list[threading.Thread] = []
@@ -145,6 +152,8 @@ class Leader:
                 name = f"{number}.{len(self._threads)}"
                 send(connection, welcome=True)
                 self._seen.add(number)
+                if self._verbose:
+                    self._tell(f"rank {number} joins")
                 left = self._give(connection, name, blocks, codec)
             except BROKEN as error:
                 left = False
