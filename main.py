@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.cli.work import Job
-    from mlx_t5.parallel.ranks import Rank
+    from mlx_t5.machines.launched import Rank
     from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
@@ -324,7 +324,7 @@ def _agreed(
     decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
 ) -> dict[str, str]:
     """What ranks that share a file have to have in common."""
-    from mlx_t5.parallel.outcomes import common
+    from mlx_t5.machines.outcomes import common
 
     names = ("seed", "num_samples", "batch_size", "score", "embed", "normalize", "exact")
     asked = [prefix, vars(settings), {name: getattr(args, name) for name in names}]

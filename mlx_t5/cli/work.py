@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, Kept, kept
-from mlx_t5.parallel import ranks
-from mlx_t5.parallel.blocks import AHEAD, Blocks, Share, Work, lead
-from mlx_t5.parallel.links import Follower, Leader
+from mlx_t5.machines import launched
+from mlx_t5.machines.block_links import BlockClient, BlockServer
+from mlx_t5.machines.blocks import AHEAD, Blocks, Share, Work, lead
 from mlx_t5.passes import BATCHES_A_WINDOW
 
 if TYPE_CHECKING:
-    from mlx_t5.parallel.messages import Codec
-    from mlx_t5.parallel.ranks import Rank
+    from mlx_t5.machines.launched import Rank
+    from mlx_t5.machines.messages import Codec
 
 LEADER = "0"
 InHand = deque[tuple[int, Any]]  # prompts with their numbers, until their outcomes are written
@@ -34,7 +34,7 @@ def rank_of(args: argparse.Namespace) -> Rank | None:
     Raises:
         UserError: it has not been told.
     """
-    return ranks.rank_of(os.environ) if args.parallel else None
+    return launched.rank_of(os.environ) if args.parallel else None
 
 
 @contextlib.contextmanager
@@ -143,12 +143,12 @@ class Leading(Job):
         """Listens for the other ranks."""
         super().__init__(prompts, done, args)
         self._size, self._tell = rank.size, tell
-        self._leader = Leader(rank, tell, args.verbose)
+        self._server = BlockServer(rank, tell, args.verbose)
         self._agreed: Mapping[str, str] = {}
         self._blocks: Blocks | None = None
 
     def __exit__(self, *error: Any) -> None:
-        self._leader.__exit__(*error)
+        self._server.__exit__(*error)
 
     def begin(self, agreed: Callable[[], Mapping[str, str]]) -> None:
         """See `Job`."""
@@ -161,7 +161,7 @@ class Leading(Job):
         size = args.batch_size * (BATCHES_A_WINDOW if args.score or args.embed else 1)
         ahead = AHEAD * self._size
         self._blocks = Blocks(iter(self.prompts), size, texts, self.first, self._ready, ahead)
-        self._leader.share(self._blocks, self._agreed, _codec(args))
+        self._server.share(self._blocks, self._agreed, _codec(args))
         for block in lead(self._blocks, work, texts, LEADER):
             in_hand.extend(enumerate(block.items, block.first + 1))
             yield from block.outcomes
@@ -190,7 +190,7 @@ class Following(Job):
         Raises:
             UserError: rank 0 cannot be found, or has another job.
         """
-        self._follower = Follower(self._rank, agreed())
+        self._client = BlockClient(self._rank, agreed())
 
     def outcomes(self, work: Work, in_hand: InHand) -> Iterator[Any]:
         """Yields nothing, as rank 0 gets everything.
@@ -199,7 +199,7 @@ class Following(Job):
             Lost: rank 0 is gone.
         """
         packed = _codec(self._args).packed
-        with self._follower as rank_0:
+        with self._client as rank_0:
             for block, outcomes in Share(rank_0.take, _texts(self._args)).outcomes(work):
                 rank_0.deliver(block, [packed(outcome) for outcome in outcomes])
         yield from ()
@@ -218,6 +218,6 @@ def _form(args: argparse.Namespace) -> Form:
 
 
 def _codec(args: argparse.Namespace) -> Codec:
-    from mlx_t5.parallel import outcomes
+    from mlx_t5.machines import outcomes
 
     return outcomes.SCORES if args.score else outcomes.VECTORS if args.embed else outcomes.TEXTS

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mlx_t5.errors import UserError
+from mlx_t5.machines.messages import difference, packed_item, unpacked_item
+from mlx_t5.machines.outcomes import SCORES, TEXTS, VECTORS, model_fingerprint
 from mlx_t5.pairs import Score
-from mlx_t5.parallel.messages import difference, packed_item, unpacked_item
-from mlx_t5.parallel.outcomes import SCORES, TEXTS, VECTORS, model_fingerprint
 from mlx_t5.requests import Result, Stats
 from random_models import random_t5
 

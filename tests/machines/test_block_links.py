@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from mlx_t5.errors import UserError
-from mlx_t5.parallel.blocks import Blocks, Share, lead
-from mlx_t5.parallel.links import Follower, Leader, Lost, connection_of, receive, send
-from mlx_t5.parallel.messages import Codec
-from mlx_t5.parallel.ranks import Rank
+from mlx_t5.machines.block_links import BlockClient, BlockServer, Lost, connection_of, receive, send
+from mlx_t5.machines.blocks import Blocks, Share, lead
+from mlx_t5.machines.launched import Rank
+from mlx_t5.machines.messages import Codec
 
 PATIENCE = 1.0
 WORDS = Codec(lambda text: text, lambda text: str(text))
@@ -37,12 +37,12 @@ class Job:
     def __init__(self, address, lines: int = 40, size: int = 1) -> None:
         self.told: list[str] = []
         self.rank = Rank(0, size, (address,), b"secret")
-        self.leader = Leader(self.rank, self.told.append, True, PATIENCE)
+        self.server = BlockServer(self.rank, self.told.append, True, PATIENCE)
         self.blocks = Blocks((f"line {i}" for i in range(lines)), 2)
         self.wanted = [f"LINE {i}" for i in range(lines)]
 
     def share(self) -> None:
-        self.leader.share(self.blocks, JOB, WORDS)
+        self.server.share(self.blocks, JOB, WORDS)
 
     def done(self) -> list[str]:
         """Everything, rank 0 doing its part."""
@@ -52,12 +52,12 @@ class Job:
 @pytest.fixture
 def job(address):
     made = Job(address)
-    with made.leader:
+    with made.server:
         yield made
 
 
 def follow(rank: Rank) -> None:
-    with Follower(rank, JOB, PATIENCE) as rank_0:
+    with BlockClient(rank, JOB, PATIENCE) as rank_0:
         for block, outcomes in Share(rank_0.take).outcomes(upper):
             rank_0.deliver(block, outcomes)
 
@@ -68,7 +68,7 @@ def started(job: Job, number: int = 1):
     thread = threading.Thread(target=follow, args=[rank], daemon=True)
     thread.start()
     yield thread
-    job.leader.__exit__(None)
+    job.server.__exit__(None)
     thread.join(5)
     assert not thread.is_alive(), "it does not end with the job"
 
@@ -143,9 +143,9 @@ def test_who_does_not_know_the_key_or_has_another_job_is_refused(job):
     job.share()
     addresses = job.rank.addresses
     with pytest.raises(UserError, match="another T5_PARALLEL_KEY"):
-        Follower(Rank(1, 2, addresses, b"guess"), JOB, PATIENCE)
+        BlockClient(Rank(1, 2, addresses, b"guess"), JOB, PATIENCE)
     with pytest.raises(UserError, match="rank 1 has another target model than rank 0"):
-        Follower(Rank(1, 2, addresses, b"secret"), {**JOB, "target model": "3"}, PATIENCE)
+        BlockClient(Rank(1, 2, addresses, b"secret"), {**JOB, "target model": "3"}, PATIENCE)
     with socket.create_connection(addresses[0]), a_stranger(job) as mute, started(job):
         send(mute, rank="1", job=JOB)
         wait_for(lambda: job.told == ["rank 1 joins"])
@@ -192,6 +192,6 @@ def test_without_rank_0_a_rank_ends_within_bounded_time(address):
 
 def test_an_address_that_is_taken_is_told(job):
     with pytest.raises(UserError, match="rank 0 cannot listen at 127.0.0.1:.*--starting-port"):
-        Leader(job.rank, print)
+        BlockServer(job.rank, print)
     with suppress(OSError), pytest.raises(UserError, match="cannot listen"):
-        Leader(Rank(0, 2, (("192.0.2.1", 1),)), print)
+        BlockServer(Rank(0, 2, (("192.0.2.1", 1),)), print)

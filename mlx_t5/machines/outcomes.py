@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.machines.messages import Codec, fingerprint, of_kind, packed_item, unpacked_item
 from mlx_t5.pairs import Score
-from mlx_t5.parallel.messages import Codec, fingerprint, of_kind, packed_item, unpacked_item
 from mlx_t5.requests import Result
 
 SAMPLED_VALUES = 8  # of each weight, by which two models are compared

@@ -21,9 +21,9 @@ from multiprocessing.context import AuthenticationError
 from typing import Any
 
 from mlx_t5.errors import UserError, shown
-from mlx_t5.parallel.blocks import HELD, Block, Blocks
-from mlx_t5.parallel.messages import Codec, difference, packed_item, unpacked_item
-from mlx_t5.parallel.ranks import KEY, Address, Rank
+from mlx_t5.machines.blocks import HELD, Block, Blocks
+from mlx_t5.machines.launched import KEY, Address, Rank
+from mlx_t5.machines.messages import Codec, difference, packed_item, unpacked_item
 
 PATIENCE = 30.0  # seconds without a word after which the other end is lost
 BEAT = 5.0  # seconds between words where there is nothing to say
@@ -70,7 +70,7 @@ def receive(connection: Connection) -> dict[str, Any]:
     return message
 
 
-class Leader:
+class BlockServer:
     """Rank 0's end: a thread for each rank that comes. A context manager."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Leader:
         for listening in self._sockets:
             self._start(self._accept, listening, blocks, job, codec)
 
-    def __enter__(self) -> Leader:
+    def __enter__(self) -> BlockServer:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -197,7 +197,7 @@ def _listening(address: Address) -> socket.socket:
         raise UserError(f"rank 0 cannot listen at {where} ({reason}); {cure}") from None
 
 
-class Follower:
+class BlockClient:
     """Another rank's end. A context manager."""
 
     def __init__(self, rank: Rank, job: Mapping[str, str], patience: float = PATIENCE) -> None:
@@ -232,7 +232,7 @@ class Follower:
             )
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> BlockClient:
         return self
 
     def __exit__(self, *_: Any) -> None:

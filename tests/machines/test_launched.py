@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mlx_t5.errors import UserError
-from mlx_t5.parallel.ranks import rank_of
+from mlx_t5.machines.launched import rank_of
 
 
 def written(tmp_path, value) -> str:

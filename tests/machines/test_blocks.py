@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_t5.parallel.blocks import HELD, Block, Blocks, Share, lead
+from mlx_t5.machines.blocks import HELD, Block, Blocks, Share, lead
 
 
 def numbers(blocks: Blocks) -> list[int]:
