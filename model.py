@@ -12,6 +12,8 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from mlx_t5.network.layers import Stack
 from mlx_t5.network.linear import Embedding, Linear, join
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.pooling import Pooling
+from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
@@ -53,17 +56,28 @@ class T5(nn.Module):
         separate_head: whether the output head has weights of its own (`lm_head`) or is the
             embedding. See `weights.select`.
         encoder_only: leave the decoder out: `encode` works then, and nothing else.
+        shares_with: of a draft: the target whose embedding, encoder and head it uses, so that its
+            own parameters are those of the decoder (network/sharing.py).
     """
 
-    def __init__(self, config: T5Config, separate_head: bool = False, encoder_only: bool = False):
+    def __init__(
+        self,
+        config: T5Config,
+        separate_head: bool = False,
+        encoder_only: bool = False,
+        shares_with: T5 | None = None,
+    ):
         super().__init__()
-        self.config, self.pooling = config, Pooling()
-        self.shared = Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(config, causal=False)
+        self.config, self.pooling, self.shares_with = config, Pooling(), None
+        if shares_with is not None:
+            share(self, shares_with)
+        else:
+            self.shared = Embedding(config.vocab_size, config.d_model)
+            self.encoder = Stack(config, causal=False)
+            if separate_head:
+                self.lm_head = Linear(config.d_model, config.vocab_size)
         if not encoder_only:
             self.decoder = Stack(config, causal=True)
-        if separate_head:
-            self.lm_head = Linear(config.d_model, config.vocab_size)
 
     @property
     def can_decode(self) -> bool:
@@ -89,8 +103,8 @@ class T5(nn.Module):
 
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
-        decoding = self.decoder.layers if self.can_decode else ()
-        for layer in (*self.encoder.layers, *decoding):
+        own = (self[stack].layers for stack in ("encoder", "decoder") if stack in self)
+        for layer in chain.from_iterable(own):
             join(*(layer.self_attention[part] for part in "qkv"))
             if "cross_attention" in layer:
                 join(*(layer.cross_attention[part] for part in "kv"))
@@ -131,7 +145,7 @@ class T5(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The type that it computes in, also where its weights are quantised."""
-        return self.encoder.norm.weight.dtype
+        return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes.
@@ -141,7 +155,12 @@ class T5(nn.Module):
         return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Bytes that it takes, at most, to encode rows of so many source positions."""
+        """Bytes that it takes, at most, to encode rows of so many source positions.
+
+        None for a draft that shares its target's encoder, as the target does that for both.
+        """
+        if self.shares_with is not None:
+            return 0
         return encoder_bytes(self.config, self.dtype.size, rows, source)
 
     def decode(
@@ -188,7 +207,7 @@ class T5(nn.Module):
     def _logits(self, x: mx.array) -> mx.array:
         if self.config.scales_logits:
             x = x * self.config.d_model**-0.5
-        head = self.lm_head if "lm_head" in self else self.shared.as_linear
+        head = getattr(self, "lm_head", self.shared.as_linear)
         return head(x).astype(mx.float32)
 
 
@@ -220,29 +239,38 @@ def load(
     folder: str | Path,
     dtype: str | mx.Dtype | None = None,
     adapter: str | Path | None = None,
+    shared_with: T5 | None = None,
 ) -> tuple[T5, Any]:
     """Load a model and its tokenizer from an MLX folder or a Hugging Face folder.
 
     Args:
         folder: holds config.json, the weights and, if the tokenizer is wanted, its files.
         dtype: what to compute in: "bfloat16", "float16" or "float32". None takes the folder's,
-            and float32 on machines without a GPU, where the others are slow.
+            and float32 on machines without a GPU, where the others are slow; for a draft that uses
+            its target's encoder, the target's.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
+        shared_with: the target, for a draft that uses its encoder; other models do without.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
 
     Raises:
-        UserError: the folder holds no T5 model, or one that is incomplete or damaged, or the
-            adapter cannot be merged.
+        UserError: the folder holds no T5 model, or one that is incomplete or damaged, the adapter
+            cannot be merged, or a draft is not given the target that it is for.
     """
     folder = Path(folder)
     raw = read_config(folder)
     config = T5Config.from_dict(raw)
+    target = target_of(folder, raw, shared_with)
+    if target is not None:
+        config = replace(target.config, num_decoder_layers=config.num_decoder_layers)
+        dtype = target.dtype if dtype is None else dtype
+        if adapter is not None:
+            raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
     with open_checkpoint(folder) as checkpoint, room_for_weights(loaded_bytes(checkpoint, dtype)):
-        if checkpoint.metadata.get("format") == "mlx":
+        if target is not None or checkpoint.metadata.get("format") == "mlx":
             entry = raw.get("quantization")
-            model = _load_mlx(folder, config, entry, checkpoint, dtype, adapter)
+            model = _load_mlx(folder, config, entry, checkpoint, dtype, adapter, target)
         else:
             names = select_tensors(config, checkpoint)
             model = T5(config, HEAD in names, not has_decoder(names.values()))
@@ -262,8 +290,10 @@ def _load_mlx(
     stored: Checkpoint,
     dtype: Any,
     adapter: str | Path | None,
+    target: T5 | None,
 ) -> T5:
-    model = T5(config, HEAD in stored.names, not has_decoder(stored.names))
+    alone = target is None and not has_decoder(stored.names)
+    model = T5(config, HEAD in stored.names, alone, target)
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))

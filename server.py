@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.presets import Presets
-    from mlx_t5.serving.service import RequestLimits, Service
+    from mlx_t5.serving.reading import RequestLimits
+    from mlx_t5.serving.service import Service
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
@@ -174,7 +175,7 @@ def _application(args: argparse.Namespace, chosen: Pair, presets: Presets) -> Gu
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.service import RequestLimits
+    from mlx_t5.serving.reading import RequestLimits
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)

@@ -156,7 +156,9 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
             print(f"warning: {large}", file=sys.stderr, flush=True)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
     target, tokenizer = load(chosen.target, dtype, **merged)
-    draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
+    draft, draft_tokenizer = None, None
+    if chosen.draft:
+        draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)
     drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)

@@ -272,12 +272,23 @@ def prepared(
     return cache
 
 
-def encoded(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> Cache:
-    """Encodes sources: a decoder's cache with a row for each.
+def encoded(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array] | None = None,
+) -> Cache:
+    """A decoder's cache with a row for each source.
+
+    Args:
+        model: whose decoder it is for.
+        sources: source tokens of each row.
+        states: what `encoder_states` returned for them; None has the model encode them.
 
     Raises:
         RuntimeError: the device has not enough memory.
     """
-    cache = prepared(model, sources, encoder_states(model, sources))
+    if states is None:
+        states = encoder_states(model, sources)
+    cache = prepared(model, sources, states)
     mx.eval(cache.state)
     return cache
