@@ -85,13 +85,14 @@ def _main(args: argparse.Namespace) -> int:
     if args.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
     decoder = _load(args, chosen, settings)
-    for note in filter(None, (preset.note for preset in presets)):
+    generates = not (args.score or args.embed)
+    for note in filter(None, (preset.note for preset in presets if generates)):
         _tell(note)
     prefix = "".join(preset.prefix for preset in presets)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
-    if args.score or args.embed:
-        return _one_pass(decoder, prompts, args)
+    if not generates:
+        return _one_pass(decoder, prompts, prefix, args)
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
@@ -106,8 +107,6 @@ def _check_one_pass(args: argparse.Namespace) -> None:
     """Refuses options that do not go together with scores and vectors."""
     if args.score and not args.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
-    if args.task is not None and (args.score or args.embed):
-        raise UserError("--task is for generating; write its prefix in the prompts")
     if args.exact and (args.score or args.embed):
         raise UserError("--exact is for texts that are written; leave it out")
     if args.normalize and not args.embed:
@@ -237,13 +236,15 @@ def _write_all(
     return status
 
 
-def _one_pass(decoder: SpeculativeDecoder, prompts: list[str] | Lines, args: Any) -> int:
+def _one_pass(
+    decoder: SpeculativeDecoder, prompts: list[str] | Lines, prefix: str, args: Any
+) -> int:
     """Writes scores or vectors, in order, batch by batch."""
     from mlx_t5.backend import mx
     from mlx_t5.cli import one_pass
 
     in_hand: deque[tuple[int, Any]] = deque()
-    given: Iterator[Any] = _noted(prompts, in_hand, "")
+    given: Iterator[Any] = _noted(prompts, in_hand, prefix)
     ready = prompts.ready if isinstance(prompts, Lines) else lambda: True
     outcomes: Iterator[Any]
     output: one_pass.JsonLines | one_pass.ArrayFile
@@ -293,7 +294,10 @@ def _noted(prompts: Iterable, in_hand: deque[tuple[int, Any]], prefix: str) -> I
     """Prompts with their prefix; without it they are put into `in_hand` with their numbers."""
     for n, prompt in enumerate(prompts, 1):
         in_hand.append((n, prompt))
-        yield prefix + prompt if isinstance(prompt, str) else prompt
+        if isinstance(prompt, tuple):  # with what is scored
+            yield prefix + prompt[0], prompt[1]
+        else:
+            yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
 def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:
