@@ -30,8 +30,8 @@ def test_a_folder_has_the_decoder_and_says_what_it_belongs_to(target, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["converted_from"] = {"model": "me/my-t5"}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text("{}")
     model, _ = load(folder, "float32")
+    (folder / "tokenizer_config.json").write_text("{}")
     (folder / "modules.json").write_text("[]")
     path = save_draft(shared_draft(model, 1), folder, tmp_path / "draft")
     written = json.loads((path / "config.json").read_text())
@@ -67,11 +67,8 @@ def test_what_is_there_is_not_written_over(target, tmp_path):
     draft = shared_draft(load(target)[0], 1)
     path = save_draft(draft, target, tmp_path / "draft")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    for place, match in (
-        (path, "exists; replace it"),
-        (target, "it comes from"),
-        ("~no/x", "nowhere"),
-    ):
+    refused = {path: "exists; replace it", target: "it comes from", "~no/x": "nowhere"}
+    for place, match in refused.items():
         with pytest.raises(UserError, match=match):
             save_draft(draft, target, place)
     with pytest.raises(UserError, match="cannot read .*config.json"):
