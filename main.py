@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +227,7 @@ def _write_all(
 
     def results(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Result]:
         return decoder.results(
-            _prefixed(prompts, prefix),
+            work.prefixed(prompts, prefix),
             batch_size=args.batch_size,
             num_samples=args.num_samples,
             seed=args.seed,
@@ -271,7 +271,7 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     from mlx_t5.cli import one_pass
 
     def outcomes(prompts: Iterator[Any], _: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = _prefixed(prompts, prefix)
+        prompts = work.prefixed(prompts, prefix)
         if args.score:
             return decoder.scores(prompts, args.batch_size, ready)
         return decoder.embeddings(prompts, args.normalize, args.batch_size, ready)
@@ -318,15 +318,6 @@ def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
 
 def _texts_a_prompt(args: argparse.Namespace) -> int:
     return args.num_samples * args.num_return_sequences  # one of them is 1
-
-
-def _prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
-    """Puts a prefix before prompts; targets and errors stay as they are."""
-    for prompt in prompts:
-        if isinstance(prompt, tuple):
-            yield prefix + prompt[0], prompt[1]
-        else:
-            yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
 def _agreed(
