@@ -298,7 +298,7 @@ def _load_mlx(
     if quantization:
         quantize(model, quantization, set(stored.names))
     check({name: stored.shape(name) for name in stored.names}, _shapes(model))
-    shapes = expected_parameters(config, separate_head=HEAD in stored.names)
+    shapes = expected_parameters(config, HEAD in stored.names, alone)
     ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
     with open_adapter(adapter, {theirs: shapes[mine] for theirs, mine in ours.items()}) as lora:
         tensors = lora.stored(read_mlx(folder), stored.names, ours, quantization)
