@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.network.cache import Cache
+from mlx_t5.network.ranks import ALONE
 
 if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
@@ -28,10 +29,12 @@ class CompiledStep:
 
         Args:
             model: its weights must not be replaced afterwards.
-            enabled: whether to compile; None does it on a GPU only.
+            enabled: whether to compile; None does it on a GPU only, and not where ranks share the
+                model, as sums over them are made on the CPU.
         """
         self.model = model
-        self.enabled = not cpu_only() if enabled is None else enabled
+        usual = not cpu_only() and getattr(model, "ranks", ALONE).size == 1
+        self.enabled = usual if enabled is None else enabled
         self._shapes: set[tuple[int, ...]] = set()
         self._run = mx.compile(self._pass)
 
