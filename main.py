@@ -38,6 +38,7 @@ from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import EARLY_STOPPING, build_parser
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
+from mlx_t5.machines.team import Team, first_address, join, quieten, rank_of
 from mlx_t5.requests import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
+    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
@@ -63,10 +65,15 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    if first_address(os.environ):
+        quieten(rank_of(os.environ))
     return run(lambda: _main(build_parser().parse_args(argv, not_given())))
 
 
 def _main(args: argparse.Namespace) -> int:
+    team = join(os.environ, [*(args.prompt or []), args.input_file], args.exact)
+    if team and team.rank:
+        return team.follow(lambda: _part(args, team))
     args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
     given = given_settings(args)
     Settings(**given)  # mistakes in options are told first
@@ -84,7 +91,7 @@ def _main(args: argparse.Namespace) -> int:
     vars(args).update(vars(settings))
     if args.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
-    decoder = _load(args, chosen, settings)
+    decoder = _load(args, chosen, settings, team)
     for note in filter(None, (preset.note for preset in presets)):
         _tell(note)
     prefix = "".join(preset.prefix for preset in presets)
@@ -140,14 +147,24 @@ def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
 
 
-def _load(args: argparse.Namespace, chosen: Pair, settings: Settings) -> SpeculativeDecoder:
+def _part(args: argparse.Namespace, team: Team) -> Seq2Seq:
+    """The part of the target that another rank than 0 computes."""
+    from model import load
+
+    chosen = _choose(args)
+    return load(chosen.target, args.dtype, chosen.adapter, team.group)[0]
+
+
+def _load(
+    args: argparse.Namespace, chosen: Pair, settings: Settings, team: Team | None
+) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
     from mlx_t5.network.interface import require_decoder
     from model import load
 
-    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
+    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, team)
     if not args.embed:
         require_decoder(target)
     num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width

@@ -1,0 +1,1 @@
+"""Several machines, or several processes of one, that compute one model together."""
