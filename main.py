@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
-    team = join(os.environ, [*(args.prompt or []), args.input_file], args.exact)
+    team = join(os.environ, [*(args.prompt or []), args.input_file])
     if team and team.rank:
         return team.follow(lambda: _part(args, team))
     args.early_stopping = EARLY_STOPPING.get(args.early_stopping)

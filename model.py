@@ -56,6 +56,9 @@ class T5(nn.Module):
             embedding. See `weights.select`.
         encoder_only: leave the decoder out: `encode` works then, and nothing else.
         ranks: that compute the model together, each with a part of the weights (sharding.py).
+
+    Attributes:
+        own: the shape of this rank's part; of one rank, `config`.
     """
 
     def __init__(
@@ -67,11 +70,11 @@ class T5(nn.Module):
     ):
         super().__init__()
         self.config, self.pooling, self.ranks = config, Pooling(), ranks
-        self._own = part_of(config, ranks)
+        self.own = part_of(config, ranks)
         self.shared = Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(self._own, causal=False, ranks=ranks)
+        self.encoder = Stack(self.own, causal=False, ranks=ranks)
         if not encoder_only:
-            self.decoder = Stack(self._own, causal=True, ranks=ranks)
+            self.decoder = Stack(self.own, causal=True, ranks=ranks)
         if separate_head:
             own = ranks.share(config.vocab_size)
             self.lm_head = Linear(config.d_model, own.stop - own.start)
@@ -112,7 +115,7 @@ class T5(nn.Module):
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
         x = self._embed(ids)
-        queries = block_queries(batch, self._own.num_heads, length)
+        queries = block_queries(batch, self.own.num_heads, length)
         biases: Sequence[mx.array | Blocks]
         if queries < length:
             biases = self.encoder.blocks(length, queries, mask)
@@ -149,11 +152,11 @@ class T5(nn.Module):
 
         `rows` is how many are decoded, if they are more than the prompts.
         """
-        return cache_bytes(self._own, self.dtype.size, prompts, source, target, rows)
+        return cache_bytes(self.own, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions."""
-        return encoder_bytes(self._own, self.dtype.size, rows, source)
+        return encoder_bytes(self.own, self.dtype.size, rows, source)
 
     def decode(
         self,
@@ -277,7 +280,7 @@ def _load_hugging_face(
     stored = part.stored
     ours = select_tensors(config, stored)
     model = T5(config, HEAD in ours, not has_decoder(ours.values()), part.ranks)
-    names = [name for name in stored.names if name in ours]
+    names = [name for name in part.names if name in ours]
     with open_adapter(adapter, {name: stored.shape(name) for name in names}) as lora:
         whole = ((name, lora.merge(name, part.read(name, ours[name]))) for name in names)
         tensors = ((ours[name], part.cut(ours[name], array)) for name, array in whole)

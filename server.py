@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(args: argparse.Namespace) -> int:
     _check_access(args)
-    team = join(os.environ, [], args.exact)
+    team = join(os.environ, [])
     if team and team.rank:
         return team.follow(lambda: _part(args, team))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)

@@ -75,7 +75,7 @@ def measure(
     Ranks that share the target and measure together take rank 0's seconds, so that they make the
     same passes and find the same costs.
     """
-    ranks = getattr(target, "ranks", ALONE)
+    ranks = target.ranks
     width = getattr(target, "width", max(TARGET_POINTS))  # of exact decoding
     points = [n for n in TARGET_POINTS if n <= width]
     own = rising(ladder(timer(target, clock, ranks), points, BUDGET_SECONDS))

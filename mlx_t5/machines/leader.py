@@ -16,6 +16,8 @@ from itertools import count
 from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.network.exact import Pass
+from mlx_t5.network.exactness import holding_rows
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.memory import clear_large_cache, wire
 from mlx_t5.network.ranks import ALONE, Ranks
@@ -52,7 +54,8 @@ class Leader:
         """A decoder's cache for encoded prompts, of which every rank has its heads."""
         name = next(self._names)
         self.tell("cache", name, encoded.shape, mask is not None, capacity)
-        inner = self.model.cache(*_sent(self._sharing, encoded, mask), capacity)
+        encoded, mask = _sent(self._sharing, encoded, mask)
+        inner = self.model.cache(encoded, mask, capacity)
         mx.async_eval(inner.state)
         return LedCache(self, inner, name)
 
@@ -61,9 +64,20 @@ class Leader:
     ) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T)."""
         assert isinstance(offsets, list), "they are told in a message"
-        self.tell("decode", cache.name, tokens.shape, offsets)
+        if isinstance(cache, Pass):
+            rows: list[Any] = list(cache.rows)
+            self.tell("decode_rows", [row.name for row in rows], tokens.shape, offsets)
+            inner: Any = Pass([row.inner for row in rows], cache.batch)
+        else:
+            self.tell("decode", cache.name, tokens.shape, offsets)
+            inner = cache.inner
         (tokens,) = _sent(self._sharing, tokens.astype(mx.int32))
-        return _begun(self.model.decode(tokens, cache.inner, offsets))
+        return _begun(self.model.decode(tokens, inner, offsets))
+
+    def holding_rows(self, batch: int, width: int) -> list[int]:
+        """See `exactness.holding_rows`."""
+        self.tell("hold", batch, width)
+        return holding_rows(self.model, batch, width)
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes of a rank's part of the cache."""
@@ -122,6 +136,12 @@ class LedCache:
         self._leader.tell("share", self.name, name, copies, capacity)
         return LedCache(self._leader, self.inner.shared(copies, capacity), name)
 
+    def twin(self) -> LedCache:
+        """A copy of the cache."""
+        name = self._leader.next_name()
+        self._leader.tell("twin", self.name, name)
+        return LedCache(self._leader, self.inner.twin(), name)
+
 
 class Follower:
     """Another rank: does what rank 0 tells, until the process ends."""
@@ -142,14 +162,23 @@ class Follower:
         prompts, source, _ = shape
         mask = mx.zeros((prompts, source), mx.bool_) if masked else None
         wire(self.model.cache_memory(prompts, source, capacity))
-        sent = _sent(self.ranks, mx.zeros(shape, self.model.dtype), mask)
-        self._caches[name] = self.model.cache(*sent, capacity)
+        states, mask = _sent(self.ranks, mx.zeros(shape, self.model.dtype), mask)
+        self._caches[name] = self.model.cache(states, mask, capacity)
         mx.async_eval(self._caches[name].state)
         clear_large_cache()
 
     def _decode(self, name: int, shape: list[int], offsets: list[int]) -> None:
+        self._decode_with(self._caches[name], shape, offsets)
+
+    def _decode_rows(self, names: list[int], shape: list[int], offsets: list[int]) -> None:
+        self._decode_with(Pass([self._caches[name] for name in names], shape[0]), shape, offsets)
+
+    def _decode_with(self, cache: Any, shape: list[int], offsets: list[int]) -> None:
         (tokens,) = _sent(self.ranks, mx.zeros(shape, mx.int32))
-        _begun(self.model.decode(tokens, self._caches[name], offsets))
+        _begun(self.model.decode(tokens, cache, offsets))
+
+    def _hold(self, batch: int, width: int) -> None:
+        holding_rows(self.model, batch, width)
 
     def _change(self, name: int, verb: str, *arguments: Any) -> None:
         assert verb in LedCache.VERBS
@@ -160,6 +189,9 @@ class Follower:
 
     def _share(self, name: int, new: int, copies: int, capacity: int) -> None:
         self._caches[new] = self._caches[name].shared(copies, capacity)
+
+    def _twin(self, name: int, new: int) -> None:
+        self._caches[new] = self._caches[name].twin()
 
     def _drop(self, names: list[int]) -> None:
         for name in names:

@@ -51,13 +51,12 @@ def rank_of(environment: Mapping[str, str]) -> int:
     return int(environment[RANK]) if first_address(environment) else 0
 
 
-def join(environment: Mapping[str, str], inputs: Sequence[str | None], exact: bool) -> Team | None:
+def join(environment: Mapping[str, str], inputs: Sequence[str | None]) -> Team | None:
     """Joins the ranks that `mlx.launch` has started; None if this process is alone.
 
     Args:
         environment: the process's.
         inputs: names of what is read; - is standard input.
-        exact: whether decoding is to be exact.
 
     Raises:
         UserError: the ranks cannot work so, or cannot reach each other.
@@ -67,8 +66,6 @@ def join(environment: Mapping[str, str], inputs: Sequence[str | None], exact: bo
         return None
     if "-" in inputs:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
-    if exact:
-        raise UserError("--exact is for one machine; leave it out, or start without mlx.launch")
     return Team(address)
 
 

@@ -30,7 +30,8 @@ class Ranks:
     def __init__(self, group: Any = None) -> None:
         """Takes a group of `mx.distributed`, as its `init` returns it."""
         self._group = group
-        self.rank, self.size = (group.rank(), group.size()) if group else (0, 1)
+        self.rank: int = group.rank() if group else 0
+        self.size: int = group.size() if group else 1
         self.collectives = 0
 
     def sum(self, part: mx.array) -> mx.array:

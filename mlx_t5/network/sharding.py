@@ -92,7 +92,18 @@ class Sharding:
 
     def tensors(self) -> Iterator[tuple[str, mx.array]]:
         """`read` for all tensors of an MLX folder, whose names are ours."""
-        return ((name, self.read(name, name)) for name in self.stored.names)
+        return ((name, self.read(name, name)) for name in self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """All names, of several ranks in the order to read: the largest first.
+
+        A tensor is there twice for a moment, and then while little else is.
+        """
+        names = self.stored.names
+        return (
+            names if self.ranks.size == 1 else sorted(names, key=lambda n: -self.stored.nbytes(n))
+        )
 
     def cut(self, ours: str, array: mx.array) -> mx.array:
         """This rank's part of what `read` gave, if that was read whole."""

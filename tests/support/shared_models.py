@@ -83,6 +83,8 @@ def results(name: str, model: Any, draft: T5) -> dict[str, Any]:
     made["beams"], made["beam_scores"] = tokens(beams), [each.score for each in beams]
     scores = decoder.score(PROMPTS[:2], [[5, 6, 1], [8, 1]])
     made["scores"] = [each.token_logprobs for each in scores]
+    exact = SpeculativeDecoder(model, draft, num_draft=3, exact=True)
+    made["exact"] = tokens(exact.generate(PROMPTS, batch_size=3, **short))
     made["vectors"] = decoder.embed(PROMPTS).tolist()
     return made
 
