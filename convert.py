@@ -24,6 +24,7 @@ try:
     from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
     from mlx_t5.checkpoints.folder import (
         BLOCK_BYTES,
+        SHARD_BYTES,
         into_shards,
         is_model_file,
         new_model_folder,
@@ -42,14 +43,14 @@ try:
     from mlx_t5.checkpoints.small_files import place
     from mlx_t5.checkpoints.stored_tensor import READABLE
     from mlx_t5.network.config import T5Config
-    from mlx_t5.network.weights import cast, has_decoder, keep_float32, read_config
+    from mlx_t5.network.layers import keep_float32
+    from mlx_t5.network.sharing import ENTRY
+    from mlx_t5.network.weights import cast, has_decoder, read_config
     from model import select_tensors
 except (ImportError, UserError) as error:
     if __name__ != "__main__":
         raise
     Parser().error(str(error) if isinstance(error, UserError) else not_installed(error))
-
-SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,8 @@ def plan(
             read, or no layer that could be quantised.
     """
     if checkpoint.metadata.get("format") == "mlx":
+        if ENTRY in raw:
+            raise UserError("the source is a draft, ready to use: give it as --draft-model")
         raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
     names = select_tensors(config, checkpoint, encoder_only)

@@ -24,6 +24,7 @@ from typing import Any
 
 from mlx_t5 import batching
 from mlx_t5.backend import cpu_only, mx
+from mlx_t5.batch import Batch
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
@@ -32,21 +33,16 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.ranges import checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_TOKEN, verify
-from mlx_t5.sampling.commit import begin, commit, no_choice
-from mlx_t5.sampling.lanes import Lanes
-from mlx_t5.sampling.rows import sampling_of
+from mlx_t5.sampling.commit import commit, no_choice
 from mlx_t5.scoring import Scoring
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import (
     checked_prompts,
     checked_samples,
-    encoder_states,
-    prepared,
     random_keys,
     split,
 )
@@ -56,11 +52,10 @@ NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream witho
 DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
 
 
-class Engine:
+class Engine(Batch):
     """Rows in flight, never aligned. `insert` adds some at any time, `step` advances all of them.
 
     Attributes:
-        rows: those in flight.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
             tokens (B, T) as `acceptance.verify` returns them; all lazy, and not to be waited for.
     """
@@ -72,22 +67,18 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
     ) -> None:
-        """Starts an empty batch.
+        """Starts with no rows; see `Batch`.
 
         Args:
-            target: the model whose output is wanted, in exact decoding around it what pads.
+            target: the model whose output is wanted.
             drafter: where proposals come from; None for regular decoding.
             clock: seconds, for the statistics.
             adaptive: how many to propose, for rows whose num_draft is "auto".
         """
-        self.target, self.drafter, self.clock = target, drafter, clock
+        super().__init__(target, drafter, clock)
         draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
-        self.cache: Any = None  # a `Cache` while there are rows
-        self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
-        self.begun: mx.array | None = None  # logits of the next step, if its pass is on its way
         self.begins_early = not cpu_only()  # a GPU computes while the host describes
-        self._set_rows([])
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
@@ -174,71 +165,6 @@ class Engine:
                 no_choice(row, row.decided)
             if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
-
-    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Encodes the source of new rows and adds them to the batch.
-
-        Args:
-            rows: the new ones; those that have been encoded ahead are not encoded again.
-            ahead: rows that join later, to be encoded in the same passes.
-
-        Raises:
-            RuntimeError: the device has not enough memory; the batch is as it was.
-        """
-        started = self.clock()
-        sources = [row.ids for row in rows]
-        models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows, ahead)
-        new = [row for row in (*rows, *ahead) if row.states is None]
-        states = encoder_states(self.target, [row.ids for row in new])
-        by_row = {id(row): each for row, each in zip(new, states, strict=True)}
-        lanes = [row.settings.num_beams for row in rows]
-        cache = prepared(self.target, sources, [by_row.get(id(r), r.states) for r in rows], lanes)
-        mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
-        if self.drafter:
-            self.drafter.insert(sources)
-        try:
-            mx.eval(cache.state, states)
-        except RuntimeError:
-            if self.drafter:
-                self.drafter.keep(range(len(self.rows)))
-            raise
-        if self.cache is None:
-            self.cache = cache
-        else:
-            self.cache.append(cache)
-        seconds = self.clock() - started
-        for row in (*rows, *ahead):
-            row.stats.encode_seconds += seconds
-            row.states = by_row.get(id(row), row.states)
-        for row in rows:
-            begin(row, self.target.config)
-            row.stats.prompt_tokens = len(row.ids)
-            row.states = None
-        self._set_rows(self.rows + list(rows))
-        clear_large_cache()
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; the others leave the batch."""
-        if list(rows) == list(range(len(self.rows))):
-            return
-        left = [self.rows[row] for row in rows]
-        if self.drafter:
-            self.drafter.keep(rows)
-        if left:
-            self.cache.keep(rows)
-            # In a batch that never empties, one long prompt would make all rows as wide for good.
-            longest = max(len(row.lanes[0]) for row in left)
-            self.cache.trim(max(len(row.ids) for row in left), longest - 1)
-        else:
-            self.cache = None
-        self._set_rows(left)
-
-    def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch and collects their settings, keys and lanes."""
-        self.rows, eos = rows, self.target.config.eos_token_ids
-        self.sampling, self.lanes = sampling_of(rows, eos, self.by_position), Lanes(rows, eos)
-        self.begun = None
 
 
 class SpeculativeDecoder(Scoring, Embedding):
@@ -343,20 +269,22 @@ class SpeculativeDecoder(Scoring, Embedding):
         batch_size: int = DEFAULT_BATCH_SIZE,
         num_samples: int = 1,
         ready: Callable[[], bool] = lambda: True,
+        indexes: Iterable[int] | None = None,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done.
 
         Prompts are drawn as they are needed, so there may be any number of them. An exception in
         the place of one that could not be read becomes the error of its result. While texts are
-        being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
+        being decoded, a prompt is drawn only if `ready` says that it need not be waited for. Where
+        they are a part of a whole, `indexes` has their places in it, which decide about the draws.
         """
         require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        pairs = zip(prompts, random_keys(seed, samples), strict=False)
+        pairs = zip(prompts, random_keys(seed, samples, indexes), strict=False)
         rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
         finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)

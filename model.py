@@ -12,6 +12,8 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.network.sharding import Sharding, head_part, part_of, require_divisible
+from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
@@ -55,6 +58,8 @@ class T5(nn.Module):
         separate_head: whether the output head has weights of its own (`lm_head`) or is the
             embedding. See `weights.select`.
         encoder_only: leave the decoder out: `encode` works then, and nothing else.
+        shares_with: of a draft: the target whose embedding, encoder and head it uses, so that its
+            own parameters are those of the decoder (network/sharing.py).
         ranks: that compute the model together, each with a part of the weights (sharding.py).
 
     Attributes:
@@ -66,18 +71,22 @@ class T5(nn.Module):
         config: T5Config,
         separate_head: bool = False,
         encoder_only: bool = False,
+        shares_with: T5 | None = None,
         ranks: Ranks = ALONE,
     ):
         super().__init__()
-        self.config, self.pooling, self.ranks = config, Pooling(), ranks
-        self.own = part_of(config, ranks)
-        self.shared = Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(self.own, causal=False, ranks=ranks)
+        self.config, self.pooling, self.shares_with = config, Pooling(), None
+        self.ranks, self.own = ranks, part_of(config, ranks)
+        if shares_with is not None:
+            share(self, shares_with)
+        else:
+            self.shared = Embedding(config.vocab_size, config.d_model)
+            self.encoder = Stack(self.own, causal=False, ranks=ranks)
+            if separate_head:
+                own = ranks.share(config.vocab_size)
+                self.lm_head = Linear(config.d_model, own.stop - own.start)
         if not encoder_only:
             self.decoder = Stack(self.own, causal=True, ranks=ranks)
-        if separate_head:
-            own = ranks.share(config.vocab_size)
-            self.lm_head = Linear(config.d_model, own.stop - own.start)
 
     @property
     def can_decode(self) -> bool:
@@ -103,8 +112,8 @@ class T5(nn.Module):
 
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
-        decoding = self.decoder.layers if self.can_decode else ()
-        for layer in (*self.encoder.layers, *decoding):
+        own = (self[stack].layers for stack in ("encoder", "decoder") if stack in self)
+        for layer in chain.from_iterable(own):
             join(*(layer.self_attention[part] for part in "qkv"))
             if "cross_attention" in layer:
                 join(*(layer.cross_attention[part] for part in "kv"))
@@ -145,7 +154,7 @@ class T5(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The type that it computes in, also where its weights are quantised."""
-        return self.encoder.norm.weight.dtype
+        return (self.encoder if "encoder" in self else self.decoder).norm.weight.dtype
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes.
@@ -155,7 +164,12 @@ class T5(nn.Module):
         return cache_bytes(self.own, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Bytes that it takes, at most, to encode rows of so many source positions."""
+        """Bytes that it takes, at most, to encode rows of so many source positions.
+
+        None for a draft that shares its target's encoder, as the target does that for both.
+        """
+        if self.shares_with is not None:
+            return 0
         return encoder_bytes(self.own, self.dtype.size, rows, source)
 
     def decode(
@@ -202,8 +216,9 @@ class T5(nn.Module):
     def _logits(self, x: mx.array) -> mx.array:
         if self.config.scales_logits:
             x = x * self.config.d_model**-0.5
-        if "lm_head" in self:
-            own = self.lm_head(x)
+        head = getattr(self, "lm_head", None)
+        if head is not None:
+            own = head(x)
         elif self.ranks.size > 1:
             own = head_part(self.shared, x, self.ranks)
         else:
@@ -239,6 +254,7 @@ def load(
     folder: str | Path,
     dtype: str | mx.Dtype | None = None,
     adapter: str | Path | None = None,
+    shared_with: T5 | None = None,
     group: Any = None,
 ) -> tuple[T5, Any]:
     """Load a model and its tokenizer from an MLX folder or a Hugging Face folder.
@@ -246,8 +262,10 @@ def load(
     Args:
         folder: holds config.json, the weights and, if the tokenizer is wanted, its files.
         dtype: what to compute in: "bfloat16", "float16" or "float32". None takes the folder's,
-            and float32 on machines without a GPU, where the others are slow.
+            and float32 on machines without a GPU, where the others are slow; for a draft that uses
+            its target's encoder, the target's.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
+        shared_with: the target, for a draft that uses its encoder; other models do without.
         group: ranks of `mx.distributed` that share the model; each loads its part of the weights,
             and all have to make the same calls. None is this process alone.
 
@@ -255,18 +273,26 @@ def load(
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
 
     Raises:
-        UserError: the folder holds no T5 model, or one that is incomplete or damaged, or the
-            adapter cannot be merged, or the model not be cut into as many parts.
+        UserError: the folder holds no T5 model, or one that is incomplete or damaged, the adapter
+            cannot be merged, a draft is not given the target that it is for, or the model cannot be
+            cut into as many parts.
     """
     folder = Path(folder)
     raw = read_config(folder)
     config, ranks = T5Config.from_dict(raw), Ranks(group)
+    target = target_of(folder, raw, shared_with)
+    if target is not None:
+        config = replace(target.config, num_decoder_layers=config.num_decoder_layers)
+        dtype = target.dtype if dtype is None else dtype
+        if adapter is not None:
+            raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
     with open_checkpoint(folder) as checkpoint:
         part = Sharding(ranks, checkpoint, merged=adapter is not None)
         require_divisible(config, ranks, part.groups())
         with room_for_weights(loaded_bytes(checkpoint, dtype) // ranks.size):
-            if checkpoint.metadata.get("format") == "mlx":
-                model = _load_mlx(folder, config, raw.get("quantization"), part, dtype, adapter)
+            if target is not None or checkpoint.metadata.get("format") == "mlx":
+                entry = raw.get("quantization")
+                model = _load_mlx(folder, config, entry, part, dtype, adapter, target)
             else:
                 model = _load_hugging_face(config, part, dtype, adapter)
         model.join()
@@ -279,7 +305,7 @@ def _load_hugging_face(
 ) -> T5:
     stored = part.stored
     ours = select_tensors(config, stored)
-    model = T5(config, HEAD in ours, not has_decoder(ours.values()), part.ranks)
+    model = T5(config, HEAD in ours, not has_decoder(ours.values()), ranks=part.ranks)
     names = [name for name in part.names if name in ours]
     with open_adapter(adapter, {name: stored.shape(name) for name in names}) as lora:
         whole = ((name, lora.merge(name, part.read(name, ours[name]))) for name in names)
@@ -295,10 +321,12 @@ def _load_mlx(
     part: Sharding,
     dtype: Any,
     adapter: str | Path | None,
+    target: T5 | None,
 ) -> T5:
     stored, ranks = part.stored, part.ranks
+    alone = target is None and not has_decoder(stored.names)
     for each in (ALONE, ranks):  # what is stored is compared with the whole model
-        model = T5(config, HEAD in stored.names, not has_decoder(stored.names), each)
+        model = T5(config, HEAD in stored.names, alone, target, each)
         if quantization:
             quantize(model, quantization, set(stored.names))
         if each is ALONE:

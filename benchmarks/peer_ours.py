@@ -16,6 +16,7 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
+from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
@@ -45,9 +46,12 @@ class Ours(Program):
         Raises:
             UserError: the weights are quantised.
         """
-        places = (Path(scratch, name) for name in ("target", "draft"))
-        named = zip(self.names, places, strict=True)
-        return [str(hugging_face_folder(locate(name, convert), place)) for name, place in named]
+        target, draft = (locate(name, convert) for name in self.names)
+        if self.subject.draft.shares_with is not None:  # they cannot read a decoder alone
+            whole = Path(scratch, "standalone")
+            draft = save_draft(self.subject.draft, target, whole, standalone=True)
+        places = {"target": target, "draft": draft}
+        return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in places.items()]
 
     def decode(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int

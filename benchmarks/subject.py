@@ -80,7 +80,7 @@ class Subject:
             UserError: a folder is missing or unusable, or the tokenizers differ.
         """
         target, tokenizer = load(locate(model, convert), dtype)
-        draft, theirs = load(locate(draft_model, convert), dtype)
+        draft, theirs = load(locate(draft_model, convert), dtype, shared_with=target)
         if tokenizer is None:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
         if theirs is not None:

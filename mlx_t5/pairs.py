@@ -9,7 +9,7 @@ Symbol: V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,10 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.passes import by_length
 from mlx_t5.text.prompts import token_ids
 
-RERANK_PROMPT = "Query: {query} Document: {document} Relevant:"  # of monoT5
+# Of monoT5, which was trained on prompts of so many tokens at most. Of a longer one the document is
+# cut, so that the question stays: https://github.com/terrierteam/pyterrier_t5.
+RERANK_PROMPT, RERANK_CUE = "Query: {query} Document: {document}", " Relevant:"
+RERANK_TOKENS = 512
 TRUE, FALSE = "true", "false"
 
 
@@ -90,32 +93,65 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
 
 
 def relevance_pairs(
-    query: str, documents: Iterable[str], tokenizer: Any, vocab_size: int, words: Sequence[str]
+    query: str,
+    documents: Iterable[str],
+    tokenizer: Any,
+    vocab_size: int,
+    words: Sequence[str] = (TRUE, FALSE),
+    max_prompt_tokens: int = RERANK_TOKENS,
 ) -> list[Pair]:
     """What is scored to rank documents: of each, whether it is relevant, and whether it is not.
 
     Args:
         query: what is looked for.
-        documents: texts, which are not cut.
+        documents: texts.
         tokenizer: of a monoT5.
         vocab_size: V.
         words: what the model says if a document is relevant, and if it is not; single tokens.
+        max_prompt_tokens: documents are cut so that a prompt has no more.
 
     Raises:
-        UserError: the query or a document is empty or no text, or a word is no token.
+        UserError: the query or a document is empty or no text, the query leaves no room for a
+            document, or a word is no token.
     """
     if tokenizer is None:
         raise UserError("ranking needs a tokenizer; this model folder has none")
     answers = [_word(word, tokenizer) for word in words]
-    pairs = []
+
+    def read(text: str) -> tuple[int, ...]:
+        return tuple(token_ids(text, tokenizer, vocab_size))
+
+    pairs: list[Pair] = []
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"the {name} is empty or no text; give a text")
         if name != "query":
-            prompt = RERANK_PROMPT.format(query=query, document=text)
-            source = tuple(token_ids(prompt, tokenizer, vocab_size))
+            source = _relevance_prompt(query, text, read, max_prompt_tokens)
             pairs += [Pair(source, (answer,)) for answer in answers]
     return pairs
+
+
+def _relevance_prompt(
+    query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
+) -> tuple[int, ...]:
+    """What is read of a query and a document, cut if need be."""
+    whole = RERANK_PROMPT.format(query=query, document=document)
+    ids = read(whole + RERANK_CUE)
+    if len(ids) <= max_tokens:
+        return ids
+    cue = read(RERANK_CUE.strip())
+    room = max_tokens - len(cue)
+    if len(read(RERANK_PROMPT.format(query=query, document="").strip())) > room:
+        raise UserError(f"the query leaves no room for a document in {max_tokens} tokens")
+    return read(whole)[:room] + cue
+
+
+def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:
+    """Whether a tokenizer has words that documents can be ranked by."""
+    try:
+        return all(_word(word, tokenizer) >= 0 for word in words)
+    except UserError:
+        return False
 
 
 def _word(word: str, tokenizer: Any) -> int:

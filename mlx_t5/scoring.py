@@ -19,7 +19,17 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.cache import Cache, source_width
 from mlx_t5.network.interface import Seq2Seq, require_decoder
-from mlx_t5.pairs import FALSE, TRUE, Pair, Ranked, Score, passes, ranking, relevance_pairs
+from mlx_t5.pairs import (
+    FALSE,
+    RERANK_TOKENS,
+    TRUE,
+    Pair,
+    Ranked,
+    Score,
+    passes,
+    ranking,
+    relevance_pairs,
+)
 from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
 from mlx_t5.ranges import checked
 from mlx_t5.text.prompts import padded, split, token_ids
@@ -182,6 +192,7 @@ class Scoring:
         top_n: int | None = None,
         batch_size: int = DEFAULT_BATCH_SIZE,
         words: tuple[str, str] = (TRUE, FALSE),
+        max_prompt_tokens: int = RERANK_TOKENS,
     ) -> list[Ranked]:
         """Ranks documents by relevance to a query, with a monoT5.
 
@@ -191,12 +202,18 @@ class Scoring:
             top_n: return only so many, the most relevant.
             batch_size: documents of a pass, times two.
             words: what the model says if a document is relevant, and if it is not.
+            max_prompt_tokens: documents are cut so that a prompt has no more.
 
         Raises:
             UserError: a text is empty, or the model is none that says these words.
         """
         pairs = relevance_pairs(
-            query, documents, self.codec.tokenizer, self.model.config.vocab_size, words
+            query,
+            documents,
+            self.codec.tokenizer,
+            self.model.config.vocab_size,
+            words,
+            checked("max_tokens", max_prompt_tokens),
         )
         size = checked("batch_size", batch_size)
         parts = Scorer(self.model, 2 * size).parts

@@ -1,8 +1,11 @@
-"""Before any test module: where to import from, and exact float32 products on every device."""
+"""Before any test module: exact float32 products on every device, and Ctrl-C that arrives."""
 
 import os
+import signal
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX is imported
+# A shell starts what it runs in the background without it, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 

@@ -165,7 +165,7 @@ def test_who_runs_out_of_memory_leaves_the_batch_as_it_was(monkeypatch, whose):
     with monkeypatch.context() as patch:
         if whose == "target":
             patch.setattr(
-                "decoder.mx.eval", lambda *arrays: failing() if draft.sources[1:] else None
+                "mlx_t5.batch.mx.eval", lambda *arrays: failing() if draft.sources[1:] else None
             )
         else:
             patch.setattr(draft.model, "encode", failing)

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import transformers
 
+import ranking_models
 from command_line import byte_model
 from decoder import SpeculativeDecoder
 from families import torch
@@ -163,23 +165,44 @@ def test_windows_do_not_wait_for_what_is_not_ready():
     assert list(cut) == [[2], [3, 4]]
 
 
-def test_ranking_is_the_recipe_of_monot5(byte_decoder, monkeypatch):
-    """Log softmax over the logits of the two words alone, at the first position."""
-    words = {"true": 110, "false": 120}
-    monkeypatch.setattr(pairs, "_word", lambda word, tokenizer: words[word])
-    documents = ["a cat", "dogs and cats", "the", "a much longer text about other things"]
-    model, tokenizer = byte_decoder.model, byte_decoder.tokenizer
-    theirs = []
-    for document in documents:
-        prompt = f"Query: cats Document: {document} Relevant:"
-        ids = mx.array([tokenizer(prompt).input_ids])
-        first = np.array(model(ids, mx.array([[0]])))[0, 0, [120, 110]].astype(np.float64)
-        theirs.append(first[1] - np.logaddexp(*first))
-    ranked = byte_decoder.rerank("cats", documents, batch_size=2)
-    assert [r.index for r in ranked] == sorted(range(4), key=lambda i: -theirs[i])
-    assert [r.score for r in ranked] == pytest.approx(sorted(theirs, reverse=True), abs=1e-4)
-    (best,) = byte_decoder.rerank("cats", documents, top_n=1)
-    assert best.index == ranked[0].index
+def test_ranking_is_the_recipe_of_monot5(tmp_path):
+    """With transformers' T5: log softmax over the two words' logits at the first position."""
+    folder = ranking_models.save(tmp_path / "ranker")
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    model, tokenizer = load(folder, "float32")
+    decoder = SpeculativeDecoder(model, None, tokenizer)
+    true, false = tokenizer.convert_tokens_to_ids(["▁true", "▁false"])
+    most = 40  # tokens, for monoT5's 512
+    documents = [
+        "a cat",
+        "dogs and cats",
+        "the",
+        "a much longer text about other things " * 3,
+        "x.",
+    ]
+
+    def recipe(document):
+        ids = tokenizer(f"Query: cats Document: {document} Relevant:").input_ids
+        if len(ids) > most:
+            cue = tokenizer("Relevant:").input_ids
+            ids = tokenizer(f"Query: cats Document: {document}").input_ids[:-1]
+            ids = ids[: most - len(cue)] + cue
+        with torch.no_grad():
+            start = torch.tensor([[model.config.decoder_start_token_id]])
+            logits = theirs(torch.tensor([ids]), decoder_input_ids=start).logits[0, 0]
+        return len(ids), torch.log_softmax(logits[[true, false]].double(), 0)[0].item()
+
+    lengths, scores = zip(*map(recipe, documents), strict=True)
+    assert max(lengths) == most > min(lengths), "one is cut"
+    ranked = decoder.rerank("cats", documents, batch_size=2, max_prompt_tokens=most)
+    assert [r.index for r in ranked] == sorted(range(5), key=lambda i: -scores[i])
+    assert [r.score for r in ranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-4)
+    (best,) = decoder.rerank("cats", documents, top_n=1, max_prompt_tokens=most)
+    assert best == ranked[0]
+    uncut = {r.index: r.score for r in decoder.rerank("cats", documents)}
+    assert abs(uncut[3] - scores[3]) > 1e-3, "512 tokens are room enough for it"
+    with pytest.raises(UserError, match="the query leaves no room for a document in 40 tokens"):
+        decoder.rerank("cats " * 9, ["dogs"], max_prompt_tokens=most)
 
 
 def test_ranking_does_not_overflow():

@@ -57,7 +57,7 @@ def run(decoder: SpeculativeDecoder, examples: list[corpus.Example], batch_size:
 def evaluate(args: argparse.Namespace) -> dict:
     """All figures: {task: {"pair": ..., "draft_alone": ...}}."""
     target, tokenizer = load(args.target)
-    draft, draft_tokenizer = load(args.draft)
+    draft, draft_tokenizer = load(args.draft, shared_with=target)
     pair = SpeculativeDecoder(
         target, draft, tokenizer, num_draft=args.num_draft, draft_tokenizer=draft_tokenizer
     )

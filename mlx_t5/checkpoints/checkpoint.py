@@ -12,7 +12,6 @@ import json
 from collections.abc import Hashable, Iterator
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.limits import MAX_TENSORS
@@ -110,12 +109,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -18,12 +18,17 @@ from typing import Protocol, TypeVar
 from tqdm import tqdm
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.hub import SMALL_FILES
 from mlx_t5.checkpoints.output_folder import new_folder, require_space
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
-from mlx_t5.checkpoints.small_files import MODULE_FOLDER, require_own, require_small
+from mlx_t5.checkpoints.small_files import (
+    MODULE_FOLDER,
+    SMALL_FILES,
+    require_own,
+    require_small,
+)
 
 BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
+SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 _WEIGHTS = re.compile(
     r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|\.DS_Store"
 )

@@ -14,23 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
-from mlx_t5.checkpoints.small_files import (
-    MODULE_FOLDER,
-    MODULES,
-    SENTENCE_SETTINGS,
-    SNAPSHOTS,
-    TOKENIZER_FILES,
-    place,
-)
+from mlx_t5.checkpoints.small_files import MODULE_FOLDER, MODULES, SMALL_FILES, SNAPSHOTS, place
 from mlx_t5.errors import UserError
-
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    *TOKENIZER_FILES,
-    MODULES,
-    *SENTENCE_SETTINGS,
-)
 
 # Ids from before owners were part of them; the Hub redirects to the repositories of today.
 _RENAMED = MappingProxyType(

@@ -27,6 +27,14 @@ TOKENIZER_FILES = (
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")
+# All that are fetched and copied with the weights.
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER_FILES,
+    MODULES,
+    *SENTENCE_SETTINGS,
+)
 # Not copied or fetched, as T5 has no chats; but transformers reads them where they are.
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most

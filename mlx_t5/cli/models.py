@@ -159,11 +159,12 @@ def load_pair(
         if large := warning(folders, dtype, team.size if team else 1):
             print(f"warning: {large}", file=sys.stderr, flush=True)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
-    target, tokenizer = load(
-        chosen.target, dtype, **merged, **({"group": team.group} if team else {})
-    )
+    shared = {"group": team.group} if team else {}
+    target, tokenizer = load(chosen.target, dtype, **merged, **shared)
+    draft, draft_tokenizer = None, None
+    if chosen.draft:
+        draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)
     target = team.lead(target) if team else target
-    draft, draft_tokenizer = load(chosen.draft, dtype) if chosen.draft else (None, None)
     drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)

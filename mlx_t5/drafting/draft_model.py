@@ -90,11 +90,14 @@ class Drafter(Protocol):
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
-    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+    def insert(
+        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
+    ) -> None:
         """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
             sources: source tokens of each row.
+            states: what the target's encoder made of each (S, d_model), for a draft that uses it.
 
         Raises:
             RuntimeError: the device has not enough memory; nothing has changed.
@@ -132,6 +135,8 @@ class DraftModel:
     Its cache holds a prefix of each row's committed tokens. After a step that
     is arithmetic: of the positions fed, those up to the last accepted proposal
     are still true, and the next block simply overwrites the others.
+
+    A draft that shares its target's encoder (network/sharing.py) does not encode a prompt again.
     """
 
     kinds = usual = ("draft",)
@@ -145,9 +150,16 @@ class DraftModel:
                 the widths of their embeddings may differ.
 
         Raises:
-            UserError: the draft is an encoder alone, or the special tokens differ.
+            UserError: the draft is an encoder alone, the special tokens differ, or it uses the
+                encoder of another target.
         """
         require_decoder(model, "the draft")
+        partner = getattr(model, "shares_with", None)
+        self.shares_encoder = partner is not None
+        if partner is not None and partner.encoder is not getattr(target, "encoder", None):
+            raise UserError(
+                "the draft uses the encoder of another target; load it with shared_with=target"
+            )
         ends = {"eos_token_id": target.config.eos_token_ids}
         starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
         for name, allowed in (ends | starts).items():
@@ -167,11 +179,17 @@ class DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target)
 
-    def insert(self, sources: Sequence[Sequence[int]]) -> None:
-        """Encodes the source with the draft's own encoder; see `Drafter.insert`."""
+    def insert(
+        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
+    ) -> None:
+        """Computes cross-attention to each source, from `states` if the target's encoder is shared.
+
+        Else the draft encodes it with its own; see `Drafter.insert`.
+        """
         config = self.model.config
         unknown, pad = config.vocab_size, config.pad_token_id
-        cache = encoded(self.model, [[t if t < unknown else pad for t in s] for s in sources])
+        known = [[t if t < unknown else pad for t in s] for s in sources]
+        cache = encoded(self.model, known, states if self.shares_encoder else None)
         if self.cache is None:
             self.cache = cache
         else:

@@ -122,7 +122,9 @@ class SourceCopy:
         """Returns a drafter for another batch, without rows."""
         return SourceCopy(self.tokenizer)
 
-    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+    def insert(
+        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
+    ) -> None:
         """Starts an alignment for each source; see `Drafter.insert`."""
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in sources]
 
@@ -181,9 +183,11 @@ class CopyOrDraft:
         """Returns a drafter for another batch, without rows."""
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
 
-    def insert(self, sources: Sequence[Sequence[int]]) -> None:
+    def insert(
+        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
+    ) -> None:
         """Adds the rows to both; see `Drafter.insert`."""
-        self.draft.insert(sources)  # first, as it may run out of memory
+        self.draft.insert(sources, states)  # first, as it may run out of memory
         self.copy.insert(sources)
 
     def propose(

@@ -1,1 +1,1 @@
-"""Several machines, or several processes of one, that compute one model together."""
+"""Several machines, or several processes of one: one model over them, or one file."""

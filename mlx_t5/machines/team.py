@@ -7,7 +7,9 @@ collective cannot be told to stop.
 
 from __future__ import annotations
 
-import json
+import argparse
+import contextlib
+import io
 import os
 import queue
 import secrets
@@ -16,57 +18,47 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory
-from mlx_t5.machines import link
+from mlx_t5.machines import launched, link
 
 if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
 
-RANK, HOSTS = "MLX_RANK", "MLX_HOSTFILE"
-ADDRESSES = ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP")  # where rank 0 is, with other backends
 BAD_INPUT = 2  # exit status
 MEANWHILE = 0.5  # seconds in which rank 0 finds the same error, if it is not this rank's alone
 
 
-def first_address(environment: Mapping[str, str]) -> str | None:
-    """Rank 0's address as `mlx.launch` gives it, or None if this is no rank of several."""
-    if not environment.get(RANK):
-        return None
-    for name in ADDRESSES:
-        if environment.get(name):
-            return environment[name].partition(":")[0]
-    try:
-        hosts = json.loads(Path(environment.get(HOSTS, "")).read_text("utf-8"))
-        return str(hosts[0][0]).rpartition(":")[0] if len(hosts) > 1 else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # a launch of one rank has an empty file
-
-
-def rank_of(environment: Mapping[str, str]) -> int:
-    """This process's rank; 0 where it is alone."""
-    return int(environment[RANK]) if first_address(environment) else 0
-
-
-def join(environment: Mapping[str, str], inputs: Sequence[str | None]) -> Team | None:
-    """Joins the ranks that `mlx.launch` has started; None if this process is alone.
+def parsed(parser: argparse.ArgumentParser, argv: list[str] | None, into: Any = None) -> Any:
+    """Parses a command line, without a word where this is another rank than 0.
 
     Args:
-        environment: the process's.
-        inputs: names of what is read; - is standard input.
+        parser: of the command line.
+        argv: the arguments; None takes the process's own.
+        into: the namespace to fill, if there is one.
+    """
+    if launched.alone(os.environ) or launched.rank_of(os.environ).leads:
+        return parser.parse_args(argv, into)
+    nowhere = io.StringIO()
+    with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+        return parser.parse_args(argv, into)
+
+
+def join(environment: Mapping[str, str]) -> Team | None:
+    """Joins the ranks that `mlx.launch` has started; None if this process is alone.
+
+    From here on this process writes nothing, if it is another rank than 0.
 
     Raises:
-        UserError: the ranks cannot work so, or cannot reach each other.
+        UserError: the ranks cannot reach each other.
     """
-    address = first_address(environment)
-    if address is None:
+    if launched.alone(environment):
         return None
-    if "-" in inputs:
-        raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
-    return Team(address)
+    rank = launched.rank_of(environment)
+    quieten(rank.number)
+    return Team(rank.addresses[0][0])
 
 
 def quieten(rank: int) -> None:

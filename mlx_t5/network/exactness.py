@@ -114,7 +114,7 @@ def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.arra
         every sum cancel. What those leave is rounding alone, so that another order of summation
         shows in results of 16 bits as well.
     """
-    head = model.lm_head if "lm_head" in model else model.shared
+    head = getattr(model, "lm_head", model.shared)
     linear = (nn.Linear, nn.QuantizedLinear)
     layers = [(n, m) for n, m in model.decoder.named_modules() if isinstance(m, linear)]
     dtype = model.decoder.norm.weight.dtype  # of activations

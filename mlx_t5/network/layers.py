@@ -33,6 +33,14 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
+def keep_float32(name: str, dtype: mx.Dtype) -> bool:
+    """Whether a parameter stays in float32 in a model that is otherwise `dtype`.
+
+    The output of the feed-forward leaves the range of float16 in all larger models.
+    """
+    return dtype == mx.float16 and ".wo." in name
+
+
 class RMSNorm(nn.Module):
     """Norm without mean and bias. Its result has the weight's dtype, whatever the residual's."""
 

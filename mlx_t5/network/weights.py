@@ -16,6 +16,7 @@ from mlx_t5.checkpoints.checkpoint import EMBEDDINGS, SAFETENSORS, Checkpoint, r
 from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, shown
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.layers import keep_float32
 
 EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
@@ -114,14 +115,6 @@ def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
             break
     if problems:
         raise UserError(f"the tensors do not fit config.json: {'; '.join(problems)}")
-
-
-def keep_float32(name: str, dtype: mx.Dtype) -> bool:
-    """Whether a parameter stays in float32 in a model that is otherwise `dtype`.
-
-    The output of the feed-forward leaves the range of float16 in all larger models.
-    """
-    return dtype == mx.float16 and ".wo." in name
 
 
 def cast(name: str, rows: mx.array, dtype: mx.Dtype) -> mx.array:

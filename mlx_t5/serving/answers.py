@@ -1,9 +1,4 @@
-"""Answers in the shapes of OpenAI's API, whole or chunk by chunk.
-
-Fields that are OpenAI's are what the official client expects. Two say more: in `usage`, the
-prediction tokens that were accepted and rejected are the draft's; `speculation`, on request, says
-who wrote each token.
-"""
+"""Answers to requests, whole or chunk by chunk, made of what the thread that decodes has told."""
 
 from __future__ import annotations
 
@@ -13,159 +8,34 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from pydantic import BaseModel
 
 from mlx_t5.requests import Stats
 from mlx_t5.serving.jobs import Progress
 from mlx_t5.serving.logprobs import TokenLogprob
+from mlx_t5.serving.shapes import (
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    ChatToken,
+    ChatTokenLogprob,
+    Choice,
+    Completion,
+    Counts,
+    Logprobs,
+    Reason,
+    SpeculationDetails,
+    TokenDetails,
+    Usage,
+    Writer,
+    WrittenToken,
+)
 from mlx_t5.serving.spelling import Spelling
 
-Writer = Literal["draft", "copy", "target"]
-Reason = Literal["stop", "length"]
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
-
-
-class TokenDetails(BaseModel):
-    """What became of the draft's tokens."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
-class Usage(BaseModel):
-    """Token counts of a request; each prompt counts once, end tokens of texts do not."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    completion_tokens_details: TokenDetails
-
-
-class Counts(BaseModel):
-    """Counts and times of one text so far; see `results.Stats`."""
-
-    prompt_tokens: int
-    generated_tokens: int
-    target_calls: int
-    drafted: int
-    accepted: int
-    acceptance_rate: float
-    tokens_per_call: float
-    encode_seconds: float
-    decode_seconds: float
-    tokens_per_second: float
-
-    @classmethod
-    def from_stats(cls, stats: Stats) -> Counts:
-        """Takes them from the engine's statistics."""
-        return cls(**{name: getattr(stats, name) for name in cls.model_fields})
-
-
-class WrittenToken(BaseModel):
-    """A token's text, and who wrote it."""
-
-    text: str
-    writer: Writer
-
-
-class SpeculationDetails(BaseModel):
-    """Who wrote the tokens of a choice; their texts joined are the choice's text."""
-
-    tokens: list[WrittenToken]
-    stats: Counts
-
-
-class Logprobs(BaseModel):
-    """Log-probabilities of a completion, entry by entry a token."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class Choice(BaseModel):
-    """One text of a completion."""
-
-    index: int
-    text: str
-    logprobs: Logprobs | None
-    finish_reason: Reason | None
-    speculation: SpeculationDetails | None = None
-    score: float | None = None
-
-
-class Completion(BaseModel):
-    """The answer of /v1/completions."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage | None = None
-
-
-class ChatToken(BaseModel):
-    """A likely token."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatTokenLogprob(ChatToken):
-    """A token of the answer."""
-
-    top_logprobs: list[ChatToken]
-
-
-class ChatLogprobs(BaseModel):
-    """Log-probabilities of a chat's answer."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None
-
-
-class ChatMessage(BaseModel):
-    """The answer, or in a chunk what is added to it."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    """One answer; chunks have `delta` in place of `message`."""
-
-    index: int
-    message: ChatMessage | None = None
-    delta: ChatMessage | None = None
-    logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
-    speculation: SpeculationDetails | None = None
-    score: float | None = None
-
-
-class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion", "chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | None = None
-
-
-class Prediction(BaseModel):
-    """The answer of /predict."""
-
-    text: str
-    finish_reason: Reason
-    stats: Counts
 
 
 def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:

@@ -17,7 +17,7 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
-from mlx_t5.serving import answers, api
+from mlx_t5.serving import answers, api, shapes
 from mlx_t5.serving.description import add_description
 from mlx_t5.serving.errors import ApiError, ErrorBody, error_of_status, error_of_validation, place
 from mlx_t5.serving.guard import Guard, has_key
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 LAST_STEPS = 10  # seconds
-STATIC = ("theme.css", "page.css", "page.js", "api.js", "icon.svg")
+STATIC = (".css", ".js", ".svg")
 # The page loads nothing from elsewhere and runs no script but its own.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -135,7 +135,7 @@ def _add_generation(app: FastAPI) -> None:
     @app.post(
         "/v1/completions",
         response_model=None,
-        responses={**ERRORS, 200: {"model": answers.Completion, "content": EVENTS}},
+        responses={**ERRORS, 200: {"model": shapes.Completion, "content": EVENTS}},
         tags=["OpenAI"],
     )
     async def completions(body: api.CompletionRequest, request: Request) -> Response:
@@ -145,7 +145,7 @@ def _add_generation(app: FastAPI) -> None:
     @app.post(
         "/v1/chat/completions",
         response_model=None,
-        responses={**ERRORS, 200: {"model": answers.ChatCompletion, "content": EVENTS}},
+        responses={**ERRORS, 200: {"model": shapes.ChatCompletion, "content": EVENTS}},
         tags=["OpenAI"],
     )
     async def chat(body: api.ChatRequest, request: Request) -> Response:
@@ -153,17 +153,17 @@ def _add_generation(app: FastAPI) -> None:
         return await _openai(service, body, request, answers.ChatForm)
 
     @app.post("/predict", responses=ERRORS, tags=["simple"])
-    async def predict(body: api.PredictRequest, request: Request) -> answers.Prediction:
+    async def predict(body: api.PredictRequest, request: Request) -> shapes.Prediction:
         """A prompt in, its text out."""
         exchange = await service.submit(body, [body.prompt], request.receive)
         (last,) = await exchange.finished()
         text, reason = answers.text_of(last, chunk=False)
         assert reason is not None, "its last event has the result"
         service.log_texts([text])
-        return answers.Prediction(
+        return shapes.Prediction(
             text=text,
             finish_reason=reason,
-            stats=answers.Counts.from_stats(last.stats),
+            stats=shapes.Counts.from_stats(last.stats),
         )
 
 
@@ -290,5 +290,6 @@ def _add_page(app: FastAPI) -> None:
             return Response(content, media_type=f"{kind}; charset=utf-8", headers=headers)
 
     add("/", PAGE / "index.html")
-    for name in STATIC:
-        add(f"/page/{name}", PAGE / name)
+    for file in sorted(PAGE.iterdir()):
+        if file.suffix in STATIC:
+            add(f"/page/{file.name}", file)

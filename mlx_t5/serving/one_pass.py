@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from mlx_t5.pairs import FALSE, TRUE, Pair, ranking, relevance_pairs
+from mlx_t5.pairs import Pair, ranking, relevance_pairs
 from mlx_t5.serving.answers import json_number
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
@@ -29,6 +29,9 @@ MAX_INPUTS = 2048  # of a request, as in OpenAI's API
 MAX_TARGETS = MAX_DOCUMENTS = 1024
 Many = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Model = Annotated[str | None, Field(description="absent: the model that is served")]
+Task = Annotated[
+    Text | None, Field(description="a task of the model: its prefix is put before the prompt")
+]
 User = Annotated[str | None, Field(description="accepted and not used")]
 
 
@@ -43,6 +46,7 @@ class EmbeddingRequest(Body):
         None, description="base64: of float32 numbers, little-endian"
     )
     normalize: bool | None = Field(None, description="true: vectors of length 1")
+    task: Task = None
     dimensions: None = Field(None, description="not supported: absent")
     user: User = None
 
@@ -60,6 +64,7 @@ class ScoreRequest(Body):
     targets: Annotated[
         list[Text | TokenIds], Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
     ] = Field(description="a text ends with the end token; token ids are scored as they are")
+    task: Task = None
     model: Model = None
 
 
@@ -156,7 +161,10 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
         """Turns each input into a vector: the mean of the encoder's states over its tokens."""
         service.require_model(body.model)
         pooling = service.pooling
-        ids = [await service.token_ids(each, "input", pooling=pooling) for each in body.inputs]
+        prefix = service.task(body.task, body.inputs).prefix
+        ids = [
+            await service.reader.token_ids(each, "input", prefix, pooling) for each in body.inputs
+        ]
         rows = await service.embed(ids, bool(body.normalize), request.receive)
         return await _embedding_list(service.model, rows, body.encoding_format, _usage(ids))
 
@@ -169,8 +177,9 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Says how likely the model is to answer a prompt with each target, token by token."""
         service.require_model(body.model)
-        source = tuple(await service.token_ids(body.prompt))
-        targets = [await service.token_ids(each, "targets") for each in body.targets]
+        prefix = service.task(body.task, [body.prompt]).prefix
+        source = tuple(await service.reader.token_ids(body.prompt, prefix=prefix))
+        targets = [await service.reader.token_ids(each, "targets") for each in body.targets]
         pairs = [Pair(source, tuple(target)) for target in targets]
         scores = await service.score("score", pairs, request.receive)
         data = [
@@ -215,19 +224,18 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
     Raises:
         ApiError: a text is empty or too long, or the model is none that ranks.
     """
+    reader = service.reader
     for param, texts in (("query", [query]), ("documents", documents)):
         for text in texts:
-            service.require_short(text, param)
+            reader.require_short(text, param)
     if not query.strip():
         raise ApiError(400, "the query is empty; write what is looked for", "query")
-    pairs = await service.with_tokenizer(
-        lambda tokenizer: relevance_pairs(
-            query, documents, tokenizer, service.vocab_size, (TRUE, FALSE)
-        ),
+    pairs = await reader.with_tokenizer(
+        lambda tokenizer: relevance_pairs(query, documents, tokenizer, reader.vocab_size),
         "documents",
     )
     for pair in pairs:
-        service.require_few(pair.source, "documents")
+        reader.require_few(pair.source, "documents")
     return pairs
 
 

@@ -1,22 +1,18 @@
 """From a request to the thread that decodes it, and its events back to whoever waits for them.
 
-Everything here runs in the event loop, except that tokens are made in a thread of their own, with a
-copy of the tokenizer: a long prompt must delay neither other clients nor the batch.
+Everything here runs in the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,46 +20,23 @@ from mlx_t5.batching import MAX_JOINING_TOKENS
 from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
+from mlx_t5.pairs import Pair, Score, ranks_by
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
 from mlx_t5.serving.presets import Presets, several
+from mlx_t5.serving.reading import Reader, RequestLimits
 from mlx_t5.serving.spelling import Speller
-from mlx_t5.text.prompts import token_ids
 
 if TYPE_CHECKING:
-    from mlx_t5.pairs import Pair, Score
     from mlx_t5.passes import Part
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
-NAMES = {
-    "prompt": "prompt",
-    "input": "text",
-    "targets": "target",
-    "query": "query",
-    "documents": "document",
-}
 NO_TASK = Preset("no task")
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What a request may ask for.
-
-    Attributes:
-        prompt_tokens: of one prompt.
-        max_tokens: of one text.
-        rows: texts of one request.
-    """
-
-    prompt_tokens: int
-    max_tokens: int
-    rows: int
 
 
 class Service:
@@ -109,14 +82,18 @@ class Service:
             raise
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        self.vocab_size = decoder.model.config.vocab_size
+        self.reader = Reader(decoder.tokenizer, decoder.model.config.vocab_size, limits)
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
-        self._tokenizer = copy.deepcopy(decoder.tokenizer)
-        self.spell = Speller(self._tokenizer)
-        self._longest = max(map(len, self._tokenizer.get_vocab()))  # characters of a token
-        self._executor = ThreadPoolExecutor(1, "tokenizer")
+        self.spell = Speller(self.reader.tokenizer)
         self._watching: set[asyncio.Task] = set()
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the model can do: the last parts of the addresses that it serves."""
+        writes = ["completions", "score"] if self._can_decode else []
+        ranks = ["rerank"] if self._can_decode and ranks_by(self.reader.tokenizer) else []
+        return [*writes, *ranks, "embeddings"]
 
     def log_texts(self, texts: Sequence[str]) -> None:
         """Logs what was written, if that was asked for."""
@@ -142,7 +119,7 @@ class Service:
             ApiError: it cannot be done, or not now.
         """
         self._require_decoder()
-        task = self._task(body, prompts)
+        task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **wishes)
         size = len(prompts) * wishes.get("samples", 1)
         if size > self.limits.rows:
@@ -152,10 +129,7 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = [
-            await self.token_ids(task.prefix + prompt if isinstance(prompt, str) else prompt)
-            for prompt in prompts
-        ]
+        ids = [await self.reader.token_ids(prompt, prefix=task.prefix) for prompt in prompts]
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
@@ -234,12 +208,16 @@ class Service:
         except Stopped as error:
             raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
 
-    def _task(self, body: api.Decoding, prompts: Sequence) -> Preset:
-        """The task that a request names; one that wants nothing where it names none."""
-        if body.task is None:
+    def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
+        """The task that a request names; one that wants nothing where it names none.
+
+        Raises:
+            ApiError: there is no such task, or it has a prefix and a prompt is token ids.
+        """
+        if name is None:
             return NO_TASK
         try:
-            task = find_task(self.presets.tasks, body.task)
+            task = find_task(self.presets.tasks, name)
         except UserError as error:
             raise ApiError(400, str(error), "task") from None
         if task.prefix and not all(isinstance(prompt, str) for prompt in prompts):
@@ -279,78 +257,21 @@ class Service:
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
-    async def token_ids(
-        self, text: str | Sequence[int], param: str = "prompt", pooling: Pooling | None = None
-    ) -> list[int]:
-        """The tokens of a text, made in a thread of their own.
-
-        Args:
-            text: or token ids, which are checked.
-            param: the field that it came in: "targets" are texts the model would write.
-            pooling: prepares and cuts a text, if given.
-
-        Raises:
-            ApiError: it is empty, too long or no valid text, or an id is not in the vocabulary.
-        """
-        self.require_short(text, param)
-        what = NAMES[param]
-        if isinstance(text, str) and pooling and text.strip():
-            ids = await self.with_tokenizer(self._reader(pooling.read(text), what), param)
-            ids = pooling.cut(ids)
-        else:
-            ids = await self.with_tokenizer(self._reader(text, what), param)
-        self.require_few(ids, param)
-        return ids
-
-    def _reader(self, text: str | Sequence[int], what: str) -> Callable[[Any], list[int]]:
-        return lambda tokenizer: token_ids(text, tokenizer, self.vocab_size, what)
-
-    async def with_tokenizer(self, work: Callable[[Any], T], param: str = "prompt") -> T:
-        """What a function makes with the tokenizer, in a thread of its own.
-
-        Raises:
-            ApiError: it raises `UserError`.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._executor, partial(work, self._tokenizer))
-        except UserError as error:
-            raise ApiError(400, str(error), param) from None
-
-    def require_short(self, text: str | Sequence[int], param: str) -> None:
-        """Raises `ApiError` if a text has too many tokens, as far as that shows at once."""
-        most = self._most(param)
-        if isinstance(text, str) and len(text) > most * self._longest:
-            raise self._too_long("more", param)  # no need to count
-        if not isinstance(text, str):
-            self.require_few(text, param)  # before every id is looked at
-
-    def require_few(self, ids: Sequence[int], param: str) -> None:
-        """Raises `ApiError` if there are more tokens than this field may have."""
-        if len(ids) > self._most(param):
-            raise self._too_long(f"{len(ids)}", param)
-
-    def _most(self, param: str) -> int:
-        return self.limits.max_tokens if param == "targets" else self.limits.prompt_tokens
-
-    def _too_long(self, count: str, param: str) -> ApiError:
-        option = "--max-tokens" if param == "targets" else "--max-prompt-tokens"
-        message = (
-            f"the {NAMES[param]} has {count} tokens; at most {self._most(param)} are taken here "
-            f"(the server's {option}); shorten it"
-        )
-        return ApiError(400, message, param, "context_length_exceeded")
-
     def describe(self) -> dict[str, Any]:
         """What a client may want to know before it asks."""
+        tasks = self.presets.tasks.items()
         return {
+            "capabilities": self.capabilities,
             "max_prompt_tokens": self.limits.prompt_tokens,
             "max_tokens": self.limits.max_tokens,
             "num_draft": self.defaults.num_draft,
             "max_num_draft": self.max_num_draft,
             "delta": self.defaults.delta,
+            "num_beams": self.defaults.num_beams,
+            "max_num_beams": api.MAX_BEAMS,
+            "length_penalty": self.defaults.length_penalty,
             "draft": self.drafts,
-            "tasks": list(self.presets.tasks),
+            "tasks": {name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
             "dtype": self._dtype,
             "exact": self.exact,
         }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,8 @@ from mlx_t5.backend import mx
 from mlx_t5.requests import AUTO, Row
 from mlx_t5.sampling.lanes import texts_of
 from mlx_t5.serving.errors import place
-from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress, QueueFull, Stopped
+from mlx_t5.serving.intake import Intake
+from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
 from mlx_t5.serving.logprobs import LogprobRecorder
 from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.serving.pass_queue import PassQueue
@@ -33,7 +33,6 @@ from mlx_t5.text.prompts import random_keys
 
 log = logging.getLogger(__name__)
 
-LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
 STALL_SECONDS = 60  # without a step, although there is something to do
 STOPPING_MESSAGE = "the server is shutting down"
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
@@ -66,14 +65,7 @@ class Worker:
         self._stall_seconds, self._broken = stall_seconds, False
         self._loaded: Future[Decoder] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._changed = threading.Condition()
-        # Guarded by `_changed`:
-        self._new: list[Job | PassJob] = []
-        self._left: dict[
-            Job | PassJob, int
-        ] = {}  # jobs that are not done, and how many rows they still have
-        self._progressed = 0.0  # when a round last ended, or there was something to do again
-        self._withdrawn = self._closing = False
+        self._intake = Intake(max_batch, max_queue, clock)
         # Of the thread alone:
         self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
         self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
@@ -107,37 +99,22 @@ class Worker:
             QueueFull: there is no room for its rows.
             Stopped: the thread is ending.
         """
-        with self._changed:
-            if self._closing or not self._thread.is_alive():
-                raise Stopped(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
-            admitted = sum(self._left.values())
-            if admitted + job.size > self.max_batch + self.max_queue:
-                raise QueueFull(self._retry_after(admitted))
-            job.submitted = self._clock()
-            if not self._left:
-                self._progressed = job.submitted
-            self._left[job] = job.size
-            self._new.append(job)
-            self._changed.notify()
+        self._intake.add(job, self._row_seconds)
 
     def cancel(self, job: Job | PassJob) -> None:
         """Withdraws a job: its rows leave before the next step. One that is done stays done."""
-        with self._changed:
-            job.cancelled = self._withdrawn = True
-            self._changed.notify()
+        self._intake.withdraw(job)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Takes no more jobs and finishes the others; returns whether that was in time."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._intake.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     @property
     def alive(self) -> bool:
         """Whether the thread takes jobs."""
-        return self._thread.is_alive() and not self._closing
+        return self._thread.is_alive() and self._intake.open
 
     def health(self) -> tuple[str, str | None]:
         """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
@@ -145,23 +122,15 @@ class Worker:
             return "failed", BROKEN_MESSAGE
         if not self.alive:
             return "stopping", STOPPING_MESSAGE
-        with self._changed:
-            waited = self._clock() - self._progressed if self._left else 0.0
-        if waited > self._stall_seconds:
+        if (waited := self._intake.waited) > self._stall_seconds:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
         return "ok", None
 
     @property
     def rows(self) -> tuple[int, int]:
         """The number of rows in the batch, and the number that wait for a place."""
-        with self._changed:
-            admitted = sum(self._left.values())
-        running = len(self._engine.rows)
+        admitted, running = self._intake.admitted, len(self._engine.rows)
         return running, max(admitted - running, 0)
-
-    def _retry_after(self, admitted: int) -> int:
-        turns = admitted / self.max_batch
-        return max(1, min(math.ceil(turns * self._row_seconds), LONGEST_RETRY))
 
     # ---- in the thread ---------------------------------------------------------------------------
 
@@ -170,7 +139,7 @@ class Worker:
             self._prepare()
             while self._wait():
                 self._round()
-                self._progressed = self._clock()
+                self._intake.progressed()
         except BaseException as error:  # no traceback: it may show what was being decoded
             self._broken = True
             log.error("the thread that decodes has ended: %s", place(error))
@@ -184,11 +153,11 @@ class Worker:
         try:
             self._decoder = self._load()
             warm_up(self._decoder, self.max_batch)
-            told = self._metrics, self._clock, self._release, self._put
+            told = self._metrics, self._clock, self._intake.release, self._put
             self._passes = PassQueue(self._decoder, *told)
             self._new_engine()
         except BaseException as error:
-            self._closing = True
+            self._intake.close(STOPPING_MESSAGE)
             self._loaded.set_exception(error)
         else:
             self._loaded.set_result(self._decoder)
@@ -202,12 +171,10 @@ class Worker:
 
     def _wait(self) -> bool:
         """Waits for work; returns False if no more will come."""
-        if not (self._flights or self._passes):
+        busy = bool(self._flights or self._passes)
+        if not busy:
             mx.clear_cache()  # buffers kept for the next step; there may be none for long
-        with self._changed:
-            at_hand = lambda: bool(self._new or self._flights or self._passes)  # noqa: E731
-            self._changed.wait_for(lambda: at_hand() or self._closing)
-            return at_hand()
+        return self._intake.wait(busy)
 
     def _round(self) -> None:
         """One round: rows leave, rows join, a step, and everybody is told."""
@@ -230,10 +197,8 @@ class Worker:
 
     def _leave(self) -> None:
         """Takes the rows of cancelled jobs out."""
-        with self._changed:
-            if not self._withdrawn:
-                return
-            self._withdrawn = False
+        if not self._intake.take_withdrawn():
+            return
         gone = [flight for flight in self._flights.values() if flight.job.cancelled]
         for flight in gone:
             self._end(flight)
@@ -244,9 +209,7 @@ class Worker:
 
     def _join(self) -> None:
         """Makes rows of new jobs, and lets as many as there is room for into the batch."""
-        with self._changed:
-            jobs, self._new = self._new, []
-        for job in jobs:
+        for job in self._intake.take():
             if isinstance(job, PassJob):
                 self._passes.add(job)
             else:
@@ -270,7 +233,7 @@ class Worker:
         except Exception as error:
             failure = Failure.from_error(error)
         if failure or job.cancelled:
-            self._release(job, job.size)
+            self._intake.release(job, job.size)
             if failure:
                 self._put(job, failure)
             else:
@@ -320,7 +283,7 @@ class Worker:
         try:
             job.put(event)
         except RuntimeError:  # the event loop that the client belonged to has ended
-            job.cancelled = self._withdrawn = True
+            self._intake.withdraw(job)
 
     def _fail(self, flight: Flight, failure: Failure) -> None:
         """Ends a row, and the job with it: its other rows leave before the next step."""
@@ -331,21 +294,13 @@ class Worker:
     def _end(self, flight: Flight) -> None:
         del self._flights[id(flight.row)]
         self._recorder.forget(flight.row)
-        self._release(flight.job, flight.row.settings.num_return_sequences)
+        self._intake.release(flight.job, flight.row.settings.num_return_sequences)
 
     def _abandon(self) -> None:
         """The thread ends; if it was not meant to, nobody is left waiting."""
-        with self._changed:
-            self._closing = True
-            jobs, self._left = list(self._left), {}
-        for job in jobs:
+        reason = BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE
+        for job in self._intake.abandon(reason):
             self._put(job, Failure("internal", BROKEN_MESSAGE))
-
-    def _release(self, job: Job | PassJob, rows: int) -> None:
-        with self._changed:
-            self._left[job] -= rows
-            if not self._left[job]:
-                del self._left[job]
 
     def _recover(self, error: Exception) -> None:
         """Recovers from an error in the engine: its rows are lost, waiting ones keep waiting."""

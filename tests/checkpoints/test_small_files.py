@@ -12,8 +12,14 @@ import checkpoints
 from checkpoints import TINY, siblings
 from convert import convert, main
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
-from mlx_t5.checkpoints.hub import SMALL_FILES, TOKENIZER_FILES
-from mlx_t5.checkpoints.small_files import JSON_BYTES, read_small, require_own, require_small
+from mlx_t5.checkpoints.small_files import (
+    JSON_BYTES,
+    SMALL_FILES,
+    TOKENIZER_FILES,
+    read_small,
+    require_own,
+    require_small,
+)
 from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
 from mlx_t5.text.tokenizer import load_tokenizer

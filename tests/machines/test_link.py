@@ -70,18 +70,7 @@ def test_whoever_does_not_know_the_token_is_turned_away():
         each.close()
 
 
-def test_who_is_a_rank_of_several(tmp_path):
-    hosts, alone = tmp_path / "hosts", tmp_path / "alone"
-    hosts.write_text('[["10.0.0.1:5000", "10.0.1.1:5001"], ["10.0.0.2:5002"]]')
-    alone.write_text("\n")  # as mlx.launch -n 1 writes it
-    assert team.first_address({"MLX_RANK": "1", "MLX_HOSTFILE": str(hosts)}) == "10.0.0.1"
-    assert team.rank_of({"MLX_RANK": "1", "MLX_HOSTFILE": str(hosts)}) == 1
-    assert team.first_address({"MLX_RANK": "0", "MLX_HOSTFILE": str(alone)}) is None
-    assert team.first_address({"MLX_HOSTFILE": str(hosts)}) is None
-    assert (
-        team.first_address({"MLX_RANK": "1", "MLX_JACCL_COORDINATOR": "10.0.0.3:5"}) == "10.0.0.3"
-    )
-
-
-def test_plain_runs_have_no_team():
-    assert team.join({}, ["-"]) is None and team.rank_of({}) == 0
+def test_plain_runs_and_a_launch_of_one_have_no_team(tmp_path):
+    (tmp_path / "hosts").write_text("\n")  # as mlx.launch -n 1 writes it
+    assert team.join({}) is None
+    assert team.join({"MLX_RANK": "0", "MLX_HOSTFILE": str(tmp_path / "hosts")}) is None

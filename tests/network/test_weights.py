@@ -14,7 +14,8 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.weights import HEAD, keep_float32
+from mlx_t5.network.layers import keep_float32
+from mlx_t5.network.weights import HEAD
 from model import T5, expected_parameters, load, select_tensors
 
 IDS, TARGET = mx.array([[5, 9, 40, 1]]), mx.array([[0, 7, 30]])

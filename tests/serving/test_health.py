@@ -13,7 +13,8 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import Progress, Stopped
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.reading import RequestLimits
+from mlx_t5.serving.service import Service
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.tokenizer import load_tokenizer
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 import queue
 import re
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-import checkpoints
+import ranking_models
 from convert import convert
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
@@ -20,7 +19,8 @@ from mlx_t5.passes import NotFinite
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.reading import RequestLimits
+from mlx_t5.serving.service import Service
 from mlx_t5.serving.worker import Worker
 from model import load
 from serving_process import Server
@@ -33,22 +33,10 @@ TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random T5 whose tokenizer has the words of monoT5."""
-    path = tmp_path_factory.mktemp("ranking") / "ranker"
-    state = {n: 3 * (t - 0.5) for n, t in checkpoints.random_state(checkpoints.TINY).items()}
-    checkpoints.save(state, path, config=checkpoints.TINY)
-    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    pieces = ["<pad>", "</s>", "<unk>", "▁true", "▁false", "▁", ":", "."]
-    pieces += "abcdefghijklmnopqrstuvwxyzQDR"
-    state = {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None,
-        "model": {"type": "Unigram", "unk_id": 2, "vocab": [[piece, -3.0] for piece in pieces]},
-    }
-    (path / "tokenizer.json").write_text(json.dumps(state))
-    named = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, **special}
-    (path / "tokenizer_config.json").write_text(json.dumps(named))
-    return path
+    tasks = {"telling": {"prefix": "the tale: "}}
+    return ranking_models.save(
+        tmp_path_factory.mktemp("ranking") / "ranker", task_specific_params=tasks
+    )
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +96,25 @@ def test_scores(ranker, decoder):
     assert answer["usage"] == {"prompt_tokens": prompt, "total_tokens": prompt + written}
 
 
+def test_the_prefix_of_a_task_is_put_before_what_is_scored_or_embedded(ranker, decoder):
+    body = {"prompt": "a cat", "targets": ["a dog"], "task": "telling"}
+    (entry,) = ranker.http.post("/v1/score", json=body).json()["data"]
+    (score,) = decoder.score("the tale: a cat", ["a dog"])
+    assert entry["logprob"] == pytest.approx(score.logprob, abs=1e-4)
+    body = {"input": ["a cat"], "task": "telling"}
+    (entry,) = ranker.http.post("/v1/embeddings", json=body).json()["data"]
+    expected = decoder.embed("the tale: a cat")[0]
+    np.testing.assert_allclose(entry["embedding"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clients_are_told_what_the_model_can_do(ranker, server):
+    (ranks,) = ranker.http.get("/v1/models").json()["data"]
+    assert ranks["capabilities"] == ["completions", "score", "rerank", "embeddings"]
+    assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}}
+    (bundled,) = server.http.get("/v1/models").json()["data"]
+    assert bundled["capabilities"] == ["completions", "score", "embeddings"]
+
+
 def test_ranks(ranker, decoder):
     body = {"query": "cat", "documents": TEXTS, "top_n": 3, "return_documents": True}
     results = ranker.http.post("/v1/rerank", json=body).json()["results"]
@@ -145,6 +152,8 @@ def test_the_bundled_pair_does_not_rank(server):
         ("score", {"prompt": "a", "targets": [" "]}, "targets", "a target is empty"),
         ("score", {"prompt": "a", "targets": ["a " * 15]}, "targets", "at most 20 .*--max-tokens"),
         ("score", {"prompt": "a" * 99, "targets": ["a"]}, "prompt", "at most 60"),
+        ("score", {"prompt": "a", "targets": ["a"], "task": "x"}, "task", "it has telling"),
+        ("embeddings", {"input": [5], "task": "telling"}, "task", "send that as text"),
         ("rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
         ("rerank", {"query": "a", "documents": ["b", " "]}, "documents", "document 1 is empty"),
         ("rerank", {"query": "a", "documents": ["b " * 99]}, "documents", "at most 60"),

@@ -1,6 +1,6 @@
 """The page in headless Chromium: what a user sees, by keyboard and on a phone.
 
-PAGE_SCREENSHOT=serving/page/screenshot.png takes the README's picture anew.
+PAGE_SCREENSHOT=mlx_t5/serving/page/screenshot.png takes the README's picture anew.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 
+import ranking_models
 from serving_process import Server
 
 FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
@@ -17,6 +18,8 @@ FIXED = "My sisters want to buy some tools including saws, hammers, and brushes.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 PHONE = {"width": 375, "height": 700}
+TASKS = {"shorten": {"prefix": "shorten: ", "num_beams": 3, "length_penalty": 2.0, "max_length": 6}}
+TASKS |= {"translate": {"prefix": "translate English to German: "}}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,16 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert problems == []
+
+
+@pytest.fixture(scope="module")
+def ranker(browser, tmp_path_factory):
+    """A server of a model that has tasks and can rank."""
+    folder = tmp_path_factory.mktemp("models") / "ranker"
+    ranking_models.save(folder, task_specific_params=TASKS)
+    running = Server("--model", str(folder), "--draft-model", "none", "--dtype", "float32")
+    yield running
+    running.close()
 
 
 def finished(page):
@@ -279,3 +292,100 @@ def test_errors_keys_and_a_server_without_a_draft(visit):
         assert not page.locator("#error").is_visible()
     finally:
         guarded.close()
+
+
+# ---- beams, tasks, and what takes no decoding ----------------------------------------------------
+
+
+def test_beams_show_their_texts_with_scores(visit, server, decoder):
+    page = visit(server, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.fill("#prompt", FIX)
+    page.click("summary")
+    page.locator("#num-beams").fill("4")
+    page.locator("#texts").fill("2")
+    assert page.inner_text("#search-summary") == "4 beams"
+    for control in ("#num-draft", "#auto", "#delta", "#compare"):
+        assert page.locator(control).is_disabled()
+    page.click("#run")
+    page.locator("#search-texts li").first.wait_for()
+    expected = decoder.generate(FIX, num_beams=4, num_return_sequences=2)
+    assert page.locator("#search-texts .text").all_inner_texts() == [r.text for r in expected]
+    scores = page.locator("#search-texts .score").all_inner_texts()
+    found = [float(score.removeprefix("score ").replace("−", "-")) for score in scores]
+    assert found == pytest.approx([r.score for r in expected], abs=6e-4)
+    assert page.locator("#panels").is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.locator("#num-beams").fill("1")
+    page.click("#run")
+    finished(page)
+    assert page.inner_text("#speculative .text") == FIXED and page.locator("#search").is_hidden()
+
+
+def test_a_task_takes_the_place_of_the_prompts_own(visit, ranker):
+    page = visit(ranker)
+    assert page.input_value("#prompt").startswith("translate English to German: The house")
+    page.select_option("#task", "shorten")
+    assert "shorten: " in page.inner_text("#task-note")
+    assert page.input_value("#prompt").startswith("The house")
+    assert page.inner_text("#search-summary") == "3 beams"
+    with page.expect_request("**/v1/completions") as request:
+        page.click("#run")
+    sent = request.value.post_data_json
+    assert (sent["task"], sent["num_beams"], sent["length_penalty"]) == ("shorten", 3, 2)
+    page.locator("#search-texts li").first.wait_for()
+    page.get_by_role("button", name="Summarise").click()
+    assert page.input_value("#task") == "", "an example says itself what is to be done"
+    assert page.inner_text("#search-summary") == "off"
+
+
+def test_scores_ranks_and_similarities(visit, ranker):
+    page = visit(ranker, viewport=PHONE, has_touch=True, is_mobile=True)
+    bold = "<b id=injected>x</b>"
+    page.get_by_role("link", name="Score").click()
+    page.fill("#score-prompt", "a tale")
+    page.fill("#score-targets", f"mouse\n\n{bold}\ncat")
+    page.keyboard.press("Control+Enter")
+    page.locator("#scores strong").wait_for()
+    body = {"prompt": "a tale", "targets": ["mouse", bold, "cat"]}
+    data = ranker.http.post("/v1/score", json=body).json()["data"]
+    for item, entry in zip(page.locator("#scores li").all(), data, strict=True):
+        shown = [float(n.replace("−", "-")) for n in item.locator("small").all_inner_texts()]
+        assert shown == pytest.approx(entry["token_logprobs"], abs=6e-3)
+        best = entry["logprob"] == max(each["logprob"] for each in data)
+        assert item.locator("strong").count() == best
+    assert page.locator("#injected").count() == 0
+
+    page.get_by_role("link", name="Rank").click()
+    page.locator("#rerank-form button").click()
+    page.locator("#ranks li").first.wait_for()
+    documents = page.input_value("#documents").splitlines()
+    body = {"query": page.input_value("#query"), "documents": documents}
+    results = ranker.http.post("/v1/rerank", json=body).json()["results"]
+    shown = page.locator("#ranks .text").all_inner_texts()
+    assert shown == [documents[each["index"]] for each in results]
+
+    page.get_by_role("link", name="Embed").click()
+    page.fill("#inputs", "only one")
+    page.locator("#embeddings-form button").click()
+    page.locator("#embeddings-form .error", has_text="at least two").wait_for()
+    page.fill("#inputs", "a cat\na dog\na cat")
+    page.locator("#embeddings-form button").click()
+    page.locator("#similarities tr").first.wait_for()
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#similarities tr").all()]
+    assert rows[1][0] == rows[1][2] == rows[3][0] == "1.00" and rows[1] == rows[3]
+    assert float(rows[1][1].replace("−", "-")) < 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_only_what_the_model_can_do_is_offered(visit, server, ranker):
+    page = visit(server)
+    assert page.get_by_role("link", name="Rank").count() == 0
+    assert page.locator("#task").is_hidden(), "the bundled model has no tasks"
+    page = visit(ranker)
+    served = ranker.http.get("/v1/models").json()
+    served["data"][0]["capabilities"] = ["embeddings"]
+    page.route("**/v1/models", lambda r: r.fulfill(json=served))
+    page.goto(f"{ranker.url}/#score")
+    page.reload()
+    page.locator("#view-embeddings").wait_for()
+    assert page.locator("#views").is_hidden() and page.locator("#form").is_hidden()

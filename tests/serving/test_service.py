@@ -13,7 +13,8 @@ from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError, error_of_validation
 from mlx_t5.serving.presets import Presets
-from mlx_t5.serving.service import RequestLimits, Service
+from mlx_t5.serving.reading import RequestLimits
+from mlx_t5.serving.service import Service
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
@@ -72,9 +73,9 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
     def panic(text):
         raise type("PanicException", (BaseException,), {})("byte index 3 is out of bounds")
 
-    service._tokenizer = SimpleNamespace(encode=panic)
+    service.reader.tokenizer = SimpleNamespace(encode=panic)
     with pytest.raises(ApiError, match="cannot read this prompt") as error:
-        asyncio.run(service.token_ids("a"))
+        asyncio.run(service.reader.token_ids("a"))
     assert error.value.status == 400
 
 
@@ -104,13 +105,14 @@ def test_a_request_overrides_its_task_and_that_the_model():
 
     def settings(**fields):
         body = api.PredictRequest(prompt="x", **fields)
-        found = service._settings(body, service._task(body, ["x"]))
+        found = service._settings(body, service.task(body.task, ["x"]))
         return found.max_tokens, found.temp, found.top_k
 
     assert settings() == (10, 0.5, 9)  # no longer than the server's limit
     assert settings(task="fixing") == (4, 0.5, 3)
     assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
-    assert service.describe()["tasks"] == ["fixing"]
+    wanted = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}
+    assert service.describe()["tasks"] == {"fixing": wanted}
     for task, prompt, told in (("x", "a", "it has fixing"), ("fixing", [5], "send that as text")):
         body = api.CompletionRequest(prompt=prompt, task=task)
         with pytest.raises(ApiError, match=told) as error:

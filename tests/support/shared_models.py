@@ -15,7 +15,7 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.drafting.source_copy import SourceCopy
-from mlx_t5.machines.team import Team, first_address
+from mlx_t5.machines.team import join
 from mlx_t5.network.config import T5Config
 from model import T5, load
 
@@ -107,9 +107,8 @@ def collectives(model: T5) -> list[int]:
 
 def main(root: Path, names: list[str]) -> None:
     """A rank: every rank decides for itself; then, of two, rank 0 does for both."""
-    address = first_address(os.environ)
-    assert address, "mlx.launch starts this"
-    team = Team(address)
+    team = join(os.environ)
+    assert team, "mlx.launch starts this"
     draft, _ = load(root / "draft", "float32")
     models, report = {}, {}
     for name in names:

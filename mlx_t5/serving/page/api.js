@@ -24,20 +24,26 @@ export async function model() {
   return (await response.json()).data[0];
 }
 
+/** The answer to a request that is not streamed. */
+export async function post(path, body, signal) {
+  const response = await send(path, body, signal);
+  return response.json();
+}
+
 /**
  * Streams one completion; `take` gets each event's choice. Ends early when `signal` aborts.
  */
 export async function complete(body, take, signal) {
-  const response = await ask("/v1/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, speculation: true }),
-    signal,
-  });
+  const response = await send("/v1/completions", { ...body, stream: true, speculation: true }, signal);
   for await (const event of events(response.body)) {
     if (event.error) throw new ApiError(500, event.error.message);
     if (event.choices.length) take(event.choices[0]);
   }
+}
+
+function send(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return ask(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
 async function ask(path, options = {}) {

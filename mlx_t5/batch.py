@@ -1,0 +1,119 @@
+"""The rows in flight: how they join and leave.
+
+A batch is what `decoder.Engine` advances. Sources are encoded when a row joins, or ahead; then the
+batch holds the row's cache, and its drafter what it needs for the row. Rows keep their order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import Drafter
+from mlx_t5.network.exact import ExactTarget
+from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.memory import clear_large_cache, require_for
+from mlx_t5.requests import Row
+from mlx_t5.sampling.commit import begin
+from mlx_t5.sampling.lanes import Lanes
+from mlx_t5.sampling.rows import sampling_of
+from mlx_t5.text.prompts import encoder_states, prepared
+
+
+class Batch:
+    """Rows in flight, with the target's cache and the settings of all of them.
+
+    Attributes:
+        rows: those in flight.
+        cache: the target's, a `Cache` while there are rows.
+        sampling: the rows' settings and keys.
+        lanes: of the target's passes; a row that searches has one for each beam.
+        begun: logits of the next step, if its pass is on its way.
+    """
+
+    def __init__(
+        self,
+        target: Seq2Seq | ExactTarget,
+        drafter: Drafter | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Starts an empty batch.
+
+        Args:
+            target: the model whose output is wanted, in exact decoding around it what pads.
+            drafter: where proposals come from; None for regular decoding.
+            clock: seconds, for the statistics.
+        """
+        self.target, self.drafter, self.clock = target, drafter, clock
+        self.cache: Any = None
+        self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
+        self.begun: mx.array | None = None
+        self._set_rows([])
+
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
+        """Encodes the source of new rows and adds them to the batch.
+
+        Args:
+            rows: the new ones; those that have been encoded ahead are not encoded again.
+            ahead: rows that join later, to be encoded in the same passes.
+
+        Raises:
+            RuntimeError: the device has not enough memory; the batch is as it was.
+        """
+        started = self.clock()
+        sources = [row.ids for row in rows]
+        models = [self.target, self.drafter.model if self.drafter else None]
+        require_for(models, rows, self.rows, ahead)
+        new = [row for row in (*rows, *ahead) if row.states is None]
+        states = encoder_states(self.target, [row.ids for row in new])
+        by_row = {id(row): each for row, each in zip(new, states, strict=True)}
+        lanes = [row.settings.num_beams for row in rows]
+        encoded = [by_row.get(id(r), r.states) for r in rows]
+        cache = prepared(self.target, sources, encoded, lanes)
+        mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
+        if self.drafter:
+            self.drafter.insert(sources, encoded)
+        try:
+            mx.eval(cache.state, states)
+        except RuntimeError:
+            if self.drafter:
+                self.drafter.keep(range(len(self.rows)))
+            raise
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        seconds = self.clock() - started
+        for row in (*rows, *ahead):
+            row.stats.encode_seconds += seconds
+            row.states = by_row.get(id(row), row.states)
+        for row in rows:
+            begin(row, self.target.config)
+            row.stats.prompt_tokens = len(row.ids)
+            row.states = None
+        self._set_rows(self.rows + list(rows))
+        clear_large_cache()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order; the others leave the batch."""
+        if list(rows) == list(range(len(self.rows))):
+            return
+        left = [self.rows[row] for row in rows]
+        if self.drafter:
+            self.drafter.keep(rows)
+        if left:
+            self.cache.keep(rows)
+            # In a batch that never empties, one long prompt would make all rows as wide for good.
+            longest = max(len(row.lanes[0]) for row in left)
+            self.cache.trim(max(len(row.ids) for row in left), longest - 1)
+        else:
+            self.cache = None
+        self._set_rows(left)
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        """Makes `rows` the batch and collects their settings, keys and lanes."""
+        self.rows, eos = rows, self.target.config.eos_token_ids
+        self.sampling, self.lanes = sampling_of(rows, eos, self.by_position), Lanes(rows, eos)
+        self.begun = None

@@ -1,0 +1,166 @@
+"""Writes drafts as model folders: alone, or without what they share with their target.
+
+The folder of a draft that shares has the tensors of its decoder only, and in config.json the
+target's fingerprint (network/sharing.py). A standalone folder has all tensors, and `model.load`
+reads it like any other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.checkpoint import open_checkpoint, stored_dtype
+from mlx_t5.checkpoints.folder import (
+    BLOCK_BYTES,
+    SHARD_BYTES,
+    into_shards,
+    is_model_file,
+    new_model_folder,
+    write_json,
+    write_shards,
+)
+from mlx_t5.checkpoints.output_folder import check_output_folder
+from mlx_t5.checkpoints.quantization import Quantization, Recipe
+from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, place
+from mlx_t5.checkpoints.stored_tensor import READABLE
+from mlx_t5.errors import UserError
+from mlx_t5.network.layers import keep_float32
+from mlx_t5.network.sharing import ENTRY, SHARED, fingerprint
+from mlx_t5.network.weights import cast, read_config
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of a model on its way to the disk.
+
+    Attributes:
+        name: in the folder.
+        array: its values.
+        dtype: the type it gets.
+    """
+
+    name: str
+    array: mx.array
+    dtype: mx.Dtype
+
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Its type and shape, by name."""
+        return {self.name: (_name(self.dtype), self.array.shape)}
+
+    def blocks(self) -> Iterator[dict[str, mx.array]]:
+        """Its rows, a few at a time.
+
+        Raises:
+            UserError: a number is too large for the type.
+        """
+        rows = max(1, BLOCK_BYTES * len(self.array) // max(self.array.nbytes, 1))
+        for start in range(0, len(self.array), rows):
+            block = mx.contiguous(self.array[start : start + rows])
+            yield {self.name: cast(self.name, block, self.dtype)}
+
+
+def save_draft(
+    draft: Any,
+    folder: str | Path,
+    output: str | Path,
+    standalone: bool = False,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes a draft as a model folder, which appears when it is complete.
+
+    Args:
+        draft: a `model.T5`. One that does not share anything is written whole in any case.
+        folder: of its target, or, if it shares nothing, of the model that it started from: the
+            configuration and the tokenizer are taken from there.
+        output: the folder to write.
+        standalone: write the shared tensors as well; what is quantised stays so.
+        dtype: "bfloat16", "float16" or "float32"; None takes that of `folder`.
+        overwrite: replace a model folder at `output`.
+
+    Returns:
+        The folder written, absolute.
+
+    Raises:
+        UserError: there is something at `output`, there is too little disk space, or `folder` is no
+            model folder.
+    """
+    source, path = Path(folder), place(output)
+    target = draft.shares_with
+    whole = standalone or target is None
+    try:
+        if path == source.resolve():
+            raise UserError(f"{path} is the model it comes from; choose another folder")
+        check_output_folder(path, overwrite, is_model_file)
+        raw = read_config(source)
+        stored = dtype or _stored_dtype(source)
+        shards = into_shards(_parameters(draft, whole, getattr(mx, stored)), SHARD_BYTES)
+        with new_model_folder(path, overwrite, source, shards) as partial:
+            for name in (MODULES, *SENTENCE_SETTINGS):  # a draft makes no embeddings
+                (partial / name).unlink(missing_ok=True)
+            config = _config(raw, draft, stored, whole)
+            if not whole:
+                origin = raw.get("converted_from")
+                model = origin.get("model") if isinstance(origin, dict) else None
+                made_for = {"model": model or source.resolve().name}
+                config[ENTRY] = {"fingerprint": fingerprint(target)} | made_for
+            write_shards(partial, shards, Parameter.blocks, "mlx", "writing")
+            write_json(partial / "config.json", config)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
+    """What is written, in the order it is."""
+    parts = ("decoder", *(SHARED if whole else ()))
+    found = []
+    for part in parts:
+        module = getattr(draft, part, None)
+        for name, array in tree_flatten(module.parameters()) if module is not None else ():
+            full = f"{part}.{name}"
+            if not mx.issubdtype(array.dtype, mx.floating):
+                kind = array.dtype
+            else:
+                kind = mx.float32 if keep_float32(full, dtype) else dtype
+            found.append(Parameter(full, array, kind))
+    return found
+
+
+def _config(raw: dict, draft: Any, dtype: str, whole: bool) -> dict:
+    """The config.json of `raw`'s model, changed to the draft's."""
+    dropped = ("quantization", "quantization_config", "converted_from", ENTRY)
+    config = {name: value for name, value in raw.items() if name not in dropped}
+    config |= {"num_decoder_layers": draft.config.num_decoder_layers, "torch_dtype": dtype}
+    if "dtype" in raw:  # what transformers 5 calls it
+        config["dtype"] = dtype
+    layers = {
+        f"{part}.{path}".removesuffix("."): Quantization(layer.group_size, layer.bits, layer.mode)
+        for part in ("decoder", *(SHARED if whole else ()))
+        for path, layer in _modules(getattr(draft, part, None))
+        if "scales" in layer
+    }
+    if layers:
+        (usual, _), *_ = Counter(layers.values()).most_common()
+        config["quantization"] = config["quantization_config"] = Recipe(usual).entry(layers)
+    return config
+
+
+def _modules(module: nn.Module | None) -> list[tuple[str, Any]]:
+    return [] if module is None else module.named_modules()
+
+
+def _stored_dtype(folder: Path) -> str:
+    """The type of a model folder."""
+    with open_checkpoint(folder) as checkpoint:
+        stored = stored_dtype(checkpoint)
+    return stored if stored in READABLE else "float32"
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")

@@ -1,0 +1,164 @@
+"""Drafts that use the encoder, the embedding and the output head of their target.
+
+Such a draft is a decoder of few layers. A prompt is then encoded once for both models, and the
+draft computes no more than its cross-attention; the shared modules are held once. They are the
+target's: neither parameters of the draft nor written with it.
+
+A draft fits the one model whose encoder it has learned to read, in whatever type and however
+quantised that is. So its folder keeps the target's *fingerprint*: numbers from the weights of the
+encoder's norms. These are never quantised, training moves them, and they are few even in t5-11b. A
+LoRA adapter leaves them alone, so a draft goes with its target with and without one. With the
+wrong target a draft would only guess badly, as every proposal is verified: the fingerprint is there
+to say so at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.errors import UserError, shown
+from mlx_t5.network.layers import keep_float32
+
+SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
+ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
+NUMBERS = 128  # in a fingerprint
+# By how much two types of one model may differ: float32 and bfloat16 do not, as the fingerprint is
+# in bfloat16; by way of float16 a number may be rounded to the next one.
+RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
+
+
+def share(draft: nn.Module, target: nn.Module) -> None:
+    """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own."""
+    for name in ("shares_with", *SHARED):
+        module = target if name == "shares_with" else getattr(target, name, None)
+        if module is not None:
+            vars(draft)[name] = module
+
+
+def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
+    """A draft that starts from the target's own decoder.
+
+    Args:
+        target: a `model.T5`; may be quantised.
+        num_decoder_layers: of the draft. They are copies of the target's, evenly from the first on,
+            not quantised; final norm and relative bias come along.
+        dtype: of its parameters; as everywhere, `wo` stays in float32 where this is float16.
+
+    Returns:
+        A T5 whose parameters are its decoder's; `shares_with` is the target.
+
+    Raises:
+        UserError: the target has no decoder, or not so many layers.
+    """
+    depth = target.config.num_decoder_layers
+    if not target.can_decode:
+        raise UserError("the target is an encoder alone; a draft needs a target that decodes")
+    if not 1 <= num_decoder_layers <= depth:
+        cause = f"a draft cannot have {num_decoder_layers} decoder layers"
+        raise UserError(f"{cause}: the target has {depth}; choose 1 to {depth}")
+    config = replace(target.config, num_decoder_layers=num_decoder_layers)
+    draft = type(target)(config, shares_with=target)
+    chosen = [i * depth // num_decoder_layers for i in range(num_decoder_layers)]
+    own, weights = target.decoder, {"norm.weight": target.decoder.norm.weight}
+    for i, place in enumerate(chosen):
+        weights |= plain_weights(own.layers[place], f"layers.{i}.")
+    for i in range(len(draft.decoder.relative_attention_bias)):
+        table = own.relative_attention_bias[chosen[i]]
+        weights |= plain_weights(table, f"relative_attention_bias.{i}.")
+    typed = {n: mx.float32 if keep_float32(n, dtype) else dtype for n in weights}
+    draft.decoder.load_weights([(n, weight.astype(typed[n])) for n, weight in weights.items()])
+    mx.eval(draft.parameters())
+    return draft
+
+
+def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
+    """A module's parameters by name, with `prefix` before it; what is quantised in float32."""
+    found = {}
+    for path, layer in module.named_modules():
+        start = f"{prefix}{path}." if path else prefix
+        own = {name: array for name, array in layer.items() if isinstance(array, mx.array)}
+        if "scales" in own:
+            found[f"{start}weight"] = _dequantized(layer)
+        else:
+            found |= {f"{start}{name}": array for name, array in own.items()}
+    return found
+
+
+def _dequantized(layer: Any) -> mx.array:
+    """The weight of a quantised layer, in float32."""
+    common = [layer["scales"], *([layer["biases"]] if "biases" in layer else [])]
+    if mx.issubdtype(common[0].dtype, mx.floating):  # the other modes' scales are in 8 bits
+        common = [array.astype(mx.float32) for array in common]
+    how = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+    return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
+
+
+def fingerprint(target: Any) -> str:
+    """Tells a model from others of its shape, and is about the same in every type of one model.
+
+    Args:
+        target: a `model.T5`.
+
+    Returns:
+        `NUMBERS` weights of its encoder's norms, taken evenly from all of them, as bfloat16 in
+        hexadecimal digits.
+    """
+    layers = [*target.encoder.layers]
+    norms = [part.norm for layer in layers for part in (layer.self_attention, layer.feed_forward)]
+    weights = mx.concatenate([n.weight.astype(mx.bfloat16) for n in (*norms, target.encoder.norm)])
+    places = np.linspace(0, weights.size - 1, NUMBERS).astype(np.int32)
+    return np.array(weights[mx.array(places)].view(mx.uint16)).astype(">u2").tobytes().hex()
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two fingerprints are of one model; anything else than a fingerprint is of none."""
+    try:
+        a, b = (np.frombuffer(bytes.fromhex(each), ">u2") for each in (one, other))
+    except (ValueError, TypeError):
+        return False
+    if not len(a) == len(b) == NUMBERS:
+        return False
+    a, b = ((each.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for each in (a, b))
+    largest = np.maximum(np.abs(a), np.abs(b))
+    with np.errstate(invalid="ignore"):  # numbers that are infinite or NaN are like no others
+        return bool(np.all(np.abs(a - b) <= RELATIVE * largest + ABSOLUTE))
+
+
+def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
+    """The target that a folder's draft is to use; None if the folder holds a whole model.
+
+    Args:
+        folder: of the draft, for messages.
+        raw: its config.json.
+        given: the target at hand, a `model.T5`; None if there is none.
+
+    Raises:
+        UserError: the draft needs a target, or is for another one than this.
+    """
+    entry = raw.get(ENTRY)
+    if entry is None:
+        return None
+    facts = entry if isinstance(entry, dict) else {}
+    made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
+    if given is None:
+        raise UserError(
+            f"{folder} {made_for} and works with that alone, as it uses its encoder: give it as "
+            "--draft-model, or load(folder, shared_with=target)"
+        )
+    if not same_model(facts.get("fingerprint", ""), fingerprint(given)):
+        raise UserError(
+            f"{folder} {made_for}, and the target is another model; give it with its own target, "
+            "or make a draft for this one"
+        )
+    if given.ranks.size > 1:
+        raise UserError(
+            f"{folder} uses its target's encoder and head, of which each rank has a part only; "
+            "take another draft, or one machine"
+        )
+    return given

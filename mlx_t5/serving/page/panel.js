@@ -1,0 +1,69 @@
+// One text as it is written: who wrote each token, pass by pass, and the counts so far.
+
+import { $, element, seconds } from "./dom.js";
+
+/** Shows one text pass by pass, and remembers the passes for a replay. */
+export class Panel {
+  constructor(id) {
+    this.root = $(id);
+    this.text = this.root.querySelector(".text");
+    this.clear();
+  }
+
+  clear() {
+    this.passes = [];
+    this.text.replaceChildren();
+    this.show({ perCall: "–", calls: "–", tokens: "–", seconds: "–", accepted: "–" });
+  }
+
+  /** Takes what one event brought: the tokens of one pass, or of several that came together. */
+  take(choice) {
+    const { tokens, stats } = choice.speculation;
+    const pass = { tokens, stats };
+    this.passes.push(pass);
+    this.draw(pass);
+  }
+
+  draw({ tokens, stats }) {
+    if (tokens.length) {
+      const pass = element("span", "", "pass");
+      for (const { text, writer } of tokens) append(pass, text, writer);
+      this.text.append(pass);
+    }
+    this.show({
+      perCall: stats.tokens_per_call.toFixed(2),
+      calls: stats.target_calls,
+      tokens: stats.generated_tokens,
+      seconds: seconds(stats),
+      accepted: stats.drafted ? `${Math.round(100 * stats.acceptance_rate)} %` : "–",
+    });
+  }
+
+  show(figures) {
+    for (const cell of this.root.querySelectorAll("[data-figure]")) {
+      cell.textContent = figures[cell.dataset.figure];
+    }
+  }
+
+  get last() {
+    return this.passes.at(-1)?.stats;
+  }
+
+  get written() {
+    return this.passes.flatMap((pass) => pass.tokens);
+  }
+
+  get string() {
+    return this.written.map((token) => token.text).join("");
+  }
+}
+
+/** A token's text; its leading space stays outside, so that colours begin with the word. */
+function append(parent, text, writer) {
+  const word = text.trimStart();
+  if (text.length > word.length) parent.append(text.slice(0, text.length - word.length));
+  if (!word) return;
+  const span = element("span", word, `token ${writer}`);
+  span.title = { draft: "proposed by the draft", copy: "copied from the prompt", target: "written by the large model" }[writer];
+  parent.append(span);
+}

@@ -1,0 +1,193 @@
+// Writing: sends a prompt, shows who wrote each token, and compares with regular decoding.
+
+import { complete } from "./api.js";
+import * as beams from "./beams.js";
+import { $, element, seconds, tell } from "./dom.js";
+import { complain } from "./errors.js";
+import { Panel } from "./panel.js";
+import { offer, press, task } from "./prompts.js";
+
+const REPLAY_MS = 420; // one pass of the large model, in slow motion
+
+let controller = null; // of the run in progress
+let drafts = false; // whether the server has a draft
+
+const panels = { speculative: new Panel("speculative"), regular: new Panel("regular") };
+for (const panel of Object.values(panels)) {
+  panel.text.append(element("span", panel === panels.regular ? "One token per pass, for comparison." : "The text appears here.", "placeholder"));
+}
+
+export async function run() {
+  stop();
+  const mine = (controller = new AbortController());
+  const body = { prompt: $("prompt").value, ...task() };
+  reset();
+  busy(true);
+  try {
+    if (beams.searching()) await beams.search(body, mine.signal);
+    else await write({ ...body, num_beams: 1 }, mine);
+  } catch (error) {
+    if (mine.signal.aborted) tell("Stopped.");
+    else await complain(error, $("error"));
+  } finally {
+    if (controller === mine) busy(false);
+  }
+}
+
+/** Decodes with proposals, and without to compare. */
+async function write(body, mine) {
+  const compare = $("compare").checked;
+  await into(panels.speculative, { ...body, ...drafting() }, mine);
+  count();
+  if (compare) {
+    await into(panels.regular, { ...body, draft: false }, mine);
+    judge(Number($("delta").value));
+  } else {
+    tell(`Done: ${panels.speculative.last.tokens_per_call.toFixed(2)} tokens per target call.`);
+  }
+}
+
+/** The settings of the sliders; none where the server has no draft. */
+function drafting() {
+  if (!drafts) return {};
+  const fixed = Number($("num-draft").value);
+  return { num_draft: $("auto").checked ? "auto" : fixed, delta: Number($("delta").value) };
+}
+
+async function into(panel, body, { signal }) {
+  panel.root.classList.add("running");
+  const show = (choice) => {
+    panel.take(choice);
+    bars();
+    if (panel === panels.speculative) count();
+  };
+  try {
+    await complete(body, show, signal);
+  } finally {
+    panel.root.classList.remove("running");
+  }
+}
+
+function reset() {
+  const search = beams.searching();
+  Object.values(panels).forEach((panel) => panel.clear());
+  beams.clear();
+  for (const id of ["error", "comparison"]) $(id).hidden = true;
+  for (const id of ["legend", "panels"]) $(id).hidden = search;
+  $("search").hidden = !search;
+  $("regular").hidden = !$("compare").checked;
+  count();
+  tell("Running.");
+}
+
+export function stop() {
+  controller?.abort();
+  clearTimeout(replaying);
+}
+
+function busy(is) {
+  $("stop").disabled = !is;
+  $("replay").disabled = is;
+  $("output").setAttribute("aria-busy", is);
+}
+
+// ---- figures --------------------------------------------------------------------------------------
+
+function count() {
+  const written = panels.speculative.written;
+  for (const writer of ["draft", "copy", "target"]) {
+    const share = written.filter((token) => token.writer === writer).length;
+    $(`count-${writer}`).textContent = written.length ? share : "";
+  }
+}
+
+function bars() {
+  const [ours, theirs] = [panels.speculative.last, panels.regular.last];
+  if (!ours || !theirs) return;
+  const time = (stats) => stats.encode_seconds + stats.decode_seconds;
+  const pairs = [
+    ["calls", ours.target_calls, theirs.target_calls, (x) => x],
+    ["seconds", time(ours), time(theirs), (x) => `${x.toFixed(2)} s`],
+  ];
+  for (const [name, a, b, format] of pairs) {
+    for (const [side, value] of [["s", a], ["r", b]]) {
+      const meter = $(`bar-${name}-${side}`);
+      meter.max = Math.max(a, b);
+      meter.value = value;
+      meter.setAttribute("aria-label", `${name}, ${side === "s" ? "speculative" : "regular"}`);
+      $(`${name}-${side}`).textContent = `${format(value)} ${side === "s" ? "speculative" : "regular"}`;
+    }
+  }
+  $("comparison").hidden = false;
+}
+
+function judge(delta) {
+  const [ours, theirs] = [panels.speculative.last, panels.regular.last];
+  const same = panels.speculative.string === panels.regular.string;
+  const fewer = (theirs.target_calls / ours.target_calls).toFixed(1);
+  const speed = seconds(theirs) / seconds(ours);
+  const time = Number.isFinite(speed) ? `${speed.toFixed(1)}× the speed` : "too short to time";
+  let text = same ? "The same text." : "The text differs: leniency above 0 lets the draft’s taste through.";
+  if (!same && delta === 0) text = "The text differs, by rounding: see the README.";
+  const verdict = `${fewer}× fewer passes of the large model, ${time}. ${text}`;
+  $("verdict").textContent = verdict;
+  tell(`Done. ${panels.speculative.last.tokens_per_call.toFixed(2)} tokens per target call. ${verdict}`);
+}
+
+// ---- slow motion ----------------------------------------------------------------------------------
+
+let replaying = 0;
+
+/** Draws both texts again, each pass of the large model taking the same time. */
+function replay() {
+  clearTimeout(replaying);
+  const all = Object.values(panels);
+  const passes = all.map((panel) => panel.passes);
+  all.forEach((panel) => panel.clear());
+  all.forEach((panel, i) => (panel.passes = passes[i]));
+  let n = 0;
+  const draw = () => {
+    passes.forEach((list, i) => list[n] && all[i].draw(list[n]));
+    n += 1;
+    if (passes.some((list) => n < list.length)) replaying = setTimeout(draw, REPLAY_MS);
+  };
+  draw();
+}
+
+// ---- controls -------------------------------------------------------------------------------------
+
+function settle() {
+  const search = beams.searching();
+  const delta = Number($("delta").value);
+  $("num-draft-value").textContent = $("auto").checked ? "auto" : $("num-draft").value;
+  $("num-draft").disabled = !drafts || search || $("auto").checked;
+  for (const id of ["auto", "delta"]) $(id).disabled = !drafts || search;
+  $("compare").disabled = search;
+  $("delta-value").textContent = String(delta);
+  $("delta-note").textContent =
+    delta === 0 ? "0: the large model’s own text, exactly"
+    : delta === 1 ? "1: whatever the draft proposes is kept"
+    : "keeps more proposals than the large model would make";
+}
+
+/** Takes the server's defaults. */
+export function start(served) {
+  drafts = served.draft;
+  $("num-draft").max = served.max_num_draft;
+  if (served.num_draft === "auto") $("auto").checked = true;
+  else $("num-draft").value = served.num_draft;
+  $("delta").value = served.delta;
+  $("num-beams").max = served.max_num_beams;
+  beams.propose(served);
+  offer(served.id, served, (wanted) => {
+    beams.propose(wanted);
+    settle();
+  });
+  settle();
+}
+
+$("stop").addEventListener("click", stop);
+$("replay").addEventListener("click", replay);
+for (const id of ["num-draft", "delta", "auto"]) $(id).addEventListener("input", settle);
+beams.listen(settle);
+$("prompt").addEventListener("input", () => press(null));

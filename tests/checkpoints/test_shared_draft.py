@@ -1,0 +1,96 @@
+"""shared_draft.py: the folders of drafts, and what is refused."""
+
+import json
+
+import pytest
+
+import checkpoints
+from convert import convert
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.checkpoint import open_checkpoint
+from mlx_t5.checkpoints.shared_draft import save_draft
+from mlx_t5.errors import UserError
+from mlx_t5.network.sharing import ENTRY, fingerprint, shared_draft
+from model import load
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A target's folder."""
+    return checkpoints.tiny(tmp_path / "target")
+
+
+def stored(folder):
+    with open_checkpoint(folder) as checkpoint:
+        return {name: checkpoint.dtype(name) for name in checkpoint.names}
+
+
+def test_a_folder_has_the_decoder_and_says_what_it_belongs_to(target, tmp_path):
+    folder = convert(target, tmp_path / "mlx", "bfloat16")
+    config = json.loads((folder / "config.json").read_text())
+    config["converted_from"] = {"model": "me/my-t5"}
+    (folder / "config.json").write_text(json.dumps(config))
+    model, _ = load(folder, "float32")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "modules.json").write_text("[]")
+    path = save_draft(shared_draft(model, 1), folder, tmp_path / "draft")
+    written = json.loads((path / "config.json").read_text())
+    assert written.pop(ENTRY) == {"fingerprint": fingerprint(model), "model": "me/my-t5"}
+    assert written.pop("num_decoder_layers") == 1
+    assert written.items() <= config.items() and "converted_from" not in written
+    types = stored(path)  # the target folder's
+    assert set(types.values()) == {"bfloat16"}
+    assert types.keys() == dict(tree_flatten(shared_draft(model, 1).parameters())).keys()
+    assert (path / "tokenizer_config.json").exists() and not (path / "modules.json").exists()
+
+
+def test_a_type_can_be_chosen(target, tmp_path):
+    model, _ = load(target)
+    path = save_draft(shared_draft(model, 1), target, tmp_path / "draft", dtype="float16")
+    types = stored(path)
+    wide = {name for name, kind in types.items() if kind == "float32"}
+    assert wide == {name for name in types if ".wo." in name}
+    draft, _ = load(path, shared_with=load(target, "float16")[0])
+    assert draft.dtype == draft.decoder.norm.weight.dtype == mx.float16
+    assert mx.all(mx.isfinite(draft(mx.array([[3, 1]]), mx.array([[0, 5]]))))
+
+
+def test_a_draft_with_an_encoder_of_its_own_is_written_whole(target, tmp_path):
+    model, _ = load(target)
+    again, _ = load(save_draft(model, target, tmp_path / "draft"))
+    ours, theirs = (dict(tree_flatten(each.parameters())) for each in (again, model))
+    assert ours.keys() == theirs.keys()
+    assert all(mx.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_what_is_there_is_not_written_over(target, tmp_path):
+    draft = shared_draft(load(target)[0], 1)
+    path = save_draft(draft, target, tmp_path / "draft")
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    refused = {path: "exists; replace it", target: "it comes from", "~no/x": "nowhere"}
+    for place, match in refused.items():
+        with pytest.raises(UserError, match=match):
+            save_draft(draft, target, place)
+    with pytest.raises(UserError, match="cannot read .*config.json"):
+        save_draft(draft, tmp_path, tmp_path / "other")
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["draft", "target"]
+    assert save_draft(draft, target, path, standalone=True, overwrite=True) == path
+    assert load(path)[0].config.num_decoder_layers == 1
+
+
+def test_a_run_that_is_stopped_leaves_nothing(target, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlx_t5.checkpoints.shared_draft.write_json", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
+    assert [file.name for file in tmp_path.iterdir()] == ["target"]
+
+
+def test_converting_one_is_refused(target, tmp_path):
+    path = save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
+    with pytest.raises(UserError, match="a draft, ready to use: give it as --draft-model"):
+        convert(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,183 @@
+"""sharing.py: drafts made of their target's decoder, and what tells that target from others."""
+
+import json
+
+import numpy as np
+import pytest
+
+from convert import convert
+from decoder import SpeculativeDecoder
+from devices import cpu_allocation
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.shared_draft import save_draft
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.errors import UserError
+from mlx_t5.network.memory import stored_bytes
+from mlx_t5.network.sharing import ENTRY, fingerprint, same_model, shared_draft
+from model import T5, load
+from random_models import random_t5
+
+IDS = mx.array([[5, 9, 3, 1], [40, 41, 42, 1]])
+WRITTEN = mx.array([[0, 7, 8], [0, 20, 21]])
+PROMPTS = [[7, 8, 9, 1], [30, 31, 1], [*range(20, 45), 1], [5, 1], [50, 2, 50, 2, 50, 1], [7, 8, 1]]
+# Tied, with a head of its own and gated, with a bias in every layer, with few decoder layers.
+KINDS = ("t5", "flan", "umt5", "byt5", "quantised")
+
+
+@pytest.fixture(scope="module")
+def folders(made, tmp_path_factory):
+    """`folders(kind)`: a target's folder; one is quantised, embedding and head as well."""
+    root = tmp_path_factory.mktemp("targets")
+    in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
+
+    def folder(kind):
+        if kind != "quantised":
+            return made(kind).folder
+        path = root / kind
+        return path if path.exists() else convert(made("flan").folder, path, "float32", **in_bits)
+
+    return folder
+
+
+def held(model):
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_of_all_layers_is_the_target_and_holds_its_decoder_alone(folders, kind, tmp_path):
+    target, _ = load(folders(kind), "float32")
+    depth = target.config.num_decoder_layers
+    expected = target(IDS, WRITTEN)
+    made = shared_draft(target, depth)
+    alone = save_draft(made, folders(kind), tmp_path / "draft")
+    whole = save_draft(made, folders(kind), tmp_path / "whole", standalone=True)
+    assert ENTRY not in json.loads((whole / "config.json").read_text())
+    loaded = load(alone, shared_with=target)[0]
+    for draft in (made, loaded):
+        assert all(name.startswith("decoder.") for name, _ in tree_flatten(draft.parameters()))
+        assert draft.trainable_parameters().keys() == {"decoder"}
+        for part in ("encoder", "shared", "lm_head"):
+            assert getattr(draft, part, None) is getattr(target, part, None)
+    assert stored_bytes(alone, "float32") == held(loaded)
+    for draft in (made, loaded, load(whole)[0]):
+        assert mx.allclose(draft(IDS, WRITTEN), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_are_taken_evenly_from_the_first_on(made):
+    target, _ = load(made("umt5").folder, "float32")  # three layers, each with its own bias
+    draft = shared_draft(target, 2)
+    for i, place in enumerate((0, 1)):
+        ours, theirs = draft.decoder, target.decoder
+        for name, array in tree_flatten(ours.layers[i].parameters()):
+            weights = dict(tree_flatten(theirs.layers[place].parameters()))
+            assert mx.array_equal(array, weights[name])
+        tables = (stack.relative_attention_bias[at] for stack, at in ((ours, i), (theirs, place)))
+        assert mx.array_equal(*(table.weight for table in tables))
+    for layers in (0, 4):
+        with pytest.raises(UserError, match="the target has 3; choose 1 to 3"):
+            shared_draft(target, layers)
+
+
+@cpu_allocation
+def test_nothing_that_is_shared_is_held_twice(made, tmp_path):
+    target, _ = load(made("flan").folder, "float32")
+    path = save_draft(shared_draft(target, 1), made("flan").folder, tmp_path / "draft")
+    before = mx.get_active_memory()
+    draft, _ = load(path, shared_with=target)
+    assert 0 < mx.get_active_memory() - before < 1.1 * held(draft)
+
+
+def decoders(target, draft, **options):
+    model = DraftModel(draft, target)
+    yield SpeculativeDecoder(target, model, None, 3, **options)
+    yield SpeculativeDecoder(target, CopyOrDraft(SourceCopy(), model), None, 7, **options)
+
+
+@pytest.mark.parametrize("mode", ["float32", "4 bit"])
+def test_texts_are_those_of_the_target(mode):
+    target = random_t5(mode, seed=3)
+    draft = shared_draft(target, 1)
+    regular = [r.tokens for r in SpeculativeDecoder(target).generate(PROMPTS, 20)]
+    accepted = 0
+    for decoder in decoders(target, draft):
+        results = decoder.generate(PROMPTS, 20, batch_size=4)  # two join while others run
+        assert [r.tokens for r in results] == regular
+        accepted += sum(r.writers.count("draft") for r in results)
+    assert accepted > 20, "else the drafts were never right, and little is shown"
+
+
+def test_exact_texts_are_the_same_with_and_without():
+    target = random_t5(seed=3)
+    regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)
+    for decoder in decoders(target, shared_draft(target, 1), exact=True):
+        results = decoder.generate(PROMPTS, 20, batch_size=4)
+        assert [r.tokens for r in results] == [r.tokens for r in regular]
+
+
+def test_a_prompt_is_encoded_once_and_proposals_are_as_if_it_were_twice(monkeypatch):
+    target = random_t5(seed=3)
+    draft = shared_draft(target, 1)
+    own = T5(draft.config)  # the same model, with an encoder of its own
+    own.update(target.parameters() | {"decoder": draft.decoder.parameters()})
+    encode, passes = T5.encode, []
+    spied = lambda self, *args: passes.append(self) or encode(self, *args)  # noqa: E731
+    monkeypatch.setattr(T5, "encode", spied)
+    counts = {}
+    for name, model in {"shared": draft, "own": own}.items():
+        passes.clear()
+        decoder = SpeculativeDecoder(target, model, None, 3)
+        results = decoder.generate(PROMPTS, 20, batch_size=4, num_samples=2, temp=0.8, seed=5)
+        counts[name] = [(r.tokens, r.stats.drafted, r.stats.accepted) for r in results]
+        assert all(model is target for model in passes) is (name == "shared")
+    assert counts["shared"] == counts["own"]
+
+
+def test_a_draft_is_refused_with_another_target(tmp_path, made):
+    target, other = random_t5(seed=3), random_t5(seed=4)
+    draft = shared_draft(target, 1)
+    with pytest.raises(UserError, match="uses the encoder of another target"):
+        SpeculativeDecoder(other, draft)
+    folder = made("t5").folder
+    path = save_draft(shared_draft(load(folder)[0], 1), folder, tmp_path / "draft")
+    for wanted, match in (
+        ({}, "is a draft for t5 and works with that alone.*give it as --draft-model"),
+        ({"shared_with": other}, "is a draft for t5, and the target is another model"),
+        ({"shared_with": load(folder)[0], "adapter": tmp_path}, "merge the adapter into that"),
+    ):
+        with pytest.raises(UserError, match=match):
+            load(path, **wanted)
+
+
+NO_FINGERPRINTS = (0, [], {}, {"fingerprint": 3}, {"fingerprint": "xy", "model": []})
+
+
+@pytest.mark.parametrize("entry", NO_FINGERPRINTS)
+def test_an_entry_that_is_damaged_fits_no_target(entry, made, tmp_path):
+    folder = made("t5").folder
+    target, _ = load(folder)
+    path = save_draft(shared_draft(target, 1), folder, tmp_path / "draft")
+    config = json.loads((path / "config.json").read_text()) | {ENTRY: entry}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="the target is another model"):
+        load(path, shared_with=target)
+
+
+def test_the_fingerprint_outlives_types_and_quantisation(folders, made):
+    folder = made("flan").folder
+    plain, _ = load(folder, "float32")
+    print_of = {name: fingerprint(load(folder, name)[0]) for name in ("float16", "bfloat16")}
+    print_of["quantised"] = fingerprint(load(folders("quantised"), "bfloat16")[0])
+    assert print_of["bfloat16"] == print_of["quantised"] == fingerprint(plain)
+    assert same_model(print_of["float16"], fingerprint(plain))
+    assert fingerprint(random_t5(seed=3)) != fingerprint(random_t5(seed=4))
+
+
+@pytest.mark.parametrize(("change", "same"), [(0.003, True), (0.03, False), (np.nan, False)])
+def test_a_fingerprint_is_another_where_one_number_has_moved(change, same):
+    model = random_t5(seed=3)
+    before = fingerprint(model)
+    weight = model.encoder.norm.weight
+    weight[-1] = weight[-1] * (1 + change)
+    assert same_model(before, fingerprint(model)) is same
+    assert not same_model(before, before[:-4]) and not same_model(before, "")

@@ -1,0 +1,95 @@
+"""Drafts that share their target's encoder, from the command lines: main, server, benchmark."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import server
+from benchmarks import peer_ours
+from benchmarks.options import BOTH, DRAFT, REGULAR
+from benchmarks.subject import Subject
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.shared_draft import save_draft
+from mlx_t5.cli.models import BUNDLED, choose_pair
+from mlx_t5.network.memory import stored_bytes, warning
+from mlx_t5.network.sharing import shared_draft
+from model import load
+
+PROMPTS = ["fix grammar: She have two cat.", "translate English to French: I have two cats."]
+ASKED = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+OPTIONS = ["--model", str(BUNDLED / "target"), "--dtype", "float32", "--max-tokens", "25", *ASKED]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    """The folder of a draft that shares with the bundled target."""
+    target, _ = load(BUNDLED / "target")
+    place = tmp_path_factory.mktemp("drafts") / "draft"
+    return save_draft(shared_draft(target, 2), BUNDLED / "target", place)
+
+
+def test_main_writes_what_the_target_writes_alone(run, draft):
+    _, expected, _ = run(*OPTIONS, "--regular-decode", "--json")
+    texts = [json.loads(line)["text"] for line in expected.splitlines()]
+    for name, more in ((str(draft), ["--exact"]), (f"{draft}+lookup", [])):
+        status, out, err = run(*OPTIONS, "--draft-model", name, "--json", *more)
+        records = [json.loads(line) for line in out.splitlines()]
+        assert (status, [r["text"] for r in records]) == (0, texts)
+        assert sum(r["stats"]["accepted"] for r in records) > 10
+        assert f"draft {draft}" in err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--model", "DRAFT"], "DRAFT is a draft for target and works with that alone, as it uses"),
+        (
+            ["--model", str(BUNDLED / "draft"), "--draft-model", "DRAFT"],
+            "DRAFT is a draft for target, and the target is another model; give it with its own",
+        ),
+    ],
+)
+def test_one_line_says_which_target_is_needed(run, draft, options, line):
+    status, out, err = run(*(option.replace("DRAFT", str(draft)) for option in options))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {line.replace('DRAFT', str(draft))}")
+
+
+def test_the_server_decodes_with_one(draft):
+    options = ["--draft-model", f"{draft}+lookup", "--dtype", "float32"]
+    args = server.build_parser().parse_args([*OPTIONS[:2], *options])
+    decoder = server._load(args, choose_pair(args.model, args.draft_model, None))
+    assert decoder.drafter.model.encoder is decoder.model.encoder
+    assert decoder.generate(PROMPTS[1]).text == "J'ai deux chats."
+
+
+def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(draft, tmp_path):
+    subject = Subject.load(str(BUNDLED / "target"), str(draft), "float32")
+    turns = [PROMPTS]
+    regular = subject.runs(REGULAR, 0, turns, max_tokens=25)(0)
+    for way in (DRAFT, BOTH):
+        run = subject.runs(way, 3, turns, batch_size=2, max_tokens=25)(0)
+        assert [r.tokens for r in run.results] == [r.tokens for r in regular.results]
+        assert run.draft_passes > 0
+    ours = peer_ours.Ours(str(BUNDLED / "target"), str(draft), "float32")
+    target, whole = ours.folders(str(tmp_path))
+    assert target == str(BUNDLED / "target")
+    ids, written = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
+    expected = subject.draft(ids, written)
+    assert Path(whole).parent == tmp_path
+    assert mx.array_equal(load(whole, "float32")[0](ids, written), expected)
+
+
+def test_memory_is_asked_for_what_the_draft_adds(draft, monkeypatch):
+    target, own = BUNDLED / "target", BUNDLED / "draft"
+    decoder_bytes = stored_bytes(draft, "bfloat16")
+    monkeypatch.setattr("mlx_t5.network.memory.limit", lambda: 0)
+    needed = stored_bytes(target, "bfloat16") + decoder_bytes
+    assert f"{needed / 1e6:.1f} MB" in warning([target, draft], "bfloat16")
+    model, _ = load(target)
+    shared, _ = load(draft, shared_with=model)
+    assert shared.encoder_memory(1, 100) == 0 < load(own)[0].encoder_memory(1, 100)
+    # Cross-attention and what is written, of two layers.
+    expected = 2 * 2 * 4 * 64 * (100 + 32) * 4
+    assert shared.cache_memory(1, 100, 20) == expected
