@@ -269,20 +269,22 @@ class SpeculativeDecoder(Scoring, Embedding):
         batch_size: int = DEFAULT_BATCH_SIZE,
         num_samples: int = 1,
         ready: Callable[[], bool] = lambda: True,
+        indexes: Iterable[int] | None = None,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done.
 
         Prompts are drawn as they are needed, so there may be any number of them. An exception in
         the place of one that could not be read becomes the error of its result. While texts are
-        being decoded, a prompt is drawn only if `ready` says that it need not be waited for.
+        being decoded, a prompt is drawn only if `ready` says that it need not be waited for. Where
+        they are a part of a whole, `indexes` has their places in it, which decide about the draws.
         """
         require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        pairs = zip(prompts, random_keys(seed, samples), strict=False)
+        pairs = zip(prompts, random_keys(seed, samples, indexes), strict=False)
         rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
         finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +27,13 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
-from mlx_t5.cli.arguments import (
-    BAD_INPUT,
-    INTERRUPTED,
-    given_settings,
-    not_given,
-    run,
-)
+from mlx_t5.cli import work
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, not_given, run
 from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import EARLY_STOPPING, build_parser
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
+from mlx_t5.machines import team
 from mlx_t5.requests import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -46,6 +42,10 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
+    from mlx_t5.cli.work import Job
+    from mlx_t5.machines.launched import Rank
+    from mlx_t5.machines.team import Team
+    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
@@ -63,10 +63,18 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _main(build_parser().parse_args(argv, not_given())))
+    return run(lambda: _main(team.parsed(build_parser(), argv, not_given())))
 
 
 def _main(args: argparse.Namespace) -> int:
+    rank, ranks = work.rank_of(args), work.team_of(args)
+    if ranks and ranks.rank:
+        return ranks.follow(lambda: _part(args, ranks))
+    with work.silent(rank):
+        return _run(args, rank, ranks)
+
+
+def _run(args: argparse.Namespace, rank: Rank | None, ranks: Team | None) -> int:
     args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
     given = given_settings(args)
     Settings(**given)  # mistakes in options are told first
@@ -75,8 +83,9 @@ def _main(args: argparse.Namespace) -> int:
     if sys.__stdout__ is None and not args.output_file:
         raise UserError("standard output is closed; name an --output-file")
     _check_one_pass(args)
-    prompts = _prompts(args)
-    if args.output_file:
+    _check_files(args)
+    prompts = _prompts(args) if rank is None or rank.leads else []
+    if args.output_file and prompts:
         check_output_file(args.output_file, args.input_file)
     chosen = _choose(args)
     presets = _presets(args, chosen.target)
@@ -84,36 +93,56 @@ def _main(args: argparse.Namespace) -> int:
     vars(args).update(vars(settings))
     if args.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
-    decoder = _load(args, chosen, settings)
-    for note in filter(None, (preset.note for preset in presets)):
-        _tell(note)
-    prefix = "".join(preset.prefix for preset in presets)
-    if not (args.prompt or args.input_file):
-        _tell(f"prompt: {DEFAULT_PROMPT}")
+    with work.Job.of(prompts, rank, args, _tell) as job:
+        if job.done:
+            _tell(f"all {job.first} prompts are done")
+            return 0
+        decoder = _load(args, chosen, settings, ranks)
+        generates = not (args.score or args.embed)
+        for note in filter(None, (preset.note for preset in presets if generates)):
+            _tell(note)
+        if not (args.prompt or args.input_file):
+            _tell(f"prompt: {DEFAULT_PROMPT}")
+        return _decode(decoder, job, "".join(p.prefix for p in presets), settings, args)
+
+
+def _decode(
+    decoder: SpeculativeDecoder, job: Job, prefix: str, settings: Settings, args: Any
+) -> int:
+    job.begin(lambda: _agreed(decoder, prefix, settings, args))
     if args.score or args.embed:
-        return _one_pass(decoder, prompts, args)
+        return _one_pass(decoder, job, prefix, args)
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
     to_screen = not (args.output_file or args.json)
     single = args.num_samples == args.num_beams == 1
+    prompts = job.prompts
     if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
         return _stream(decoder, prefix + prompts[0], settings, painter, args)
-    return _write_all(decoder, prompts, prefix, settings, painter, args)
+    return _write_all(decoder, job, prefix, settings, painter, args)
 
 
 def _check_one_pass(args: argparse.Namespace) -> None:
     """Refuses options that do not go together with scores and vectors."""
     if args.score and not args.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
-    if args.task is not None and (args.score or args.embed):
-        raise UserError("--task is for generating; write its prefix in the prompts")
     if args.exact and (args.score or args.embed):
         raise UserError("--exact is for texts that are written; leave it out")
     if args.normalize and not args.embed:
         raise UserError("--normalize is for the vectors of --embed; leave it out")
     if (args.output_file or "").endswith(".npy") and not args.embed:
         raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuses what cannot be resumed or shared out."""
+    if args.resume and not (args.input_file and args.output_file):
+        raise UserError("--resume goes on with an output; give --input-file and --output-file")
+    if args.resume and args.output_file.endswith(".npy"):
+        raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
+    if args.parallel and args.input_file in (None, "-"):
+        raise UserError("--parallel data shares a file out; name it with --input-file")
 
 
 def _prompts(args: argparse.Namespace) -> list[str] | Lines:
@@ -140,14 +169,24 @@ def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
 
 
-def _load(args: argparse.Namespace, chosen: Pair, settings: Settings) -> SpeculativeDecoder:
+def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
+    """The part of the target that another rank than 0 computes."""
+    from model import load
+
+    chosen = _choose(args)
+    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+
+
+def _load(
+    args: argparse.Namespace, chosen: Pair, settings: Settings, ranks: Team | None
+) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
     from mlx_t5.network.interface import require_decoder
     from model import load
 
-    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
+    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, ranks)
     if not args.embed:
         require_decoder(target)
     num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width
@@ -193,23 +232,24 @@ def _stream(
 
 def _write_all(
     decoder: SpeculativeDecoder,
-    prompts: list[str] | Lines,
+    job: Job,
     prefix: str,
     settings: Settings,
     painter: Painter | None,
     args: argparse.Namespace,
 ) -> int:
     """Write every text, in order, as soon as it and all before it are finished."""
-    in_hand: deque[tuple[int, Any]] = deque()
-    results = decoder.results(
-        _noted(prompts, in_hand, prefix),
-        batch_size=args.batch_size,
-        num_samples=args.num_samples,
-        seed=args.seed,
-        ready=prompts.ready if isinstance(prompts, Lines) else lambda: True,
-        **vars(settings),
-    )
-    as_json = args.json or (args.output_file or "").endswith(".jsonl")
+
+    def results(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Result]:
+        return decoder.results(
+            work.prefixed(prompts, prefix),
+            batch_size=args.batch_size,
+            num_samples=args.num_samples,
+            seed=args.seed,
+            ready=ready,
+            indexes=indexes,
+            **vars(settings),
+        )
 
     def paint(result: Result) -> str:
         assert painter is not None, "it is only called with --verbose"
@@ -218,12 +258,14 @@ def _write_all(
     texts = _texts_a_prompt(args)
     unit = "prompts" if texts == 1 else "texts"
     began, totals, status = time.perf_counter(), Totals(), 0
+    in_hand: work.InHand = deque()
+    as_json = work.is_json(args)
     with (
-        Results(args.output_file, as_json, paint if painter else None) as output,
-        _bar(prompts, unit, args) as bar,
+        Results(args.output_file, as_json, paint if painter else None, job.keep) as output,
+        _bar(job, unit, args) as bar,
     ):
         try:
-            for result in results:
+            for result in job.outcomes(results, in_hand):
                 status = max(status, _write(output, *in_hand[0], result))
                 totals.add(result.stats)
                 if totals.results % texts == 0:
@@ -234,30 +276,32 @@ def _write_all(
     of_all = f" of {bar.total}" if bar.total else ""
     done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
     _tell(done + totals.summary(time.perf_counter() - began, unit))
+    job.report(args.verbose)
     return status
 
 
-def _one_pass(decoder: SpeculativeDecoder, prompts: list[str] | Lines, args: Any) -> int:
+def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> int:
     """Writes scores or vectors, in order, batch by batch."""
     from mlx_t5.backend import mx
     from mlx_t5.cli import one_pass
 
-    in_hand: deque[tuple[int, Any]] = deque()
-    given: Iterator[Any] = _noted(prompts, in_hand, "")
-    ready = prompts.ready if isinstance(prompts, Lines) else lambda: True
-    outcomes: Iterator[Any]
+    def outcomes(prompts: Iterator[Any], _: Iterator[int], ready: Any) -> Iterator[Any]:
+        prompts = work.prefixed(prompts, prefix)
+        if args.score:
+            return decoder.scores(prompts, args.batch_size, ready)
+        return decoder.embeddings(prompts, args.normalize, args.batch_size, ready)
+
+    in_hand: work.InHand = deque()
     output: one_pass.JsonLines | one_pass.ArrayFile
     if args.score:
-        outcomes = decoder.scores(given, args.batch_size, ready)
-        output = one_pass.JsonLines(args.output_file, one_pass.score_record)
+        output = one_pass.JsonLines(args.output_file, one_pass.score_record, job.keep)
     else:
-        outcomes = decoder.embeddings(given, args.normalize, args.batch_size, ready)
-        output = one_pass.output_of_vectors(args.output_file)
+        output = one_pass.output_of_vectors(args.output_file, job.keep)
     began, done, status = time.perf_counter(), 0, 0
     mx.reset_peak_memory()
-    with output, _bar(prompts, "prompts", args) as bar:
+    with output, _bar(job, "prompts", args) as bar:
         try:
-            for outcome in outcomes:
+            for outcome in job.outcomes(outcomes, in_hand):
                 n, item = in_hand.popleft()
                 output.write(item, outcome)
                 if error := one_pass.error_of(outcome):
@@ -272,28 +316,34 @@ def _one_pass(decoder: SpeculativeDecoder, prompts: list[str] | Lines, args: Any
     interrupted = "interrupted: " if status == INTERRUPTED else ""
     seconds = time.perf_counter() - began
     _tell(interrupted + one_pass.summary(done, seconds, mx.get_peak_memory()))
+    job.report(args.verbose)
     return status
 
 
-def _bar(prompts: list[str] | Lines, unit: str, args: argparse.Namespace) -> tqdm:
+def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
     """Shows how many texts are finished, on standard error."""
     from tqdm import tqdm
 
-    count = len(prompts) if isinstance(prompts, list) else prompts.count
+    texts = _texts_a_prompt(args)
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    return tqdm(total=count and count * _texts_a_prompt(args), unit=" " + unit, disable=hidden)
+    total, done = job.count and job.count * texts, job.first * texts
+    return tqdm(total=total, initial=done, unit=" " + unit, disable=hidden)
 
 
 def _texts_a_prompt(args: argparse.Namespace) -> int:
     return args.num_samples * args.num_return_sequences  # one of them is 1
 
 
-def _noted(prompts: Iterable, in_hand: deque[tuple[int, Any]], prefix: str) -> Iterator:
-    """Prompts with their prefix; without it they are put into `in_hand` with their numbers."""
-    for n, prompt in enumerate(prompts, 1):
-        in_hand.append((n, prompt))
-        yield prefix + prompt if isinstance(prompt, str) else prompt
+def _agreed(
+    decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
+) -> dict[str, str]:
+    """What ranks that share a file have to have in common."""
+    from mlx_t5.machines.outcomes import common
+
+    names = ("seed", "num_samples", "batch_size", "score", "embed", "normalize", "exact")
+    asked = [prefix, vars(settings), {name: getattr(args, name) for name in names}]
+    return common(decoder, asked)
 
 
 def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:

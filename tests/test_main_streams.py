@@ -17,6 +17,8 @@ import main
 from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
+from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.work import Job
 from mlx_t5.requests import Settings
 
 PATIENCE = 120
@@ -110,7 +112,9 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     args = main.build_parser().parse_args(argv)
-    assert main._write_all(FakeDecoder(), Many(), "", Settings(), None, args) == 0
+    args.num_return_sequences = 1
+    job = Job(Many(), Kept(), args)
+    assert main._write_all(FakeDecoder(), job, "", Settings(), None, args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 

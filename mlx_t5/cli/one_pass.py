@@ -7,12 +7,14 @@ Scores and vectors are JSON lines; vectors are an array of NumPy's where the fil
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlx_t5.cli.output import opened
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
@@ -29,10 +31,11 @@ class JsonLines:
     Args:
         path: file to write, left as it is until there is a result; None is standard output.
         record: makes the object of an item and its outcome.
+        keep: bytes at the beginning of the file that are kept.
     """
 
-    def __init__(self, path: str | None, record: Callable[[Any, Any], dict]):
-        self._path, self._record = path, record
+    def __init__(self, path: str | None, record: Callable[[Any, Any], dict], keep: int = 0):
+        self._path, self._record, self._keep = path, record, keep
         self._file: IO[str] | None = None if path else sys.stdout
 
     def __enter__(self) -> JsonLines:
@@ -46,7 +49,7 @@ class JsonLines:
         """Writes one result."""
         line = json.dumps(self._record(item, outcome), ensure_ascii=False, allow_nan=False)
         if self._path and not self._file:
-            self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")
+            self._file = opened(self._path, self._keep)
         print(line, file=self._file, flush=True)
 
 
@@ -54,8 +57,8 @@ class ArrayFile:
     """Rows of a float32 array, as numpy.load reads it; a context manager.
 
     A row of NaN stands for a prompt that cannot be embedded, so that rows stay those of the input.
-    The header gets the number of rows at the end, however that comes. There is no file as long as
-    there is no vector.
+    The header follows the rows, one by one, so that the file can be read however its writer ends.
+    There is no file as long as there is no vector.
 
     The format is described at https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
     """
@@ -69,8 +72,6 @@ class ArrayFile:
 
     def __exit__(self, *_) -> None:
         if self._file:
-            self._file.seek(0)
-            self._file.write(self._header())
             self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
@@ -88,6 +89,10 @@ class ArrayFile:
     def _write_rows(self, rows: np.ndarray) -> None:
         assert self._file is not None
         self._file.write(rows.astype("<f4").tobytes())
+        self._file.seek(0)
+        self._file.write(self._header())
+        self._file.seek(0, os.SEEK_END)
+        self._file.flush()
 
     def _header(self) -> bytes:
         shape = f"({self._rows}, {self._width})"
@@ -119,9 +124,10 @@ def error_of(outcome: Any) -> str | None:
     return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
 
 
-def output_of_vectors(path: str | None) -> JsonLines | ArrayFile:
+def output_of_vectors(path: str | None, keep: int = 0) -> JsonLines | ArrayFile:
     """Where vectors go: an array where the name says so, and JSON lines otherwise."""
-    return ArrayFile(path) if path and path.endswith(ARRAY) else JsonLines(path, embedding_record)
+    is_array = path is not None and path.endswith(ARRAY)
+    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep)
 
 
 def summary(count: int, seconds: float, peak_memory_bytes: int) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
@@ -36,6 +36,13 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
         raise UserError(f"{output_file} may not be written; choose another place")
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
         raise UserError(f"{output_file} is the input file too; give the results another name")
+
+
+def opened(path: str, keep: int = 0) -> TextIO:
+    """Opens a file for results, after so many bytes of what it holds."""
+    if keep:
+        os.truncate(path, keep)
+    return open(path, "a" if keep else "w", encoding="utf-8", errors="backslashreplace")
 
 
 class Painter:
@@ -86,12 +93,18 @@ class Results:
         as_json: one JSON object a line; otherwise one text a line.
         paint: makes a coloured line of a result; where results go to a file or are JSON, it is
             shown on standard error besides.
+        keep: bytes at the beginning of the file that are kept.
     """
 
     def __init__(
-        self, path: str | None, as_json: bool, paint: Callable[[Result], str] | None = None
+        self,
+        path: str | None,
+        as_json: bool,
+        paint: Callable[[Result], str] | None = None,
+        keep: int = 0,
     ):
         self._path, self._file = path, None if path else sys.stdout
+        self._keep = keep
         self._as_json, self._paint = as_json, paint
         self._aside = path is not None or as_json
 
@@ -111,7 +124,7 @@ class Results:
         elif paint:
             line = paint(result)
         if self._path and not self._file:
-            self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")
+            self._file = opened(self._path, self._keep)
         print(line, file=self._file, flush=True)
 
 

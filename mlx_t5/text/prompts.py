@@ -180,17 +180,21 @@ def checked_seed(seed: Any) -> int | list[int]:
     return checked("seed", seed)
 
 
-def random_keys(seed: int | Sequence[int], samples: int = 1) -> Iterator[Iterator[mx.array]]:
+def random_keys(
+    seed: int | Sequence[int], samples: int = 1, indexes: Iterable[int] | None = None
+) -> Iterator[Iterator[mx.array]]:
     """Yields the random keys (2,) of the samples, prompt by prompt.
 
     Args:
         seed: as `checked_seed` returns it. From one, sample j of prompt i gets stream
             i * samples + j; from its own, stream j.
         samples: of each prompt.
+        indexes: the i of each prompt; None counts them from 0.
     """
     if isinstance(seed, Sequence):
         return (_streams(own, 0, samples) for own in seed)
-    return (_streams(seed, i * samples, samples) for i in count())
+    places = count() if indexes is None else indexes
+    return (_streams(seed, i * samples, samples) for i in places)
 
 
 def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:

@@ -1,0 +1,102 @@
+"""What `--resume` keeps of an output: the lines of the prompts that are done.
+
+A run that was interrupted leaves the results of the first prompts, and perhaps a part of a line.
+Each prompt's lines say whether they can be its own, so that no output is continued with another
+input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from mlx_t5.errors import UserError
+
+OTHERWISE = "name another --output-file, or leave --resume out to write it anew"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of an output.
+
+    Attributes:
+        prompts: how many are done.
+        size: bytes of their lines, from the beginning of the file.
+    """
+
+    prompts: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the lines of an output look like.
+
+    Attributes:
+        texts: lines a prompt.
+        result: the field that every object has; None if lines are texts.
+    """
+
+    texts: int = 1
+    result: str | None = None
+
+
+def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None = None) -> Kept:
+    """Finds the prompts that are done, and draws as many of `items`.
+
+    Args:
+        output_file: of an earlier run; there may be none.
+        items: what the input's lines hold: texts, pairs, or a UserError where one cannot be used.
+        form: what the output's lines look like.
+        count: how many items there are, if that is known.
+
+    Raises:
+        UserError: the output has results of other prompts, or of more than the input has.
+    """
+    prompts = size = 0
+    try:
+        with open(output_file, "rb") as file:
+            while lines := _whole_lines(file, form.texts):
+                item = next(items, None)
+                if item is None:
+                    raise _too_many(output_file, prompts)
+                for i, line in enumerate(lines):
+                    where = f"{output_file} line {prompts * form.texts + i + 1}"
+                    _check(line, item, form, where)
+                prompts, size = prompts + 1, size + sum(map(len, lines))
+            if prompts == count and file.tell() > size:
+                raise _too_many(output_file, prompts)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UserError(f"cannot read {output_file}: {error.strerror}") from None
+    return Kept(prompts, size)
+
+
+def _too_many(output_file: str, prompts: int) -> UserError:
+    more = f"{output_file} has results of more prompts than the input"
+    return UserError(f"{more}, which has {prompts}; {OTHERWISE}")
+
+
+def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
+    """The next lines of a prompt; none if one is missing or has no end."""
+    lines = [file.readline() for _ in range(count)]
+    return lines if all(line.endswith(b"\n") for line in lines) else []
+
+
+def _check(line: bytes, item: Any, form: Form, where: str) -> None:
+    """Refuses an object that is not of this item."""
+    if form.result is None:
+        return
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or form.result not in record:
+        raise UserError(f"{where} is no object with {form.result!r}; {OTHERWISE}")
+    asked = {"prompt": item[0], "target": item[1]} if isinstance(item, tuple) else {"prompt": item}
+    for name, text in asked.items():
+        if record.get(name) != ("" if isinstance(text, UserError) else text):
+            raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
