@@ -16,16 +16,17 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict
 from mlx_t5.training.learner import Learner
+from mlx_t5.training.trainer import Score
 from model import load
 
-QUICK = ["--iters", "24", "--batch-size", "8", "--steps-per-eval", "12", "--save-every", "5"]
+QUICK = ["--iters", "20", "--batch-size", "8", "--steps-per-eval", "10", "--save-every", "5"]
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
     """A file of short prompts of the bundled pair, and two lines that are none."""
     lines = (BUNDLED / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = sorted((json.loads(line)["prompt"] for line in lines), key=len)[:90]
+    texts = sorted((json.loads(line)["prompt"] for line in lines), key=len)[:60]
     path = tmp_path_factory.mktemp("data") / "prompts.txt"
     path.write_bytes("\n".join([*texts, "", "last"]).encode() + b"\n\xff\n")
     return path
@@ -65,9 +66,9 @@ def weights(folder: Path) -> dict[str, mx.array]:
 
 def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
     output, told = made
-    assert "left out: " in told and "line 91 is empty" in told and "line 93 is not UTF-8" in told
+    assert "left out: " in told and "line 61 is empty" in told and "line 63 is not UTF-8" in told
     scores = re.findall(r"step (\d+): .*acceptance ([\d.]+)%, ([\d.]+) tokens a call", told)
-    assert [int(step) for step, *_ in scores] == [0, 12, 24]
+    assert [int(step) for step, *_ in scores] == [0, 10, 20]
     assert float(scores[-1][1]) > float(scores[0][1]) + 10 and float(scores[-1][2]) > 1.4
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
     assert losses[1] < losses[0] < 4
@@ -131,19 +132,25 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
 def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
     made, prompts, tmp_path, monkeypatch, capsys
 ):
-    """A draft with an encoder of its own, from sampled answers that are there already."""
+    """A draft with an encoder of its own, from answers that are there already."""
     monkeypatch.setattr(distill.Distillation, "_judged", lambda self, path: "no verdict")
+    better = iter([1.0, 2.0])  # the bundled draft has learned more than two steps could add
+    monkeypatch.setattr(distill.Distillation, "_evaluate", lambda self: Score(0.5, next(better)))
     shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
-    before = {n: a for n, a in tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters())}
+    before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
     options = ["--draft-model", str(BUNDLED / "draft"), "--resume", "--iters", "2"]
     assert run(prompts, tmp_path / "own", *options) == 0
     assert "the answers are used again, the training begins anew" in capsys.readouterr().err
     own, _ = load(tmp_path / "own", "float32")
     assert own.shares_with is None
     after = dict(tree_flatten(own.parameters()))
-    assert before.keys() == after.keys() and mx.allclose(
-        before["shared.weight"], after["shared.weight"], atol=0.5
-    )
+    assert before.keys() == after.keys()
+    for name in (
+        "shared.weight",
+        "encoder.layers.0.self_attention.q.weight",
+        "decoder.norm.weight",
+    ):
+        assert not mx.array_equal(before[name], after[name]), name
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
         (["--draft-model", "x", "--no-share-encoder"], "leave --share-encoder out"),
         (["--draft-model", "x", "--standalone"], "--standalone is for drafts that are cut"),
         (["--decoder-layers", "9"], "a draft cannot have 9 decoder layers: the target has 3"),
-        (["--learning-rate", "0"], "give a number from 1e-6 to 1, not 0"),
+        (["--learning-rate", "0"], "give a number from 1e-6 to 1, not '0'"),
         (["--data", "nowhere.txt"], "there is no file nowhere.txt"),
         (["--data", "{few}"], "the data has 3 different prompts that can be used; give 32"),
         (["--draft-model", "{other}"], "vocabularies differ"),
@@ -167,9 +174,8 @@ def test_refusals(made, prompts, tmp_path, capsys, options, message):
     (tmp_path / "there").mkdir()
     if "{other}" in options:
         other = shutil.copytree(BUNDLED / "draft", tmp_path / "other")
-        for name in ("config.json",):
-            config = json.loads((other / name).read_text()) | {"eos_token_id": 2}
-            (other / name).write_text(json.dumps(config))
+        config = json.loads((other / "config.json").read_text()) | {"eos_token_id": 2}
+        (other / "config.json").write_text(json.dumps(config))
     if any("{made}" in option for option in options):
         shutil.copytree(made[0].with_name("draft-work"), tmp_path / "made2-work")
     places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made")}
