@@ -175,7 +175,7 @@ def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
     from model import load
 
     chosen = _choose(args)
-    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+    return load(chosen.target, args.dtype, chosen.adapter, group=ranks.group)[0]
 
 
 def _load(

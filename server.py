@@ -227,7 +227,7 @@ def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
     from model import load
 
     chosen = choose_pair(args.model, args.draft_model, convert, adapter=args.adapter_path)
-    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+    return load(chosen.target, args.dtype, chosen.adapter, group=ranks.group)[0]
 
 
 def _load(args: argparse.Namespace, chosen: Pair, ranks: Team | None) -> SpeculativeDecoder:

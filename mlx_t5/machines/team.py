@@ -94,10 +94,8 @@ class Team:
         Raises:
             UserError: the others cannot be reached.
         """
-        from mlx_t5.backend import mx
-
         try:
-            self.group = mx.distributed.init(strict=True)
+            self.group = _group()
             self.rank, self.size = self.group.rank(), self.group.size()
             self._messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
             self._lock = threading.Lock()
@@ -167,6 +165,20 @@ class Team:
                 self._peers[0].send(_told(error))
         time.sleep(2 * link.SILENCE)  # rank 0 ends, and with it this process
         return BAD_INPUT
+
+
+def _group() -> Any:
+    """The group, whose ranks may begin at different times; a ring gives up after a few seconds."""
+    from mlx_t5.backend import mx
+
+    end = time.monotonic() + link.JOINING
+    while True:
+        try:
+            return mx.distributed.init(strict=True)
+        except RuntimeError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
 
 
 def _told(error: BaseException) -> str:
