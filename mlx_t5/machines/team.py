@@ -19,13 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory
 from mlx_t5.machines import launched, link
-
-if TYPE_CHECKING:
-    from mlx_t5.network.interface import Seq2Seq
 
 BAD_INPUT = 2  # exit status
 MEANWHILE = 0.5  # seconds in which rank 0 finds the same error, if it is not this rank's alone
@@ -140,25 +137,17 @@ class Team:
         for peer in self._peers:
             peer.send(message)
 
-    def lead(self, model: Any) -> Any:
-        """The target of rank 0, around its part of it."""
-        from mlx_t5.machines.leader import Leader
-
-        return Leader(model, self.tell)
-
-    def follow(self, load: Callable[[], Seq2Seq]) -> int:
+    def follow(self, begin: Callable[[], Callable[..., None]]) -> int:
         """Does what rank 0 tells, until it ends; an error here is told to it.
 
         Args:
-            load: this rank's part of the target.
+            begin: loads this rank's part of the target; returns what does a message, see
+                `leader.Follower`.
         """
-        from mlx_t5.machines.leader import Follower
-        from mlx_t5.network.ranks import Ranks
-
         try:
-            follower = Follower(load(), Ranks(self.group))
+            do = begin()
             while True:
-                follower.do(*self._messages.get())
+                do(*self._messages.get())
         except BaseException as error:
             if not is_lost_rank(error):
                 time.sleep(MEANWHILE)
