@@ -23,7 +23,7 @@ from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import fold, row_key
 from mlx_t5.sampling.processors import History, Processing
 
-V, MAX_TOKENS, DRAWS = 5, 3, 8_000
+V, MAX_TOKENS, DRAWS = 5, 3, 5_000
 SOURCE = (2, 3)
 TABLE = random_table(V, seed=3)
 NO_FOUR = without(TABLE, 4)

@@ -33,7 +33,7 @@ def test_the_description_is_ours(short):
 
 def test_no_request_that_was_made_up_breaks_it(short, tmp_path):
     command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
-    command += ["run", f"{short.url}/openapi.json", "--max-examples", "25", "--seed", "1"]
+    command += ["run", f"{short.url}/openapi.json", "--max-examples", "12", "--seed", "1"]
     # Whether a valid request can be served also depends on the model and on the limits.
     command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
     command += ["--phases", "coverage,fuzzing", "--continue-on-failure", "--no-color"]
