@@ -30,6 +30,7 @@ from benchmarks.peer_process import Process
 from benchmarks.scaling import Link, fitted, step_seconds
 from benchmarks.timing import Ratio, order
 from mlx_t5.cli.arguments import add_number, at_least, between
+from mlx_t5.errors import UserError
 
 DATA, TENSOR = "data", "tensor"
 WIDTHS = (1, 5)  # positions of a step: without proposals, and with 4
@@ -90,12 +91,15 @@ def run(args: argparse.Namespace, command: str) -> int:
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     facts = machine.environment(args.dtype or "float32")
-    links = [Link(1e-6 * a, 1e9 * b) for a, b in zip(args.latency, args.bandwidth, strict=True)]
+    if len(args.latency) != len(args.bandwidth):
+        raise UserError("--latency and --bandwidth describe links; give as many of both")
+    pairs = zip(args.latency, args.bandwidth, strict=True)
+    links = [Link(1e-6 * latency, 1e9 * bandwidth) for latency, bandwidth in pairs]
     print(printing.header(facts, command, **options.header_fields(args)))
     print(f"\nData parallel: {len(prompts)} prompts, {args.batch_size} at a time on each rank\n")
     data = data_rows(args, prompts)
     print(printing.markdown(DATA_COLUMNS, data))
-    tensor = tensor_tables(args, links) if scale_rank.can_share_models() else {}
+    tensor = tensor_tables(args, links)
     printing.write_record(args.json, {"facts": facts, DATA: data, **tensor})
     return int(any(row["different"] for row in data))
 

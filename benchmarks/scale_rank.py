@@ -5,7 +5,6 @@ MLX is imported only after the cores are chosen, as its libraries start a thread
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from typing import Any
@@ -100,8 +99,7 @@ class TensorRank:
         several = bool(os.environ.get("MLX_HOSTFILE"))
         self._mx = mx
         self._group = mx.distributed.init(strict=True, backend="ring") if several else None
-        shared: dict[str, Any] = {"group": self._group}
-        self._model, _ = load(locate(model, convert), dtype, **shared)
+        self._model, _ = load(locate(model, convert), dtype, group=self._group)
         self._meter = CostMeter(self._model, self._model, source=32)
 
     def sizes(self) -> dict[str, Any]:
@@ -131,7 +129,7 @@ class TensorRank:
         """
         ranks = self._model.ranks
         if alone:
-            ranks._gather = lambda array: [array] * ranks.size
+            ranks.__dict__["_gather"] = lambda array: [array] * ranks.size
         try:
             return [self._meter.target_seconds(width) for _ in range(count)]
         finally:
@@ -147,10 +145,3 @@ class TensorRank:
             mx.eval(mx.distributed.all_gather(part, group=self._group))
             seconds.append(time.perf_counter() - began)
         return seconds
-
-
-def can_share_models() -> bool:
-    """Whether `load` knows how to cut a model among ranks."""
-    from model import load
-
-    return "group" in inspect.signature(load).parameters
