@@ -98,7 +98,8 @@ def _run(args: argparse.Namespace, rank: Rank | None, ranks: Team | None) -> int
             _tell(f"all {job.first} prompts are done")
             return 0
         decoder = _load(args, chosen, settings, ranks)
-        for note in filter(None, (preset.note for preset in presets)):
+        generates = not (args.score or args.embed)
+        for note in filter(None, (preset.note for preset in presets if generates)):
             _tell(note)
         if not (args.prompt or args.input_file):
             _tell(f"prompt: {DEFAULT_PROMPT}")
@@ -110,7 +111,7 @@ def _decode(
 ) -> int:
     job.begin(lambda: _agreed(decoder, prefix, settings, args))
     if args.score or args.embed:
-        return _one_pass(decoder, job, args)
+        return _one_pass(decoder, job, prefix, args)
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
     if painter:
         _tell(painter.legend)
@@ -126,8 +127,6 @@ def _check_one_pass(args: argparse.Namespace) -> None:
     """Refuses options that do not go together with scores and vectors."""
     if args.score and not args.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
-    if args.task is not None and (args.score or args.embed):
-        raise UserError("--task is for generating; write its prefix in the prompts")
     if args.exact and (args.score or args.embed):
         raise UserError("--exact is for texts that are written; leave it out")
     if args.normalize and not args.embed:
@@ -243,7 +242,7 @@ def _write_all(
 
     def results(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Result]:
         return decoder.results(
-            (prefix + prompt if isinstance(prompt, str) else prompt for prompt in prompts),
+            work.prefixed(prompts, prefix),
             batch_size=args.batch_size,
             num_samples=args.num_samples,
             seed=args.seed,
@@ -281,12 +280,13 @@ def _write_all(
     return status
 
 
-def _one_pass(decoder: SpeculativeDecoder, job: Job, args: Any) -> int:
+def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> int:
     """Writes scores or vectors, in order, batch by batch."""
     from mlx_t5.backend import mx
     from mlx_t5.cli import one_pass
 
     def outcomes(prompts: Iterator[Any], _: Iterator[int], ready: Any) -> Iterator[Any]:
+        prompts = work.prefixed(prompts, prefix)
         if args.score:
             return decoder.scores(prompts, args.batch_size, ready)
         return decoder.embeddings(prompts, args.normalize, args.batch_size, ready)

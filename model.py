@@ -75,7 +75,8 @@ class T5(nn.Module):
         ranks: Ranks = ALONE,
     ):
         super().__init__()
-        self.config, self.pooling, self.shares_with = config, Pooling(), None
+        self.config, self.pooling = config, Pooling()
+        self.shares_with: T5 | None = None
         self.ranks, self.own = ranks, part_of(config, ranks)
         if shares_with is not None:
             share(self, shares_with)
@@ -331,7 +332,7 @@ def _load_mlx(
             quantize(model, quantization, set(stored.names))
         if each is ALONE:
             check({name: stored.shape(name) for name in stored.names}, _shapes(model))
-    shapes = expected_parameters(config, separate_head=HEAD in stored.names)
+    shapes = expected_parameters(config, HEAD in stored.names, alone)
     ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
     with open_adapter(adapter, {theirs: shapes[mine] for theirs, mine in ours.items()}) as lora:
         own = read_mlx(folder) if ranks.size == 1 else part.tensors()

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import adapters
 from command_line import byte_model
 from convert import convert
 from decoder import SpeculativeDecoder
@@ -68,6 +69,34 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
     theirs = states(reference, SOURCES[0])
     ours = np.array(model.encode(mx.array([SOURCES[0]])))[0]
     assert np.abs(ours - theirs).max() < (0.1 if form == "quantised" else 1e-4) * theirs.std()
+
+
+@pytest.mark.parametrize("encoder_folder", ["t5", "umt5"], indirect=True)
+def test_adapters_of_encoders_and_of_whole_models_merge_into_an_encoder(encoder_folder, tmp_path):
+    """As PEFT merges them: at load and at conversion, and what there is for a decoder is left."""
+    reference, folder = encoder_folder
+    alone = type(reference.model).__name__.replace("ForConditionalGeneration", "EncoderModel")
+    theirs = getattr(transformers, alone).from_pretrained(folder)
+    own = {"task_type": "FEATURE_EXTRACTION", "target_modules": ["q", "v", "wo"], "r": 3}
+    merged = {"own": adapters.by_peft(theirs, tmp_path / "own", **own)}
+    merged["whole"] = adapters.by_peft(reference.model, tmp_path / "whole", target_modules=["q"])
+    converted = convert(folder, tmp_path / "plain", "float32")
+    for name, state in merged.items():
+        adapter = tmp_path / name
+        source = reference.folder if name == "whole" else folder
+        out = convert(
+            source, tmp_path / f"{name}-mlx", "float32", encoder_only=True, adapter_path=adapter
+        )
+        theirs.encoder.load_state_dict(
+            {n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")}
+        )
+        with torch.no_grad():
+            expected = theirs(torch.tensor([SOURCES[0]])).last_hidden_state[0].numpy()
+        before = states(reference, SOURCES[0])
+        assert np.abs(expected - before).max() > 1e-2, "the adapter changes something"
+        for model in (load(folder, adapter=adapter), load(converted, adapter=adapter), load(out)):
+            ours = np.array(model[0].encode(mx.array([SOURCES[0]])))[0]
+            np.testing.assert_allclose(ours, expected, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("family", ["flan", "madlad"])

@@ -62,6 +62,21 @@ def test_a_task_gives_prefix_and_settings_and_options_override_them(run, wishing
     assert "left out" not in err
 
 
+def test_a_task_gives_its_prefix_to_what_is_scored_or_embedded(run, wishing, tmp_path):
+    """Not to targets; the results show the prompts as they were given."""
+    model, pairs = wishing()[:-1], tmp_path / "pairs.jsonl"
+    pair = {"prompt": SENTENCE, "target": "She has two cats."}
+    pairs.write_text(json.dumps(pair) + "\n")
+    (scored,), err = generated(
+        run, *model, "--task", "fixing", "--score", "--input-file", str(pairs)
+    )
+    assert {name: scored[name] for name in pair} == pair and scored["logprob"] > -1
+    assert "left out" not in err, "settings are for generating"
+    (vector,), _ = generated(run, *model, "--task", "fixing", "--embed", "--prompt", SENTENCE)
+    (same,), _ = generated(run, *model, "--embed", "--prompt", "fix grammar: " + SENTENCE)
+    assert vector["prompt"] == SENTENCE and vector["embedding"] == same["embedding"]
+
+
 def test_generation_config_gives_defaults(run, wishing):
     model = wishing(max_new_tokens=2, do_sample=True, top_k=1)
     prompt = ["--prompt", f"fix grammar: {SENTENCE}"]

@@ -23,6 +23,7 @@ from mlx_t5.errors import UserError, shown
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
+_DECODER = "decoder.block."
 _WEIGHT = ".weight"
 Shape = tuple[int, ...]
 
@@ -113,6 +114,8 @@ class Adapter:
 def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adapter:
     """Opens a PEFT adapter for a model.
 
+    For an encoder alone, what an adapter of a whole model does to the decoder does not count.
+
     Args:
         folder: holds adapter_config.json and adapter_model.safetensors or .bin; None for an adapter
             that changes nothing.
@@ -139,7 +142,8 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adap
     for layer, change in changes.items():
         (outputs, inputs), rank = layers[layer], change.rank
         expected |= dict(zip(_matrices(layer), ((rank, inputs), (outputs, rank)), strict=True))
-    _check(checkpoint, expected)
+    whole = any(name.startswith(_DECODER) for name in shapes)
+    _check(checkpoint, expected, "" if whole else _PREFIX + _DECODER)
     return Adapter(checkpoint, {layer: change.scale for layer, change in changes.items()})
 
 
@@ -148,11 +152,14 @@ def _matrices(layer: str) -> tuple[str, str]:
     return f"{_PREFIX}{layer}.lora_A{_WEIGHT}", f"{_PREFIX}{layer}.lora_B{_WEIGHT}"
 
 
-def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape]) -> None:
-    """Raises `UserError` unless the adapter's tensors are those of its configuration."""
+def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -> None:
+    """Raises `UserError` unless the adapter's tensors are those of its configuration.
+
+    `unused` is the prefix of further ones that there may be; "" for none.
+    """
     found = set(checkpoint.names)
     for name in checkpoint.names:
-        if name not in expected:
+        if name not in expected and not (unused and name.startswith(unused)):
             raise UserError(f"the adapter does not fit this model: {_stranger(name)}")
     for name, shape in expected.items():
         if name not in found:

@@ -7,6 +7,7 @@ Scores and vectors are JSON lines; vectors are an array of NumPy's where the fil
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
@@ -56,8 +57,8 @@ class ArrayFile:
     """Rows of a float32 array, as numpy.load reads it; a context manager.
 
     A row of NaN stands for a prompt that cannot be embedded, so that rows stay those of the input.
-    The header gets the number of rows at the end, however that comes. There is no file as long as
-    there is no vector.
+    The header follows the rows, one by one, so that the file can be read however its writer ends.
+    There is no file as long as there is no vector.
 
     The format is described at https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
     """
@@ -71,8 +72,6 @@ class ArrayFile:
 
     def __exit__(self, *_) -> None:
         if self._file:
-            self._file.seek(0)
-            self._file.write(self._header())
             self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
@@ -90,6 +89,10 @@ class ArrayFile:
     def _write_rows(self, rows: np.ndarray) -> None:
         assert self._file is not None
         self._file.write(rows.astype("<f4").tobytes())
+        self._file.seek(0)
+        self._file.write(self._header())
+        self._file.seek(0, os.SEEK_END)
+        self._file.flush()
 
     def _header(self) -> bytes:
         shape = f"({self._rows}, {self._width})"

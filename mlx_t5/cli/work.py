@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +218,15 @@ class Following(Job):
             for block, outcomes in Share(rank_0.take, _texts(self._args)).outcomes(work):
                 rank_0.deliver(block, [packed(outcome) for outcome in outcomes])
         yield from ()
+
+
+def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
+    """Puts a prefix before prompts; targets and errors stay as they are."""
+    for prompt in prompts:
+        if isinstance(prompt, tuple):
+            yield prefix + prompt[0], prompt[1]
+        else:
+            yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
 def _texts(args: argparse.Namespace) -> int:

@@ -72,6 +72,7 @@ RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
         ({**PROMPT, "draft": 1}, "draft", "boolean"),
         ({**PROMPT, "stream": "yes"}, "stream", "boolean"),
         ({**PROMPT, "stream_options": {}}, None, "stream"),
+        ({**PROMPT, "num_beams": 4, "stream": True}, "stream", "num_beams is 4: .* leave stream"),
         ({**PROMPT, "echo": True}, None, "echo"),
         ({**PROMPT, "best_of": 2}, "best_of", "less than or equal to 1"),
         ({**PROMPT, "suffix": "x"}, "suffix", "not supported"),

@@ -1,0 +1,47 @@
+"""What the command line writes of scores and vectors, above all the array of NumPy's."""
+
+import numpy as np
+
+from mlx_t5.cli.one_pass import ArrayFile, output_of_vectors
+from mlx_t5.errors import UserError
+
+VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
+
+
+def test_the_array_is_as_numpy_writes_it(tmp_path):
+    with output_of_vectors(str(tmp_path / "vectors.npy")) as output:
+        for vector in VECTORS:
+            output.write("a prompt", vector)
+    np.save(tmp_path / "theirs.npy", VECTORS)
+    ours, theirs = (tmp_path / f"{name}.npy" for name in ("vectors", "theirs"))
+    assert np.array_equal(np.load(ours), VECTORS) and np.load(ours).dtype == np.float32
+    assert ours.stat().st_size == theirs.stat().st_size
+
+
+def test_rows_stay_those_of_the_prompts(tmp_path):
+    path = tmp_path / "vectors.npy"
+    outcomes = [UserError("empty"), VECTORS[0], UserError("too long"), VECTORS[1]]
+    with ArrayFile(str(path)) as output:
+        for outcome in outcomes:
+            output.write("a prompt", outcome)
+    found = np.load(path)
+    assert found.shape == (4, 3) and np.isnan(found[[0, 2]]).all()
+    assert np.array_equal(found[[1, 3]], VECTORS[:2])
+
+
+def test_an_interrupted_array_holds_what_was_finished(tmp_path):
+    """Also where the process is killed, and nobody closes the file."""
+    path = tmp_path / "vectors.npy"
+    path.write_text("from earlier")
+    with ArrayFile(str(path)) as output:
+        assert path.read_text() == "from earlier", "there is no result yet"
+        for n, vector in enumerate(VECTORS, 1):
+            output.write("a prompt", vector)
+            assert np.array_equal(np.load(path), VECTORS[:n])
+
+
+def test_without_a_vector_there_is_no_file(tmp_path):
+    path = tmp_path / "vectors.npy"
+    with ArrayFile(str(path)) as output:
+        output.write("a prompt", UserError("empty"))
+    assert not path.exists()

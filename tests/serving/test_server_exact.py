@@ -1,0 +1,26 @@
+"""`--exact` over HTTP: the same bits whatever else is in the batch."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from serving_process import Server
+
+
+def test_bits_depend_neither_on_other_requests_nor_on_the_draft(models):
+    server = Server(*models, "--exact", "--max-batch", "4")
+    try:
+        assert server.http.get("/v1/models").json()["data"][0]["exact"]
+
+        def choice(prompt, num_draft):
+            body = {"prompt": prompt, "max_tokens": 30, "num_draft": num_draft, "logprobs": 0}
+            (made,) = server.http.post("/v1/completions", json=body).json()["choices"]
+            return made["text"], made["logprobs"]["token_logprobs"]
+
+        prompts = ["abc", "a longer prompt than the others", "é", "abc"]
+        alone = [choice(prompt, 0) for prompt in prompts]
+        for drafts in ([3, 7, 1, 5], [0, 2, 7, 4]):
+            with ThreadPoolExecutor(4) as clients:
+                assert list(clients.map(choice, prompts, drafts)) == alone
+        answer = server.http.post("/v1/completions", json={"prompt": "abc", "delta": 0.5})
+        assert answer.status_code == 400 and "exact" in answer.json()["error"]["message"]
+    finally:
+        server.close()
