@@ -194,7 +194,7 @@ def plan(
     """
     if checkpoint.metadata.get("format") == "mlx":
         if ENTRY in raw:
-            raise UserError("the source is a draft, ready to use: give it as --draft-model")
+            raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
         raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
     names = select_tensors(config, checkpoint, encoder_only)

@@ -68,7 +68,8 @@ class T5(nn.Module):
         shares_with: T5 | None = None,
     ):
         super().__init__()
-        self.config, self.pooling, self.shares_with = config, Pooling(), None
+        self.config, self.pooling = config, Pooling()
+        self.shares_with: T5 | None = None
         if shares_with is not None:
             share(self, shares_with)
         else:

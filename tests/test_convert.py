@@ -19,7 +19,7 @@ from checkpoints import TINY, arrays, siblings
 from convert import convert
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.hub import TOKENIZER_FILES
+from mlx_t5.checkpoints.small_files import TOKENIZER_FILES
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names

@@ -24,10 +24,17 @@ ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relat
 @pytest.fixture(scope="module")
 def load_once():
     """`model.load` that keeps what it has loaded, in the type that is the same on every device."""
-    load = model.load
-    kept = functools.cache(lambda folder, dtype: load(folder, dtype))
-    yield lambda folder, dtype=None: kept(Path(folder).resolve(), dtype or "float32")
-    kept.cache_clear()  # other tests measure this process's memory
+    load, kept = model.load, {}
+
+    def once(folder, dtype=None, shared_with=None):
+        wanted = Path(folder).resolve(), dtype or "float32"
+        place = (*wanted, id(shared_with))
+        if place not in kept:
+            kept[place] = load(*wanted, shared_with=shared_with)
+        return kept[place]
+
+    yield once
+    kept.clear()  # other tests measure this process's memory
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from devices import cpu_allocation
 from main import DEFAULT_PROMPT
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
-from mlx_t5.checkpoints.hub import TOKENIZER_FILES
+from mlx_t5.checkpoints.small_files import TOKENIZER_FILES
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import read_config
 from model import expected_parameters, load

@@ -79,7 +79,7 @@ def test_models_that_do_not_belong_together(tmp_path):
 
 
 def test_a_model_without_a_tokenizer(monkeypatch):
-    monkeypatch.setattr(subject, "load", lambda folder, dtype: (None, None))
+    monkeypatch.setattr(subject, "load", lambda *_, **__: (None, None))
     with pytest.raises(UserError, match="has no tokenizer"):
         Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), None)
 

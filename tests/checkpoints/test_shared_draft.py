@@ -91,6 +91,6 @@ def test_a_run_that_is_stopped_leaves_nothing(target, tmp_path, monkeypatch):
 
 def test_converting_one_is_refused(target, tmp_path):
     path = save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
-    with pytest.raises(UserError, match="a draft, ready to use: give it as --draft-model"):
+    with pytest.raises(UserError, match="a draft, ready to use: give its folder as --draft-model"):
         convert(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -83,9 +83,10 @@ def test_layers_are_taken_evenly_from_the_first_on(made):
 def test_nothing_that_is_shared_is_held_twice(made, tmp_path):
     target, _ = load(made("flan").folder, "float32")
     path = save_draft(shared_draft(target, 1), made("flan").folder, tmp_path / "draft")
-    before = mx.get_active_memory()
+    before, weight = mx.get_active_memory(), target.encoder.layers[0].self_attention.q.weight
     draft, _ = load(path, shared_with=target)
     assert 0 < mx.get_active_memory() - before < 1.1 * held(draft)
+    assert target.encoder.layers[0].self_attention.q.weight is weight, "joined once more"
 
 
 def decoders(target, draft, **options):
@@ -126,7 +127,8 @@ def test_a_prompt_is_encoded_once_and_proposals_are_as_if_it_were_twice(monkeypa
     counts = {}
     for name, model in {"shared": draft, "own": own}.items():
         passes.clear()
-        decoder = SpeculativeDecoder(target, model, None, 3)
+        drafter = CopyOrDraft(SourceCopy(), DraftModel(model, target))
+        decoder = SpeculativeDecoder(target, drafter, None, 3)
         results = decoder.generate(PROMPTS, 20, batch_size=4, num_samples=2, temp=0.8, seed=5)
         counts[name] = [(r.tokens, r.stats.drafted, r.stats.accepted) for r in results]
         assert all(model is target for model in passes) is (name == "shared")
