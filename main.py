@@ -33,6 +33,7 @@ from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import EARLY_STOPPING, build_parser
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
+from mlx_t5.machines import team
 from mlx_t5.requests import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
     from mlx_t5.cli.work import Job
     from mlx_t5.machines.launched import Rank
+    from mlx_t5.machines.team import Team
+    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
@@ -60,16 +63,18 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _main(build_parser().parse_args(argv, not_given())))
+    return run(lambda: _main(team.parsed(build_parser(), argv, not_given())))
 
 
 def _main(args: argparse.Namespace) -> int:
-    rank = work.rank_of(args)
+    rank, ranks = work.rank_of(args), work.team_of(args)
+    if ranks and ranks.rank:
+        return ranks.follow(lambda: _part(args, ranks))
     with work.silent(rank):
-        return _run(args, rank)
+        return _run(args, rank, ranks)
 
 
-def _run(args: argparse.Namespace, rank: Rank | None) -> int:
+def _run(args: argparse.Namespace, rank: Rank | None, ranks: Team | None) -> int:
     args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
     given = given_settings(args)
     Settings(**given)  # mistakes in options are told first
@@ -92,7 +97,7 @@ def _run(args: argparse.Namespace, rank: Rank | None) -> int:
         if job.done:
             _tell(f"all {job.first} prompts are done")
             return 0
-        decoder = _load(args, chosen, settings)
+        decoder = _load(args, chosen, settings, ranks)
         generates = not (args.score or args.embed)
         for note in filter(None, (preset.note for preset in presets if generates)):
             _tell(note)
@@ -164,14 +169,24 @@ def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
 
 
-def _load(args: argparse.Namespace, chosen: Pair, settings: Settings) -> SpeculativeDecoder:
+def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
+    """The part of the target that another rank than 0 computes."""
+    from model import load
+
+    chosen = _choose(args)
+    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+
+
+def _load(
+    args: argparse.Namespace, chosen: Pair, settings: Settings, ranks: Team | None
+) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
     from mlx_t5.network.interface import require_decoder
     from model import load
 
-    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load)
+    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, ranks)
     if not args.embed:
         require_decoder(target)
     num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width

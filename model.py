@@ -30,6 +30,8 @@ from mlx_t5.network.layers import Stack
 from mlx_t5.network.linear import Embedding, Linear, join
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.pooling import Pooling
+from mlx_t5.network.ranks import ALONE, Ranks
+from mlx_t5.network.sharding import Sharding, head_part, part_of, require_divisible
 from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
@@ -58,6 +60,10 @@ class T5(nn.Module):
         encoder_only: leave the decoder out: `encode` works then, and nothing else.
         shares_with: of a draft: the target whose embedding, encoder and head it uses, so that its
             own parameters are those of the decoder (network/sharing.py).
+        ranks: that compute the model together, each with a part of the weights (sharding.py).
+
+    Attributes:
+        own: the shape of this rank's part; of one rank, `config`.
     """
 
     def __init__(
@@ -66,19 +72,22 @@ class T5(nn.Module):
         separate_head: bool = False,
         encoder_only: bool = False,
         shares_with: T5 | None = None,
+        ranks: Ranks = ALONE,
     ):
         super().__init__()
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
+        self.ranks, self.own = ranks, part_of(config, ranks)
         if shares_with is not None:
             share(self, shares_with)
         else:
             self.shared = Embedding(config.vocab_size, config.d_model)
-            self.encoder = Stack(config, causal=False)
+            self.encoder = Stack(self.own, causal=False, ranks=ranks)
             if separate_head:
-                self.lm_head = Linear(config.d_model, config.vocab_size)
+                own = ranks.share(config.vocab_size)
+                self.lm_head = Linear(config.d_model, own.stop - own.start)
         if not encoder_only:
-            self.decoder = Stack(config, causal=True)
+            self.decoder = Stack(self.own, causal=True, ranks=ranks)
 
     @property
     def can_decode(self) -> bool:
@@ -116,7 +125,7 @@ class T5(nn.Module):
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         batch, length = ids.shape
         x = self._embed(ids)
-        queries = block_queries(batch, self.config.num_heads, length)
+        queries = block_queries(batch, self.own.num_heads, length)
         biases: Sequence[mx.array | Blocks]
         if queries < length:
             biases = self.encoder.blocks(length, queries, mask)
@@ -153,7 +162,7 @@ class T5(nn.Module):
 
         `rows` is how many are decoded, if they are more than the prompts.
         """
-        return cache_bytes(self.config, self.dtype.size, prompts, source, target, rows)
+        return cache_bytes(self.own, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions.
@@ -162,7 +171,7 @@ class T5(nn.Module):
         """
         if self.shares_with is not None:
             return 0
-        return encoder_bytes(self.config, self.dtype.size, rows, source)
+        return encoder_bytes(self.own, self.dtype.size, rows, source)
 
     def decode(
         self,
@@ -208,8 +217,14 @@ class T5(nn.Module):
     def _logits(self, x: mx.array) -> mx.array:
         if self.config.scales_logits:
             x = x * self.config.d_model**-0.5
-        head = getattr(self, "lm_head", self.shared.as_linear)
-        return head(x).astype(mx.float32)
+        head = getattr(self, "lm_head", None)
+        if head is not None:
+            own = head(x)
+        elif self.ranks.size > 1:
+            own = head_part(self.shared, x, self.ranks)
+        else:
+            own = self.shared.as_linear(x)
+        return self.ranks.columns(own, self.config.vocab_size).astype(mx.float32)
 
 
 def expected_parameters(
@@ -241,6 +256,7 @@ def load(
     dtype: str | mx.Dtype | None = None,
     adapter: str | Path | None = None,
     shared_with: T5 | None = None,
+    group: Any = None,
 ) -> tuple[T5, Any]:
     """Load a model and its tokenizer from an MLX folder or a Hugging Face folder.
 
@@ -251,57 +267,77 @@ def load(
             its target's encoder, the target's.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; other models do without.
+        group: ranks of `mx.distributed` that share the model; each loads its part of the weights,
+            and all have to make the same calls. None is this process alone.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
 
     Raises:
         UserError: the folder holds no T5 model, or one that is incomplete or damaged, the adapter
-            cannot be merged, or a draft is not given the target that it is for.
+            cannot be merged, a draft is not given the target that it is for, or the model cannot be
+            cut into as many parts.
     """
     folder = Path(folder)
     raw = read_config(folder)
-    config = T5Config.from_dict(raw)
+    config, ranks = T5Config.from_dict(raw), Ranks(group)
     target = target_of(folder, raw, shared_with)
     if target is not None:
         config = replace(target.config, num_decoder_layers=config.num_decoder_layers)
         dtype = target.dtype if dtype is None else dtype
         if adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-    with open_checkpoint(folder) as checkpoint, room_for_weights(loaded_bytes(checkpoint, dtype)):
-        if target is not None or checkpoint.metadata.get("format") == "mlx":
-            entry = raw.get("quantization")
-            model = _load_mlx(folder, config, entry, checkpoint, dtype, adapter, target)
-        else:
-            names = select_tensors(config, checkpoint)
-            model = T5(config, HEAD in names, not has_decoder(names.values()))
-            stored = [name for name in checkpoint.names if name in names]
-            with open_adapter(adapter, {name: checkpoint.shape(name) for name in stored}) as lora:
-                tensors = ((names[n], lora.merge(n, checkpoint.read(n))) for n in stored)
-                fill(model, tensors, _compute_dtype(dtype, checkpoint))
+    with open_checkpoint(folder) as checkpoint:
+        part = Sharding(ranks, checkpoint, merged=adapter is not None)
+        require_divisible(config, ranks, part.groups())
+        with room_for_weights(loaded_bytes(checkpoint, dtype) // ranks.size):
+            if target is not None or checkpoint.metadata.get("format") == "mlx":
+                entry = raw.get("quantization")
+                model = _load_mlx(folder, config, entry, part, dtype, adapter, target)
+            else:
+                model = _load_hugging_face(config, part, dtype, adapter)
         model.join()
     model.pooling = read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
+
+
+def _load_hugging_face(
+    config: T5Config, part: Sharding, dtype: Any, adapter: str | Path | None
+) -> T5:
+    stored = part.stored
+    ours = select_tensors(config, stored)
+    model = T5(config, HEAD in ours, not has_decoder(ours.values()), ranks=part.ranks)
+    names = [name for name in part.names if name in ours]
+    with open_adapter(adapter, {name: stored.shape(name) for name in names}) as lora:
+        whole = ((name, lora.merge(name, part.read(name, ours[name]))) for name in names)
+        tensors = ((ours[name], part.cut(ours[name], array)) for name, array in whole)
+        fill(model, tensors, _compute_dtype(dtype, stored))
+    return model
 
 
 def _load_mlx(
     folder: Path,
     config: T5Config,
     quantization: Any,
-    stored: Checkpoint,
+    part: Sharding,
     dtype: Any,
     adapter: str | Path | None,
     target: T5 | None,
 ) -> T5:
+    stored, ranks = part.stored, part.ranks
     alone = target is None and not has_decoder(stored.names)
-    model = T5(config, HEAD in stored.names, alone, target)
-    if quantization:
-        quantize(model, quantization, set(stored.names))
-    check({name: stored.shape(name) for name in stored.names}, _shapes(model))
+    for each in (ALONE, ranks):  # what is stored is compared with the whole model
+        model = T5(config, HEAD in stored.names, alone, target, each)
+        if quantization:
+            quantize(model, quantization, set(stored.names))
+        if each is ALONE:
+            check({name: stored.shape(name) for name in stored.names}, _shapes(model))
     shapes = expected_parameters(config, HEAD in stored.names, alone)
     ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
     with open_adapter(adapter, {theirs: shapes[mine] for theirs, mine in ours.items()}) as lora:
-        tensors = lora.stored(read_mlx(folder), stored.names, ours, quantization)
+        own = read_mlx(folder) if ranks.size == 1 else part.tensors()
+        whole = lora.stored(own, stored.names, ours, quantization)
+        tensors = ((name, part.cut(name, array)) for name, array in whole)
         fill(model, tensors, _compute_dtype(dtype, stored))
     return model
 

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,14 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
+from mlx_t5.machines import team
 from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
+    from mlx_t5.machines.team import Team
+    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.presets import Presets
@@ -111,11 +115,14 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _main(build_parser().parse_args(argv)), REQUIREMENTS, interrupted="")
+    return run(lambda: _main(team.parsed(build_parser(), argv)), REQUIREMENTS, interrupted="")
 
 
 def _main(args: argparse.Namespace) -> int:
     _check_access(args)
+    ranks = team.join(os.environ)
+    if ranks and ranks.rank:
+        return ranks.follow(lambda: _part(args, ranks))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
     from convert import convert
@@ -127,7 +134,7 @@ def _main(args: argparse.Namespace) -> int:
             args.model, args.draft_model, convert, adapter=args.adapter_path
         )
         presets = _presets(args, chosen)
-        application = _application(args, chosen, presets)
+        application = _application(args, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host = f"[{args.host}]" if ":" in args.host else args.host
@@ -171,7 +178,9 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
     return Presets(read_generation_config(chosen.target), tasks)
 
 
-def _application(args: argparse.Namespace, chosen: Pair, presets: Presets) -> Guard:
+def _application(
+    args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Team | None
+) -> Guard:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
@@ -180,7 +189,7 @@ def _application(args: argparse.Namespace, chosen: Pair, presets: Presets) -> Gu
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
-    service = _service(args, chosen, limits, metrics, presets)
+    service = _service(args, lambda: _load(args, chosen, ranks), chosen, limits, metrics, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, args.max_body, names)
@@ -188,6 +197,7 @@ def _application(args: argparse.Namespace, chosen: Pair, presets: Presets) -> Gu
 
 def _service(
     args: argparse.Namespace,
+    load: Callable[[], SpeculativeDecoder],
     chosen: Pair,
     limits: RequestLimits,
     metrics: Metrics,
@@ -197,7 +207,7 @@ def _service(
     from mlx_t5.serving.worker import Worker
 
     worker = Worker(
-        lambda: _load(args, chosen),
+        load,
         args.max_batch,
         args.max_queue,
         metrics,
@@ -210,12 +220,22 @@ def _service(
     return Service(worker, limits, name, args.delta, logged, presets)
 
 
-def _load(args: argparse.Namespace, chosen: Pair) -> SpeculativeDecoder:
+def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
+    """The part of the target that another rank than 0 computes."""
+    from convert import convert
+    from mlx_t5.cli.models import choose_pair
+    from model import load
+
+    chosen = choose_pair(args.model, args.draft_model, convert, adapter=args.adapter_path)
+    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+
+
+def _load(args: argparse.Namespace, chosen: Pair, ranks: Team | None) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import load_pair
     from model import load
 
-    target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load)
+    target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, ranks)
     return SpeculativeDecoder(
         target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
     )

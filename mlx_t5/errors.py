@@ -13,6 +13,10 @@ LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
 OUT_OF_MEMORY = ("alloc", "out of memory", "outofmemory", "insufficient memory")
 
 
+# What the backends of `mx.distributed` put before theirs.
+BACKENDS = ("[ring]", "[jaccl]", "[nccl]", "[mpi]")
+
+
 class UserError(ValueError):
     """Bad input or a bad environment; the message is the one line that the user reads.
 
@@ -44,6 +48,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether an exception says that another rank cannot be reached."""
+    return isinstance(error, RuntimeError) and str(error).lower().startswith(BACKENDS)
 
 
 def _printable(text: str) -> str:

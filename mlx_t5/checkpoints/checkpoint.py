@@ -76,6 +76,17 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.read(self._open(tensor.path))
 
+    def part(self, name: str, axis: int, where: slice) -> mx.array:
+        """Reads rows (axis 0) or columns (axis 1) of one tensor, and nothing else of it.
+
+        Unlike `read` it also takes the integers that quantised weights are stored as.
+
+        Raises:
+            UserError: the type is none of those, or the file has been cut short.
+        """
+        tensor = self._tensors[name]
+        return tensor.part(self._open(tensor.path), axis, where)
+
     def blocks(self, name: str, max_bytes: int) -> Iterator[mx.array]:
         """Yields one tensor, in its stored type, in blocks of whole rows of about `max_bytes`."""
         tensor = self._tensors[name]

@@ -24,6 +24,8 @@ from mlx_t5.errors import UserError, shown
 # Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
 # numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
 READABLE = {"float32": (4, np.float32), "float16": (2, np.float16), "bfloat16": (2, np.uint16)}
+# What MLX folders hold besides: quantised weights, and the scales of some modes.
+PACKED = {"uint32": (4, np.uint32), "uint8": (1, np.uint8)}
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,40 @@ class StoredTensor:
         blocks = list(self.blocks(file, max(1, self.nbytes)))
         return blocks[0] if blocks else self._to_mlx(np.empty(self.shape, READABLE[self.dtype][1]))
 
+    def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
+        """The rows (axis 0) or columns (axis 1) of a slice; nothing else is read.
+
+        Quantised weights can be read too, as they are stored. `file` and errors as in `blocks`.
+        """
+        if self.dtype not in PACKED:
+            self.require_readable()
+        if not self.is_contiguous:
+            whole = self._strided(file)
+            return self._to_mlx(
+                np.ascontiguousarray(whole[where] if axis == 0 else whole[:, where])
+            )
+        count = where.stop - where.start
+        if axis == 0:
+            row = math.prod(self.shape[1:])
+            flat = self._elements(file, where.start * row, count * row)
+            return self._to_mlx(flat.reshape(count, *self.shape[1:]))
+        rows, columns = self.shape
+        result = self._empty(rows * count).reshape(rows, count)
+        for i in range(rows):
+            self._read_into(result[i], file, i * columns + where.start)
+        return self._to_mlx(result)
+
+    def _empty(self, count: int) -> np.ndarray:
+        return np.empty(count, np.dtype((READABLE | PACKED)[self.dtype][1]).newbyteorder("<"))
+
     def _elements(self, file: FileIO, start: int, count: int) -> np.ndarray:
-        flat = np.empty(count, np.dtype(READABLE[self.dtype][1]).newbyteorder("<"))
-        buffer = flat.data.cast("B") if count else memoryview(b"")
+        flat = self._empty(count)
+        self._read_into(flat, file, start)
+        return flat
+
+    def _read_into(self, flat: np.ndarray, file: FileIO, start: int) -> None:
+        """Fills an array with the elements of the file from `start` on."""
+        buffer = flat.data.cast("B") if flat.size else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):
             n = file.readinto(buffer)
@@ -119,7 +152,6 @@ class StoredTensor:
                 name = shown(self.name)
                 raise UserError(f"{self.path}: the file ends inside {name}: fetch it again")
             buffer = buffer[n:]
-        return flat
 
     def _strided(self, file: FileIO) -> np.ndarray:
         flat = self._elements(file, 0, self.extent)

@@ -12,12 +12,13 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mlx_t5.errors import UserError, is_out_of_memory
+from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory
 from mlx_t5.ranges import RANGES, Range, written
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Settings
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+LOST_RANK_SECONDS = 60  # longer than a rank may be silent, see machines/link.py
 # On a command line, regular decoding is asked for by another option than 0 proposals.
 NUM_DRAFT = replace(RANGES["num_draft"], least=1, expected="a whole number, at least 1, or auto")
 
@@ -70,6 +72,10 @@ def run(
     except (UserError, OSError) as error:
         message = str(error)
     except (RuntimeError, MemoryError) as error:
+        if is_lost_rank(error):
+            time.sleep(
+                LOST_RANK_SECONDS
+            )  # the connection to it ends the process before, and says why
         if not is_out_of_memory(error):
             raise
         message = no_memory(error)

@@ -128,13 +128,17 @@ def locate(name: str, convert: Convert) -> Path:
     return converted
 
 
-def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any, Any, Any]:
+def load_pair(
+    chosen: Pair, dtype: str | None, load: Callable, team: Any = None
+) -> tuple[Any, Any, Any, Any]:
     """Loads the models of a pair; says before, on standard error, if they will hardly fit.
 
     Args:
         chosen: which models.
         dtype: compute in this type; None keeps the folder's.
         load: reads a model's folder, as `model.load` does.
+        team: the ranks that share the target, a `machines.team.Team` whose rank 0 this is; None if
+            this process is alone.
 
     Returns:
         The target, the drafter (None for regular decoding), the target's tokenizer (None if its
@@ -152,13 +156,15 @@ def load_pair(chosen: Pair, dtype: str | None, load: Callable) -> tuple[Any, Any
         for folder in folders:
             if hint := dtype_hint(folder, dtype):
                 print(f"hint: {hint}", file=sys.stderr, flush=True)
-        if large := warning(folders, dtype):
+        if large := warning(folders, dtype, team.size if team else 1):
             print(f"warning: {large}", file=sys.stderr, flush=True)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
-    target, tokenizer = load(chosen.target, dtype, **merged)
+    shared = {"group": team.group} if team else {}
+    target, tokenizer = load(chosen.target, dtype, **merged, **shared)
     draft, draft_tokenizer = None, None
     if chosen.draft:
         draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)
+    target = team.lead(target) if team else target
     drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)

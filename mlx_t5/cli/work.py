@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, Kept, kept
-from mlx_t5.machines import launched
+from mlx_t5.errors import UserError
+from mlx_t5.machines import launched, team
 from mlx_t5.machines.block_links import BlockClient, BlockServer
 from mlx_t5.machines.blocks import AHEAD, Blocks, Share, Work, lead
 from mlx_t5.passes import BATCHES_A_WINDOW
@@ -22,6 +23,7 @@ from mlx_t5.passes import BATCHES_A_WINDOW
 if TYPE_CHECKING:
     from mlx_t5.machines.launched import Rank
     from mlx_t5.machines.messages import Codec
+    from mlx_t5.machines.team import Team
 
 LEADER = "0"
 InHand = deque[tuple[int, Any]]  # prompts with their numbers, until their outcomes are written
@@ -35,6 +37,19 @@ def rank_of(args: argparse.Namespace) -> Rank | None:
         UserError: it has not been told.
     """
     return launched.rank_of(os.environ) if args.parallel else None
+
+
+def team_of(args: argparse.Namespace) -> Team | None:
+    """The ranks that share the model; None if this process has all of it.
+
+    Raises:
+        UserError: they cannot work so, or cannot reach each other.
+    """
+    if args.parallel or launched.alone(os.environ):
+        return None
+    if "-" in [*(args.prompt or []), args.input_file]:
+        raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
+    return team.join(os.environ)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.ranks import ALONE, Ranks
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
@@ -70,13 +71,17 @@ def measure(
         target: the model that verifies.
         draft: the model that proposes, None if none does.
         clock: seconds.
+
+    Ranks that share the target and measure together take rank 0's seconds, so that they make the
+    same passes and find the same costs.
     """
+    ranks = target.ranks
     width = getattr(target, "width", max(TARGET_POINTS))  # of exact decoding
     points = [n for n in TARGET_POINTS if n <= width]
-    own = rising(ladder(timer(target, clock), points, BUDGET_SECONDS))
+    own = rising(ladder(timer(target, clock, ranks), points, BUDGET_SECONDS))
     if draft is None:
         return Costs(own, {})
-    return Costs(own, rising(ladder(timer(draft, clock), DRAFT_POINTS, BUDGET_SECONDS)))
+    return Costs(own, rising(ladder(timer(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)))
 
 
 def rising(seconds: dict[int, float]) -> dict[int, float]:
@@ -110,8 +115,13 @@ def ladder(
     return {n: regular * float(np.median([took[n] / took[1] for took in rounds])) for n in order}
 
 
-def timer(model: Seq2Seq, clock: Callable[[], float]) -> Callable[[int], float]:
-    """A function that times a pass of a model's decoder over so many positions of one row."""
+def timer(
+    model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE
+) -> Callable[[int], float]:
+    """A function that times a pass of a model's decoder over so many positions of one row.
+
+    All `ranks` get the time of the first.
+    """
     filler = model.config.pad_token_id
     cache = model.cache(model.encode(mx.full((1, SOURCE_TOKENS), filler, mx.int32)))
     cache.reserve(max(TARGET_POINTS))
@@ -121,6 +131,7 @@ def timer(model: Seq2Seq, clock: Callable[[], float]) -> Callable[[int], float]:
         began = clock()
         logits = model.decode(mx.full((1, positions), filler, mx.int32), cache, [0])
         mx.argmax(logits, axis=-1).tolist()
-        return clock() - began
+        taken = clock() - began
+        return taken if ranks.size == 1 else ranks.of_first(mx.array(taken)).item()
 
     return seconds

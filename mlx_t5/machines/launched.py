@@ -40,6 +40,15 @@ class Rank:
         return self.number == 0
 
 
+def alone(environment: Mapping[str, str]) -> bool:
+    """Whether this process is none of several that `mlx.launch` has started.
+
+    Raises:
+        UserError: the variables are damaged.
+    """
+    return "MLX_RANK" not in environment or rank_of(environment).size == 1
+
+
 def rank_of(environment: Mapping[str, str]) -> Rank:
     """Reads the variables of the ring, jaccl and NCCL.
 

@@ -206,6 +206,12 @@ class Cache:
         cross = list(zip(self.cross_keys, self.cross_values, strict=True))
         return Cache(cross, self.mask, capacity, copies)
 
+    def twin(self) -> Cache:
+        """A copy, which shares what is never written: that of the source."""
+        twin = self.shared(1, 1)
+        twin.keys, twin.values = ([mx.array(a) for a in each] for each in (self.keys, self.values))
+        return twin
+
     def reserve(self, capacity: int) -> None:
         """Grows to at least `capacity` slots, keeping what they hold."""
         if capacity > self.capacity:

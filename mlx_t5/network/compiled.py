@@ -28,10 +28,12 @@ class CompiledStep:
 
         Args:
             model: its weights must not be replaced afterwards.
-            enabled: whether to compile; None does it on a GPU only.
+            enabled: whether to compile; None does it on a GPU only, and not where ranks share the
+                model, as sums over them are made on the CPU.
         """
         self.model = model
-        self.enabled = not cpu_only() if enabled is None else enabled
+        usual = not cpu_only() and model.ranks.size == 1
+        self.enabled = usual if enabled is None else enabled
         self._shapes: set[tuple[int, ...]] = set()
         self._run = mx.compile(self._pass)
 

@@ -40,7 +40,7 @@ class ExactTarget:
         """
         self.model, self.width, self.rows = model, width, tuple(rows)
         self.config, self.dtype = model.config, model.dtype
-        self.pooling, self.can_decode = model.pooling, model.can_decode
+        self.pooling, self.can_decode, self.ranks = model.pooling, model.can_decode, model.ranks
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model), each prompt's from a pass of its own.
@@ -120,7 +120,7 @@ class ExactCache:
         """Keeps only these rows, in this order; one may be asked for several times."""
         kept: list[Cache] = []
         for row in (self.rows[i] for i in rows):
-            kept.append(_twin(row) if any(row is other for other in kept) else row)
+            kept.append(row.twin() if any(row is other for other in kept) else row)
         self.rows = kept
 
     def append(self, other: ExactCache) -> None:
@@ -195,10 +195,3 @@ class Pass:
 def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:
     """How many positions of each row (B, S, …) are no padding."""
     return [rows.shape[1]] * len(rows) if mask is None else mask.sum(axis=1).tolist()
-
-
-def _twin(row: Cache) -> Cache:
-    """A row with the same content, which shares what is never written: that of the source."""
-    twin = Cache(list(zip(row.cross_keys, row.cross_values, strict=True)), None, 1)
-    twin.keys, twin.values = ([mx.array(a) for a in arrays] for arrays in (row.keys, row.values))
-    return twin

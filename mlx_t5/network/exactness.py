@@ -46,8 +46,8 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
     check_exact(Settings(num_draft=num_draft), WIDTHS[-1])
     widths = [width for width in WIDTHS if width > num_draft]
     for width in widths:
-        rows = numbers_of_rows(model, batch, width)
-        if rows and attention_holds(model, width):
+        rows = holding_rows(model, batch, width)
+        if rows:
             target = ExactTarget(model, width, rows)
             if decoder_holds(target):
                 return target
@@ -55,6 +55,19 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
         "exact decoding is not possible here: this device rounds a row differently by its place "
         f"in a pass, at {' and '.join(map(str, widths))} positions a row; decode without it"
     )
+
+
+def holding_rows(model: Any, batch: int, width: int) -> list[int]:
+    """Numbers of rows that `numbers_of_rows` finds on every rank; none if attention does not hold.
+
+    A rank looks at its own part of the weights. Rank 0 has the others do so where it leads them.
+    """
+    if hasattr(model, "holding_rows"):
+        return model.holding_rows(batch, width)
+    rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
+    found = mx.array([n in rows for n in range(batch + 1)], mx.int32)
+    everywhere = model.ranks.sum(found).tolist()
+    return [n for n, holding in enumerate(everywhere) if holding == model.ranks.size]
 
 
 def numbers_of_rows(model: Seq2Seq, batch: int, width: int) -> list[int]:
@@ -146,7 +159,7 @@ def _doubled(
 
 def attention_holds(model: Any, width: int) -> bool:
     """Whether queries keep their bits at any place of a block, over sources and over slots."""
-    heads, size = model.config.num_heads, model.config.d_kv
+    heads, size = model.own.num_heads, model.own.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
         # Every second value takes away what the one before has added.
@@ -172,7 +185,7 @@ def decoder_holds(target: ExactTarget) -> bool:
     begin = BLOCK - width // 2  # so that the block crosses into other slots
 
     def some(*shape: int) -> mx.array:
-        return mx.random.randint(0, target.config.vocab_size, shape)
+        return target.ranks.of_first(mx.random.randint(0, target.config.vocab_size, shape))
 
     tokens, others = some(1, begin + width), target.cache(target.encode(some(1, 5)))
     row = target.cache(target.encode(some(1, 9)))

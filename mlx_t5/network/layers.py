@@ -17,6 +17,7 @@ from mlx_t5.network.blocks import Blocks
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Linear, added, together
+from mlx_t5.network.ranks import ALONE, Ranks
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
@@ -55,8 +56,9 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention without scale; `norm` belongs to the residual block around it."""
 
-    def __init__(self, config: T5Config):
+    def __init__(self, config: T5Config, ranks: Ranks):
         super().__init__()
+        self._ranks = ranks
         inner = config.num_heads * config.d_kv
         self._heads = config.num_heads, config.d_kv
         self.norm = RMSNorm(config)
@@ -86,14 +88,15 @@ class Attention(nn.Module):
         queries stand in another order, `rows` (B·T,) says where x's are.
         """
         out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, math.prod(self._heads))
-        return added(out if rows is None else out[rows], self.o, x)
+        return added(out if rows is None else out[rows], self.o, x, self._ranks)
 
 
 class FeedForward(nn.Module):
     """One hidden layer, gated since v1.1: wo(act(wi_0(x)) * wi_1(x))."""
 
-    def __init__(self, config: T5Config):
+    def __init__(self, config: T5Config, ranks: Ranks):
         super().__init__()
+        self._ranks = ranks
         self.norm = RMSNorm(config)
         self._act = ACTIVATIONS[config.dense_act_fn]
         self._gated = config.is_gated
@@ -109,14 +112,14 @@ class FeedForward(nn.Module):
             hidden = self._act(gate).astype(x.dtype) * linear
         else:
             hidden = self._act(self.wi(y)).astype(x.dtype)
-        return added(hidden, self.wo, x)
+        return added(hidden, self.wo, x, self._ranks)
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, config: T5Config):
+    def __init__(self, config: T5Config, ranks: Ranks):
         super().__init__()
-        self.self_attention = Attention(config)
-        self.feed_forward = FeedForward(config)
+        self.self_attention = Attention(config, ranks)
+        self.feed_forward = FeedForward(config, ranks)
 
     def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
         attend = self.self_attention
@@ -126,11 +129,11 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: T5Config):
+    def __init__(self, config: T5Config, ranks: Ranks):
         super().__init__()
-        self.self_attention = Attention(config)
-        self.cross_attention = Attention(config)
-        self.feed_forward = FeedForward(config)
+        self.self_attention = Attention(config, ranks)
+        self.cross_attention = Attention(config, ranks)
+        self.feed_forward = FeedForward(config, ranks)
 
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
@@ -148,15 +151,21 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The layers of an encoder or a decoder, with their relative bias and the norm at the end."""
+    """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
 
-    def __init__(self, config: T5Config, causal: bool):
+    Args:
+        config: of what this process computes: of several ranks, its part (sharding.py).
+        causal: whether it is a decoder.
+        ranks: that compute the stack together.
+    """
+
+    def __init__(self, config: T5Config, causal: bool, ranks: Ranks = ALONE):
         super().__init__()
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
         layer = DecoderLayer if causal else EncoderLayer
-        self.layers: list[Any] = [layer(config) for _ in range(depth)]
+        self.layers: list[Any] = [layer(config, ranks) for _ in range(depth)]
         self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
         self.norm = RMSNorm(config)
         self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)

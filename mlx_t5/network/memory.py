@@ -200,12 +200,18 @@ def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
     return math.prod(stored.shape(name)) * width
 
 
-def warning(folders: Sequence[Path], dtype: str | None) -> str | None:
+def warning(folders: Sequence[Path], dtype: str | None, ranks: int = 1) -> str | None:
     """One line about models that do not fit into memory together, or hardly; None if they do.
 
     A Mac's GPU slows down near the working set that macOS recommends. How much that is can be set.
+
+    Args:
+        folders: the target's, and the draft's if there is one.
+        dtype: as for `stored_bytes`.
+        ranks: that share the target.
     """
-    needed, there = sum(stored_bytes(folder, dtype) for folder in folders), limit()
+    target, *others = (stored_bytes(folder, dtype) for folder in folders)
+    needed, there = target // ranks + sum(others), limit()
     facts = mx.device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
     if needed <= comfortable:

@@ -156,4 +156,9 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             f"{folder} {made_for}, and the target is another model; give it with its own target, "
             "or make a draft for this one"
         )
+    if given.ranks.size > 1:
+        raise UserError(
+            f"{folder} uses its target's encoder and head, of which each rank has a part only; "
+            "take another draft, or one machine"
+        )
     return given

@@ -13,6 +13,7 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network.pooling import Pooling
+from mlx_t5.network.ranks import ALONE
 
 START, EOS = 0, 1
 
@@ -71,7 +72,7 @@ class FakeCache:
 class FakeModel:
     """Logits (V,) = table(source, tokens so far)."""
 
-    can_decode, pooling = True, Pooling()
+    can_decode, pooling, ranks = True, Pooling(), ALONE
 
     def __init__(self, table, vocab_size, **config):
         self.table = lru_cache(maxsize=None)(table)

@@ -1,0 +1,101 @@
+"""What each rank reads: its part of every weight and no more, in every format."""
+
+import pytest
+
+import adapters
+import checkpoints
+import shared_models
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.ranks import Ranks
+from mlx_t5.network.sharding import require_divisible
+from model import load
+
+
+class Group:
+    """A rank of a group whose others do not exist: enough to load, too little to compute."""
+
+    def __init__(self, rank, size):
+        self._numbers = rank, size
+
+    def rank(self):
+        return self._numbers[0]
+
+    def size(self):
+        return self._numbers[1]
+
+
+def parts(folder, size=2, **how):
+    """The parameters of every rank."""
+    models = [load(folder, "float32", group=Group(r, size), **how)[0] for r in range(size)]
+    return [dict(tree_flatten(model.parameters())) for model in models]
+
+
+def assert_whole(found, folder, **how):
+    """The parts, one beside the other, are the whole model."""
+    for name, whole in tree_flatten(load(folder, "float32", **how)[0].parameters()):
+        own = [part[name] for part in found]
+        if own[0].shape == whole.shape:
+            assert all(mx.array_equal(each, whole) for each in own), name
+            continue
+        axis = 0 if sum(len(each) for each in own) == len(whole) else 1
+        assert mx.array_equal(mx.concatenate(own, axis=axis), whole), name
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sharding") / "models"
+    root.mkdir()
+    shared_models.make(root)
+    return root
+
+
+@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
+def test_parts_of_an_mlx_folder_make_the_whole(root, name):
+    assert_whole(parts(root / name), root / name)
+
+
+@pytest.mark.parametrize("format", checkpoints.FORMATS)
+def test_parts_of_a_hugging_face_folder_make_the_whole(tmp_path, format):
+    state = checkpoints.random_state(checkpoints.TINY)
+    folder = checkpoints.save(state, tmp_path / format, format, config=checkpoints.TINY)
+    assert_whole(parts(folder, size=4), folder)
+
+
+def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
+    width = shared_models.SHAPE["d_model"]
+    layers = [f"{stack}.block.0.layer.0.SelfAttention" for stack in ("encoder", "decoder")]
+    shapes = {f"{layer}.q": (128, width) for layer in layers}
+    shapes |= {f"{layer}.o": (width, 128) for layer in layers}
+    shapes |= {"decoder.block.0.layer.1.EncDecAttention." + k: v for k, v in
+               (("q", (128, width)), ("o", (width, 128)))}  # fmt: skip
+    adapters.by_hand(tmp_path, shapes, target_modules=["q", "o"])
+    for name in ("gated", "quantised"):
+        found = parts(root / name, adapter=tmp_path)
+        assert_whole(found, root / name, adapter=tmp_path)
+
+
+def test_no_other_part_is_read(root, monkeypatch):
+    read = []
+    original = StoredTensor._read_into
+    monkeypatch.setattr(
+        StoredTensor, "_read_into", lambda *a: (read.append(a[1].nbytes), original(*a))[1]
+    )
+    held = [array.nbytes for part in parts(root / "gated") for array in part.values()]
+    assert sum(read) == sum(held)
+
+
+def test_what_does_not_divide_is_told_with_the_numbers_that_do():
+    config = T5Config.from_dict({**shared_models.SHAPE, "num_heads": 12, "d_ff": 1024})
+    with pytest.raises(UserError, match="3 ranks .*: 1024 hidden units do not .* take 1, 2 or 4$"):
+        require_divisible(config, Ranks(Group(0, 3)))
+    with pytest.raises(UserError, match="2 ranks .*: 3 groups of quantised inputs .* take 1$"):
+        require_divisible(config, Ranks(Group(0, 2)), [6, 3])
+    require_divisible(config, Ranks(Group(0, 4)), [8])
+
+
+def test_shares_are_equal_but_for_the_last():
+    shares = [Ranks(Group(rank, 4)).share(61) for rank in range(4)]
+    assert [each.stop - each.start for each in shares] == [16, 16, 16, 13]

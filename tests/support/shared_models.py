@@ -1,0 +1,134 @@
+"""Small models in MLX folders, and what a decoder makes of prompts with them.
+
+python shared_models.py FOLDER NAMES    # as a rank of mlx.launch: into a file a rank and way
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from decoder import SpeculativeDecoder
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.machines.team import join
+from mlx_t5.network.config import T5Config
+from model import T5, load
+
+V = 61  # no number of ranks divides it
+SHAPE = {
+    "model_type": "t5", "vocab_size": V, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 1,
+    "num_decoder_layers": 1, "num_heads": 4, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
+}  # fmt: skip
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+# By name: config, whether there is a head, and what is loaded as: a type, or quantised.
+MODELS: dict[str, tuple[dict, bool, str]] = {
+    "gated": ({**GATED, "model_type": "umt5"}, True, "float32"),
+    "tied": ({"feed_forward_proj": "relu"}, False, "float32"),
+    "quantised": (GATED, True, "4 bit"),
+    "half": ({"feed_forward_proj": "relu"}, False, "float16"),
+}
+PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47, 1]]
+
+
+def make(root: Path) -> None:
+    """Writes the folder of every model, and of a draft that agrees with the first now and then."""
+    for name, (config, head, kind) in MODELS.items():
+        write(root / name, {**SHAPE, **config}, head, kind == "4 bit")
+    write(root / "draft", {**SHAPE, **MODELS["gated"][0]}, True, False, noise=0.05)
+
+
+def write(folder: Path, config: dict, head: bool, quantised: bool, noise: float = 0.0) -> None:
+    model, keys = T5(T5Config.from_dict(config), head), iter(mx.random.split(mx.random.key(3), 400))
+    weights = []
+    for name, like in tree_flatten(model.parameters()):
+        weight = mx.random.normal(like.shape, key=next(keys))
+        weight += noise * mx.random.normal(like.shape, key=next(keys))
+        if "norm" in name:
+            weight = mx.abs(weight) + 0.5
+        elif "shared" not in name and "relative" not in name:
+            weight *= like.shape[-1] ** -0.5
+        weights.append((name, weight))
+    model.load_weights(weights)
+    if quantised:
+        nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
+        config = {**config, "quantization": {"group_size": 32, "bits": 4}}
+    folder.mkdir()
+    arrays = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def results(name: str, model: Any, draft: T5) -> dict[str, Any]:
+    """What decoders with this target write; of the first model in every way."""
+    short = {"max_tokens": 5}  # ranks that share cores wait long for each other
+    made: dict[str, Any] = {}
+    if model.can_decode and hasattr(model, "parameters"):
+        ids = mx.array([PROMPTS[0]])
+        made["logits"] = model(ids, mx.array([[0, 4, 7]])).tolist()
+    decoder = SpeculativeDecoder(model, draft, num_draft=3)
+    made["greedy"] = tokens(decoder.generate(PROMPTS, **short))
+    if name != "gated":
+        return made
+    made["sampled"] = tokens(decoder.generate(PROMPTS, temp=0.8, top_k=20, seed=4, **short))
+    made["auto"] = tokens(decoder.generate(PROMPTS, num_draft="auto", **short))
+    copying = SpeculativeDecoder(model, SourceCopy(), num_draft=4)
+    made["lookup"] = tokens(copying.generate(PROMPTS, **short))
+    beams = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
+    made["beams"], made["beam_scores"] = tokens(beams), [each.score for each in beams]
+    scores = decoder.score(PROMPTS[:2], [[5, 6, 1], [8, 1]])
+    made["scores"] = [each.token_logprobs for each in scores]
+    exact = SpeculativeDecoder(model, draft, num_draft=3, exact=True)
+    made["exact"] = tokens(exact.generate(PROMPTS, batch_size=3, **short))
+    made["vectors"] = decoder.embed(PROMPTS).tolist()
+    return made
+
+
+def tokens(found: Any) -> list[list[int]]:
+    return [each.tokens for each in found]
+
+
+def collectives(model: T5) -> list[int]:
+    """How many an encoding, a cache and a decoder's pass take."""
+    counts = [model.ranks.collectives]
+    states = model.encode(mx.array([PROMPTS[0]]))
+    counts.append(model.ranks.collectives)
+    cache = model.cache(states, capacity=4)
+    counts.append(model.ranks.collectives)
+    mx.eval(model.decode(mx.array([[0, 4, 7]]), cache, [0]))
+    counts.append(model.ranks.collectives)
+    return [b - a for a, b in zip(counts, counts[1:], strict=False)]
+
+
+def main(root: Path, names: list[str]) -> None:
+    """A rank: every rank decides for itself; then, of two, rank 0 does for both."""
+    team = join(os.environ)
+    assert team, "mlx.launch starts this"
+    draft, _ = load(root / "draft", "float32")
+    models, report = {}, {}
+    for name in names:
+        models[name], _ = load(root / name, dtype_of(name), group=team.group)
+        report[name] = results(name, models[name], draft)
+    report["collectives"] = {name: collectives(model) for name, model in models.items()}
+    (root / f"every-{team.rank}-of-{team.size}.json").write_text(json.dumps(report))
+    if team.size > 2:
+        return
+    if team.rank:
+        team.follow(lambda: models["gated"])
+    led = {"gated": results("gated", team.lead(models["gated"]), draft)}
+    (root / "led.json").write_text(json.dumps(led))
+
+
+def dtype_of(name: str) -> str:
+    """What a model is loaded as."""
+    kind = MODELS[name][2]
+    return kind if kind == "float16" else "float32"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
