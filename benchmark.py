@@ -6,6 +6,7 @@
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
     python benchmark.py quantize   # what fewer bits a weight cost
     python benchmark.py memory     # what the public models take
+    python benchmark.py scale      # one file, or one model, over several processes
     python benchmark.py server     # throughput and latency of server.py
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 

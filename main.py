@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from mlx_t5.cli.work import Job
     from mlx_t5.machines.launched import Rank
     from mlx_t5.machines.team import Team
-    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
@@ -69,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 def _main(args: argparse.Namespace) -> int:
     rank, ranks = work.rank_of(args), work.team_of(args)
     if ranks and ranks.rank:
-        return ranks.follow(lambda: _part(args, ranks))
+        return ranks.follow(lambda: _follower(args, ranks))
     with work.silent(rank):
         return _run(args, rank, ranks)
 
@@ -169,12 +168,13 @@ def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
 
 
-def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
-    """The part of the target that another rank than 0 computes."""
+def _follower(args: argparse.Namespace, ranks: Team) -> Callable[..., None]:
+    """What another rank than 0 does: it computes its part of the target."""
+    from mlx_t5.machines.leader import Follower
     from model import load
 
     chosen = _choose(args)
-    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+    return Follower(load(chosen.target, args.dtype, chosen.adapter, group=ranks.group)[0]).do
 
 
 def _load(
@@ -183,10 +183,11 @@ def _load(
     from decoder import SpeculativeDecoder
     from mlx_t5.backend import device_name
     from mlx_t5.cli import models
+    from mlx_t5.machines.leader import leading
     from mlx_t5.network.interface import require_decoder
     from model import load
 
-    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, ranks)
+    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, leading(ranks))
     if not args.embed:
         require_decoder(target)
     num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.machines.team import Team
-    from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.presets import Presets
@@ -122,7 +121,7 @@ def _main(args: argparse.Namespace) -> int:
     _check_access(args)
     ranks = team.join(os.environ)
     if ranks and ranks.rank:
-        return ranks.follow(lambda: _part(args, ranks))
+        return ranks.follow(lambda: _follower(args, ranks))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
     from convert import convert
@@ -220,22 +219,24 @@ def _service(
     return Service(worker, limits, name, args.delta, logged, presets)
 
 
-def _part(args: argparse.Namespace, ranks: Team) -> Seq2Seq:
-    """The part of the target that another rank than 0 computes."""
+def _follower(args: argparse.Namespace, ranks: Team) -> Callable[..., None]:
+    """What another rank than 0 does: it computes its part of the target."""
     from convert import convert
     from mlx_t5.cli.models import choose_pair
+    from mlx_t5.machines.leader import Follower
     from model import load
 
     chosen = choose_pair(args.model, args.draft_model, convert, adapter=args.adapter_path)
-    return load(chosen.target, args.dtype, chosen.adapter, ranks.group)[0]
+    return Follower(load(chosen.target, args.dtype, chosen.adapter, group=ranks.group)[0]).do
 
 
 def _load(args: argparse.Namespace, chosen: Pair, ranks: Team | None) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import load_pair
+    from mlx_t5.machines.leader import leading
     from model import load
 
-    target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, ranks)
+    target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, leading(ranks))
     return SpeculativeDecoder(
         target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
     )

@@ -22,6 +22,7 @@ SUBCOMMANDS = MappingProxyType(
         "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",
         "report": "one row about this machine, to paste, in under five minutes",
+        "scale": "one file, or one model, over 1, 2 and 4 processes of this machine",
         "server": "the server under load: a running batch against one request at a time",
     }
 )

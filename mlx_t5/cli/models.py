@@ -129,7 +129,7 @@ def locate(name: str, convert: Convert) -> Path:
 
 
 def load_pair(
-    chosen: Pair, dtype: str | None, load: Callable, team: Any = None
+    chosen: Pair, dtype: str | None, load: Callable, shared: Any = None
 ) -> tuple[Any, Any, Any, Any]:
     """Loads the models of a pair; says before, on standard error, if they will hardly fit.
 
@@ -137,8 +137,8 @@ def load_pair(
         chosen: which models.
         dtype: compute in this type; None keeps the folder's.
         load: reads a model's folder, as `model.load` does.
-        team: the ranks that share the target, a `machines.team.Team` whose rank 0 this is; None if
-            this process is alone.
+        shared: what `machines.leader.leading` says of ranks that share the target; None if this
+            process has all of it.
 
     Returns:
         The target, the drafter (None for regular decoding), the target's tokenizer (None if its
@@ -151,20 +151,21 @@ def load_pair(
     from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
     from mlx_t5.network.memory import dtype_hint, warning
 
+    group, lead = shared or (None, lambda model: model)
     folders = [folder for folder in (chosen.target, chosen.draft) if folder]
     with contextlib.suppress(UserError):  # loading says what is wrong with a folder
         for folder in folders:
             if hint := dtype_hint(folder, dtype):
                 print(f"hint: {hint}", file=sys.stderr, flush=True)
-        if large := warning(folders, dtype, team.size if team else 1):
+        if large := warning(folders, dtype, group.size() if group else 1):
             print(f"warning: {large}", file=sys.stderr, flush=True)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
-    shared = {"group": team.group} if team else {}
-    target, tokenizer = load(chosen.target, dtype, **merged, **shared)
+    of_group = {"group": group} if group else {}
+    target, tokenizer = load(chosen.target, dtype, **merged, **of_group)
     draft, draft_tokenizer = None, None
     if chosen.draft:
         draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)
-    target = team.lead(target) if team else target
+    target = lead(target)
     drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)

@@ -55,12 +55,12 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on where --output-file ends: its complete lines are kept",
+        help="go on where the output ends: its complete lines are kept",
     )
     group.add_argument(
         "--parallel",
         choices=("data",),
-        help="under mlx.launch: data shares the lines of --input-file out among the ranks",
+        help="under mlx.launch: data shares the lines of the input out among the ranks",
     )
     group.add_argument(
         "--json", action="store_true", help="one JSON object a prompt, with tokens and statistics"

@@ -71,7 +71,11 @@ def receive(connection: Connection) -> dict[str, Any]:
 
 
 class BlockServer:
-    """Rank 0's end: a thread for each rank that comes. A context manager."""
+    """Rank 0's end: a thread for each rank that comes. A context manager.
+
+    Attributes:
+        seen: the ranks that have come.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class BlockServer:
         """
         self._rank, self._tell, self._verbose, self._patience = rank, tell, verbose, patience
         self._began, self._ended = time.monotonic(), False
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._sockets = [_listening(address) for address in rank.addresses]
 
@@ -107,7 +111,7 @@ class BlockServer:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         """Lets the other ranks go; those that have not come yet are waited for, if all is well."""
-        while kind is None and len(self._seen) < self._rank.size - 1:
+        while kind is None and len(self.seen) < self._rank.size - 1:
             if not self._sockets or time.monotonic() - self._began > JOINING:
                 break
             time.sleep(POLL)
@@ -151,7 +155,7 @@ class BlockServer:
                     return
                 name = f"{number}.{len(self._threads)}"
                 send(connection, welcome=True)
-                self._seen.add(number)
+                self.seen.add(number)
                 if self._verbose:
                     self._tell(f"rank {number} joins")
                 left = self._give(connection, name, blocks, codec)

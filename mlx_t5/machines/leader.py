@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.network.exact import Pass
@@ -22,7 +22,16 @@ from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.memory import clear_large_cache, wire
 from mlx_t5.network.ranks import ALONE, Ranks
 
+if TYPE_CHECKING:
+    from mlx_t5.machines.team import Team
+
 Tell = Callable[[list[Any]], None]
+Shared = tuple[Any, Callable[[Any], Any]]  # a group, and what becomes of rank 0's part of the model
+
+
+def leading(team: Team | None) -> Shared | None:
+    """How rank 0 loads the target, see `cli.models.load_pair`; None for a process alone."""
+    return None if team is None else (team.group, lambda model: Leader(model, team.tell))
 
 
 class Leader:
@@ -146,9 +155,10 @@ class LedCache:
 class Follower:
     """Another rank: does what rank 0 tells, until the process ends."""
 
-    def __init__(self, model: Seq2Seq, ranks: Ranks) -> None:
+    def __init__(self, model: Seq2Seq) -> None:
         """Takes this rank's part of the target."""
-        self.model, self.ranks, self._caches = model, ranks, dict[int, Any]()
+        assert model.ranks.size > 1, "a whole model would wait for nobody"
+        self.model, self.ranks, self._caches = model, model.ranks, dict[int, Any]()
 
     def do(self, verb: str, *arguments: Any) -> None:
         """Does what one message says."""

@@ -19,13 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory
 from mlx_t5.machines import launched, link
-
-if TYPE_CHECKING:
-    from mlx_t5.network.interface import Seq2Seq
 
 BAD_INPUT = 2  # exit status
 MEANWHILE = 0.5  # seconds in which rank 0 finds the same error, if it is not this rank's alone
@@ -94,10 +91,8 @@ class Team:
         Raises:
             UserError: the others cannot be reached.
         """
-        from mlx_t5.backend import mx
-
         try:
-            self.group = mx.distributed.init(strict=True)
+            self.group = _group()
             self.rank, self.size = self.group.rank(), self.group.size()
             self._messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
             self._lock = threading.Lock()
@@ -142,31 +137,37 @@ class Team:
         for peer in self._peers:
             peer.send(message)
 
-    def lead(self, model: Any) -> Any:
-        """The target of rank 0, around its part of it."""
-        from mlx_t5.machines.leader import Leader
-
-        return Leader(model, self.tell)
-
-    def follow(self, load: Callable[[], Seq2Seq]) -> int:
+    def follow(self, begin: Callable[[], Callable[..., None]]) -> int:
         """Does what rank 0 tells, until it ends; an error here is told to it.
 
         Args:
-            load: this rank's part of the target.
+            begin: loads this rank's part of the target; returns what does a message, see
+                `leader.Follower`.
         """
-        from mlx_t5.machines.leader import Follower
-        from mlx_t5.network.ranks import Ranks
-
         try:
-            follower = Follower(load(), Ranks(self.group))
+            do = begin()
             while True:
-                follower.do(*self._messages.get())
+                do(*self._messages.get())
         except BaseException as error:
             if not is_lost_rank(error):
                 time.sleep(MEANWHILE)
                 self._peers[0].send(_told(error))
         time.sleep(2 * link.SILENCE)  # rank 0 ends, and with it this process
         return BAD_INPUT
+
+
+def _group() -> Any:
+    """The group, whose ranks may begin at different times; a ring gives up after a few seconds."""
+    from mlx_t5.backend import mx
+
+    end = time.monotonic() + link.JOINING
+    while True:
+        try:
+            return mx.distributed.init(strict=True)
+        except RuntimeError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
 
 
 def _told(error: BaseException) -> str:

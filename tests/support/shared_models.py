@@ -15,6 +15,7 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.machines.leader import Follower, Leader
 from mlx_t5.machines.team import join
 from mlx_t5.network.config import T5Config
 from model import T5, load
@@ -119,8 +120,8 @@ def main(root: Path, names: list[str]) -> None:
     if team.size > 2:
         return
     if team.rank:
-        team.follow(lambda: models["gated"])
-    led = {"gated": results("gated", team.lead(models["gated"]), draft)}
+        team.follow(lambda: Follower(models["gated"]).do)
+    led = {"gated": results("gated", Leader(models["gated"], team.tell), draft)}
     (root / "led.json").write_text(json.dumps(led))
 
 
