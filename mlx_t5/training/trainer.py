@@ -121,8 +121,7 @@ class Trainer:
             seconds, began = self.progress.seconds + now - began, now
             self.progress = replace(self.progress, seconds=seconds)
             self.state, self.loss = state, loss
-            self._judge_if_due()
-            if self.over or state.step % self.schedule.save_every == 0:
+            if not self._judge_if_due() and state.step % self.schedule.save_every == 0:
                 self.folder.save(self.state, self.progress)
             if self.over:
                 return
@@ -139,12 +138,16 @@ class Trainer:
             for part in parts(rows, schedule.rows_at_once)
         ]
 
-    def _judge_if_due(self) -> None:
-        """Evaluates the draft every so many steps, and at the end; the best so far is written."""
+    def _judge_if_due(self) -> bool:
+        """Evaluates the draft every so many steps and at the end, and writes state and best.
+
+        Returns:
+            Whether it did.
+        """
         step, schedule = self.state.step, self.schedule
         due = step == schedule.iters or step % schedule.steps_per_eval == 0
         if not due or self.progress.judged == step:
-            return
+            return False
         self.learner.put(self.state.weights)
         score = self.evaluate()
         progress = replace(self.progress, judged=step)
@@ -158,3 +161,5 @@ class Trainer:
         behind = self.progress.behind
         mark = " (the best so far)" if better and step else f" ({behind} behind)" * bool(behind)
         self.tell(f"step {step}: {loss}{score}{mark}")
+        self.folder.save(self.state, self.progress)
+        return True
