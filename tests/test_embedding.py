@@ -142,9 +142,8 @@ def test_the_command_line_embeds_with_an_encoder_and_refuses_to_decode(run, tmp_
 
 # ---- folders of sentence-transformers ------------------------------------------------------------
 
-NAMES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"} | {
-    name: f"{name}_tokens" for name in ("mean_sqrt_len", "weightedmean")
-}
+NAMES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
+NAMES |= {"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "weightedmean": "weightedmean_tokens"}
 
 
 def sentence_folder(folder, modes=("mean",), width=32, activation="Identity", **settings):
@@ -181,7 +180,7 @@ def pooled(hidden, mode):
         "cls": hidden[0],
         "max": hidden.max(0),
         "mean": hidden.mean(0),
-        "mean_sqrt_len": hidden.sum(0) / n**0.5,
+        "mean_sqrt_len_tokens": hidden.sum(0) / n**0.5,
         "weightedmean": np.arange(1, n + 1) @ hidden / (n * (n + 1) / 2),
         "lasttoken": hidden[-1],
     }[mode]
@@ -200,6 +199,26 @@ def test_pooling_and_dense_layer_of_a_folder(tmp_path, modes):
         vector = np.concatenate([pooled(hidden, mode) for mode in modes])
         expected = np.tanh(layer(torch.tensor(vector, dtype=torch.float32)).detach().numpy())
         np.testing.assert_allclose(row, expected / np.linalg.norm(expected), atol=2e-5)
+
+
+def test_a_folder_as_later_versions_write_it(tmp_path):
+    """The mode by its name, and the tokenizer says how long a text may be."""
+    folders = [tmp_path / name for name in ("flags", "names")]
+    for folder, limit in zip(folders, ({"max_seq_length": 5}, {}), strict=True):
+        torch.manual_seed(0)
+        sentence_folder(folder, ("mean_sqrt_len_tokens",), **limit)
+    pooling = {"pooling_mode": "mean_sqrt_len_tokens", "include_prompt": True}
+    (folders[1] / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    vectors = []
+    for folder, limit in zip(
+        [folders[0], *2 * [folders[1]]], (int(1e30), 5, int(1e30)), strict=True
+    ):
+        file = folder / "tokenizer_config.json"
+        raw = json.loads(file.read_text())
+        file.write_text(json.dumps({**raw, "model_max_length": limit}))
+        vectors.append(SpeculativeDecoder(*_parts(load(folder, "float32"))).embed(["abcdefgh"]))
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert np.abs(vectors[2] - vectors[1]).max() > 1e-3, "the end was cut, and is not without limit"
 
 
 def test_modules_go_with_a_conversion(tmp_path):

@@ -19,6 +19,8 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.network.pooling import ACTIVATIONS, MODES, Pooling, Step, normalized
 
 CONFIG = "config.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+_UNLIMITED = (None, int(1e30))  # what transformers writes where a tokenizer has no limit
 _MAX_MODULES = 16
 _MAX_WIDTH = 2**16  # of a dense layer's output; published: 768 and 1024
 # The flags of MODES in a Pooling module's configuration.
@@ -166,6 +168,9 @@ def _settings(folder: Path) -> dict[str, Any]:
     """What is done to texts before the encoder reads them, as attributes of `Pooling`."""
     reading, general = (_object(folder / name) for name in SENTENCE_SETTINGS)
     longest, lower = reading.get("max_seq_length"), reading.get("do_lower_case", False)
+    if longest is None:  # later versions leave it to the tokenizer
+        longest = _object(folder / TOKENIZER_SETTINGS).get("model_max_length")
+        longest = None if longest in _UNLIMITED else longest
     name, prompts = general.get("default_prompt_name"), general.get("prompts") or {}
     try:
         prompt = prompts[name] if name else ""
@@ -174,7 +179,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     except (TypeError, LookupError):
         fits = False
     if not fits:
-        files = " or ".join(SENTENCE_SETTINGS)
+        files = " or ".join((*SENTENCE_SETTINGS, TOKENIZER_SETTINGS))
         raise UserError(f"{folder}: {files} has an entry that makes no sense: fetch it again")
     return {"max_tokens": longest, "lower_case": lower, "prompt": prompt}
 

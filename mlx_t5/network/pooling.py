@@ -60,7 +60,7 @@ MODES: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = MappingProxyType
         "cls": lambda states, mask: states[:, 0],
         "max": _largest,
         "mean": _mean,
-        "mean_sqrt_len": _mean_by_root,
+        "mean_sqrt_len_tokens": _mean_by_root,
         "weightedmean": _weighted_mean,
         "lasttoken": _last,
     }

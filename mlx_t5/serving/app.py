@@ -237,12 +237,12 @@ def _add_information(app: FastAPI) -> None:
     service, metrics = app.state.service, app.state.metrics
 
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
-    async def models() -> dict[str, Any]:
+    async def models() -> shapes.ModelList:
         """The model that is served, with its limits and defaults."""
-        return {"object": "list", "data": [_model(service)]}
+        return shapes.ModelList(object="list", data=[_model(service)])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
-    async def model(model: str) -> dict[str, Any]:
+    async def model(model: str) -> shapes.ServedModel:
         """One model."""
         if model != service.model:
             raise ApiError(404, f"the model that is served is {service.model}", "model")
@@ -269,14 +269,14 @@ def _add_information(app: FastAPI) -> None:
         return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _model(service: Service) -> dict[str, Any]:
-    return {
-        "id": service.model,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "local",
+def _model(service: Service) -> shapes.ServedModel:
+    return shapes.ServedModel(
+        id=service.model,
+        object="model",
+        created=service.created,
+        owned_by="local",
         **service.describe(),
-    }
+    )
 
 
 def _add_page(app: FastAPI) -> None:

@@ -7,9 +7,9 @@ who wrote each token; `score` is that of a beam search.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from mlx_t5.requests import Stats
 
@@ -156,3 +156,37 @@ class Prediction(BaseModel):
     text: str
     finish_reason: Reason
     stats: Counts
+
+
+class ServedModel(BaseModel):
+    """The model that is served, with its limits and the defaults of requests.
+
+    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    capabilities: list[Literal["completions", "score", "rerank", "embeddings"]]
+    max_prompt_tokens: int
+    max_tokens: int
+    num_draft: int | Literal["auto"]
+    max_num_draft: int
+    delta: float
+    num_beams: int
+    max_num_beams: int
+    length_penalty: float
+    draft: bool
+    tasks: dict[str, dict[str, Any]]
+    dtype: str
+    exact: bool
+
+
+class ModelList(BaseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ServedModel]

@@ -111,6 +111,8 @@ def test_clients_are_told_what_the_model_can_do(ranker, server):
     (ranks,) = ranker.http.get("/v1/models").json()["data"]
     assert ranks["capabilities"] == ["completions", "score", "rerank", "embeddings"]
     assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}}
+    described = ranker.http.get("/openapi.json").json()["components"]["schemas"]
+    assert set(ranks) == set(described["ServedModel"]["properties"])
     (bundled,) = server.http.get("/v1/models").json()["data"]
     assert bundled["capabilities"] == ["completions", "score", "embeddings"]
 
