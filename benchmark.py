@@ -11,7 +11,7 @@
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
 `sweep`, `beams`, `peers` and `quantize` need requirements/benchmark.txt, `server` needs
-requirements/server.txt. All that is timed takes turns; see benchmarks/timing.py.
+requirements/server.txt. All that is timed takes turns; see mlx_t5/timing.py.
 """
 
 import sys

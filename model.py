@@ -11,7 +11,7 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -200,6 +200,17 @@ class T5(nn.Module):
         Raises:
             ValueError: the cache has too few slots or another number of rows.
         """
+        states = self.decoder_states(tokens, cache, offsets, traced)
+        return self.logits(states).reshape(*tokens.shape, -1)
+
+    def decoder_states(
+        self,
+        tokens: mx.array,
+        cache: Cache,
+        offsets: list[int] | mx.array,
+        traced: bool = False,
+    ) -> mx.array:
+        """What `decode` makes logits of: (B·T, d_model), the norm at the end included."""
         slots = cache.slots(offsets, tokens.shape[1])
         biases = self.decoder.biases(slots.positions, slots.seen)
         x = self._embed(tokens)
@@ -207,23 +218,26 @@ class T5(nn.Module):
             x = layer(x, bias, cache, i, slots)
             if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
-        return self._logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
+        return self.decoder.norm(x)
 
     def _embed(self, tokens: mx.array) -> mx.array:
         x = self.shared(tokens.flatten())
         # The residual of larger models leaves the range of float16.
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
-    def _logits(self, x: mx.array) -> mx.array:
+    def logits(
+        self, states: mx.array, head: Callable[[mx.array], mx.array] | None = None
+    ) -> mx.array:
+        """float32 logits (N, V) of hidden states (N, d_model), by the model's head or another."""
         if self.config.scales_logits:
-            x = x * self.config.d_model**-0.5
-        head = getattr(self, "lm_head", None)
+            states = states * self.config.d_model**-0.5
+        head = head or getattr(self, "lm_head", None)
         if head is not None:
-            own = head(x)
+            own = head(states)
         elif self.ranks.size > 1:
-            own = head_part(self.shared, x, self.ranks)
+            own = head_part(self.shared, states, self.ranks)
         else:
-            own = self.shared.as_linear(x)
+            own = self.shared.as_linear(states)
         return self.ranks.columns(own, self.config.vocab_size).astype(mx.float32)
 
 

@@ -16,9 +16,9 @@ from benchmarks.figures import measure
 from benchmarks.options import REGULAR
 from benchmarks.quality import chrf, exact_match, points
 from benchmarks.subject import Run, Subject, begin, decoding
-from benchmarks.timing import Ratio, Timed, median_total
 from benchmarks.workload import Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
+from mlx_t5.timing import Ratio, Timed, median_total
 
 COLUMNS: printing.Columns = {
     "K": lambda row: f"{row['num_beams']}",

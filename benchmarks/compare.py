@@ -16,10 +16,10 @@ from benchmarks.costs import PairCosts, weights_read
 from benchmarks.figures import beside_theory, cost_meter, figures, measure, of_best
 from benchmarks.options import REGULAR, WAYS
 from benchmarks.subject import Run, Subject, begin
-from benchmarks.timing import Timed
 from benchmarks.workload import Workload
 from mlx_t5.cli.arguments import add_setting
 from mlx_t5.requests import AUTO
+from mlx_t5.timing import Timed
 
 COLUMNS: printing.Columns = {
     **printing.WAY,

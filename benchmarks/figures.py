@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import theory
 from benchmarks.costs import CostMeter, PairCosts
 from benchmarks.subject import Run, Subject, counts, decided
-from benchmarks.timing import Timed, Tokens, differing, median_total, speed_up, take_turns
 from benchmarks.workload import Workload
+from mlx_t5.drafting import theory
 from mlx_t5.requests import Result
+from mlx_t5.timing import Timed, Tokens, differing, median_total, speed_up, take_turns
 
 COSTS = "costs"  # the name under which measuring them takes its turn
 Decode = Callable[[int], Run]

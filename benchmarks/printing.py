@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli import output
-
-Columns = Mapping[str, Callable[[dict], str]]
-
-
-def percent(share: float | None) -> str:
-    """A share as a table writes it; nothing if it is unknown."""
-    return "" if share is None else f"{share:.1%}"
+from mlx_t5.cli.tables import Columns as Columns
+from mlx_t5.cli.tables import markdown as markdown
+from mlx_t5.cli.tables import percent as percent
 
 
 def texts(different: int | None) -> str:
@@ -62,18 +58,6 @@ def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
 def listed(facts: Mapping[str, Any]) -> str:
     """Facts in one line, without those that are None."""
     return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-
-
-def markdown(columns: Columns, rows: Sequence[dict]) -> str:
-    """A Markdown table.
-
-    Args:
-        columns: title → how to write a row's figure.
-        rows: their figures.
-    """
-    lines = [list(columns), ["---"] * len(columns)]
-    lines += [[write(row) for write in columns.values()] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def check_writable(*files: Path | None) -> None:

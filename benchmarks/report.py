@@ -17,22 +17,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measured_row, printing, theory, workload
+from benchmarks import machine, measured_row, printing, workload
 from benchmarks.costs import CostMeter, PairCosts
 from benchmarks.figures import beside_theory, figures
 from benchmarks.options import DRAFT, REGULAR
 from benchmarks.subject import Run, Subject, decided
-from benchmarks.timing import Timed
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
 from mlx_t5.backend import cpu_only
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
+from mlx_t5.drafting import theory
 from mlx_t5.drafting.adaptive import usual_num_draft
 from mlx_t5.drafting.costs import LONGEST, TARGET_POINTS, Costs, ladder
 from mlx_t5.errors import UserError
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+from mlx_t5.timing import Timed
 from model import T5
 
 # Shares of the time for measuring; the three passes after the opening take about as long as it.

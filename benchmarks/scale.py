@@ -28,9 +28,9 @@ from typing import Any
 from benchmarks import machine, options, printing, scale_rank, workload
 from benchmarks.peer_process import Process
 from benchmarks.scaling import Link, fitted, step_seconds
-from benchmarks.timing import Ratio, order
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
+from mlx_t5.timing import Ratio, order
 
 DATA, TENSOR = "data", "tensor"
 WIDTHS = (1, 5)  # positions of a step: without proposals, and with 4

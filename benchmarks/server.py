@@ -28,10 +28,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import machine, options, printing, workload
-from benchmarks.timing import Ratio, spread
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.errors import UserError
 from mlx_t5.requests import AUTO
+from mlx_t5.timing import Ratio, spread
 
 SERVER = Path(__file__).parent.parent / "server.py"
 WAYS = SINGLE, BATCHED = ("one at a time", "batched")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import options, plot, printing, theory, workload
+from benchmarks import options, plot, printing, workload
 from benchmarks.costs import PairCosts
 from benchmarks.extras import needed
 from benchmarks.figures import beside_theory, cost_meter, figures, measure
@@ -24,6 +24,7 @@ from benchmarks.recommendation import explain, recommend
 from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
+from mlx_t5.drafting import theory
 from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma

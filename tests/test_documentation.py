@@ -171,6 +171,7 @@ def test_the_page_about_measuring_lists_every_subcommand():
         ("main", ["decoding.md", "batches.md", "sampling.md"]),
         ("convert", ["converting.md"]),
         ("server", ["server.md"]),
+        ("distill", ["distilling.md"]),
     ],
 )
 def test_every_option_is_described(program, pages):

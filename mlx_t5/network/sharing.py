@@ -162,3 +162,16 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             "take another draft, or one machine"
         )
     return given
+
+
+def whole(draft: Any) -> Any:
+    """A draft like one that shares, with copies of what that uses of its target, in float32."""
+    target = draft.shares_with
+    names = [name for name in SHARED if getattr(target, name, None) is not None]
+    own = type(draft)(draft.config, separate_head="lm_head" in names)
+    weights = plain_weights(draft.decoder, "decoder.")
+    for name in names:
+        weights |= plain_weights(getattr(target, name), f"{name}.")
+    own.load_weights([(n, weight.astype(mx.float32)) for n, weight in weights.items()])
+    mx.eval(own.parameters())
+    return own

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import beams, command_line
 from benchmarks.subject import Run
-from benchmarks.timing import Timed
 from mlx_t5.requests import Result, Stats
+from mlx_t5.timing import Timed
 
 
 def timed(seconds, step_seconds, steps):

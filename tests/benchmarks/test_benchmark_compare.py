@@ -7,7 +7,7 @@ import pytest
 from benchmarks import command_line, compare, figures
 from benchmarks.costs import PairCosts
 from benchmarks.options import REGULAR
-from benchmarks.timing import Ratio, Timed
+from mlx_t5.timing import Ratio, Timed
 
 SMALL = ["--dtype", "float32", "--repeats", "1"]
 COSTS = PairCosts({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)

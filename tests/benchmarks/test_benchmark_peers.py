@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks import command_line, peers
 from benchmarks.peer_systems import Answer
-from benchmarks.timing import Ratio, Timed
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
+from mlx_t5.timing import Ratio, Timed
 from serving_process import ROOT
 
 FAKE = "fake_program:Fake"

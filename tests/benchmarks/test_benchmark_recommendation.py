@@ -1,7 +1,7 @@
 """Which setting is recommended, on grids small enough to judge by eye."""
 
 from benchmarks.recommendation import explain, recommend
-from benchmarks.timing import Ratio
+from mlx_t5.timing import Ratio
 
 
 def row(delta, gamma, speed, exact=90.0, chrf=99.0, references=True, tokens=None):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import command_line, scale
 from benchmarks.scaling import Link, fitted, step_seconds
-from benchmarks.timing import Ratio
+from mlx_t5.timing import Ratio
 
 
 def test_a_step_takes_its_own_work_and_the_hops_of_its_collectives():

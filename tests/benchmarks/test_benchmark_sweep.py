@@ -5,7 +5,7 @@ import json
 
 from benchmarks import command_line, plot, sweep
 from benchmarks.costs import PairCosts
-from benchmarks.timing import Ratio
+from mlx_t5.timing import Ratio
 
 PNG = b"\x89PNG\r\n\x1a\n"
 COSTS = PairCosts({}, {1: 1.0, 2: 1.25, 3: 1.5}, 0.25)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.timing import Ratio, Timed, median_total, order, speed_up, spread, take_turns
+from mlx_t5.timing import Ratio, Timed, median_total, order, speed_up, spread, take_turns
 
 
 def test_a_total_is_the_sum_of_each_turns_median():

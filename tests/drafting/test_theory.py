@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks import theory
+from mlx_t5.drafting import theory
 
 
 def test_expected_tokens():

@@ -1,0 +1,312 @@
+"""Command line: makes a draft for a T5 from prompts alone, and says whether it pays.
+
+    python distill.py --model my-t5 --data prompts.txt --output models/my-t5-draft
+
+The target answers the prompts, a draft learns to guess these answers (mlx_t5/training), and the
+best draft is measured beside what was there before. Nothing about the output of the target can go
+wrong: whatever a draft proposes is verified. What is stopped goes on with --resume.
+
+The table at the end goes to standard output and everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_t5.cli.arguments import INTERRUPTED, run
+from mlx_t5.cli.distilling import build_parser, check_options
+from mlx_t5.cli.input import Lines
+from mlx_t5.errors import UserError
+from mlx_t5.sizes import readable
+
+if TYPE_CHECKING:
+    from mlx_t5.training.answers import Lesson, Tokens
+    from mlx_t5.training.examples import Example
+    from mlx_t5.training.trainer import Score
+    from model import T5
+
+ANSWERS_AT_ONCE = 32  # rows of the batch that answers
+JUDGED_AT_ONCE = 16  # of the one that evaluates
+LENGTHS = ("source", "answer")  # of lessons
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    return run(lambda: _main(argv), interrupted="")
+
+
+def _main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        check_options(args)
+        Distillation(args).run()
+    except KeyboardInterrupt:
+        again = shlex.join(["python", "distill.py", *argv, *["--resume"][args.resume :]])
+        done, started = Path(args.output).exists(), work_folder(args.output).exists()
+        hint = f"the draft is in {args.output}" if done else f"go on with: {again}"
+        _tell(f"interrupted; {hint if done or started else 'nothing was written'}")
+        return INTERRUPTED
+    return 0
+
+
+def work_folder(output: str) -> Path:
+    """Where a run keeps what another can go on with: beside its output."""
+    path = Path(output)
+    return path.with_name(f"{path.name}-work")
+
+
+class Distillation:
+    """One run: a target, what it is to be told apart from, and the draft in the making."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Loads the models and the data.
+
+        Raises:
+            UserError: one of them cannot be had, or the draft does not fit the target.
+        """
+        from convert import convert
+        from mlx_t5.cli.models import choose_pair, locate
+        from mlx_t5.training.examples import read_examples, split
+        from mlx_t5.training.run_folder import RunFolder
+        from model import load
+
+        self.args, self.folder = args, RunFolder(work_folder(args.output))
+        lines = Lines(args.data, completions=True)
+        usual = choose_pair(args.model, None, convert)
+        self.target_folder = usual.target
+        self.start = locate(args.draft_model, convert) if args.draft_model else None
+        self.before = self.start or usual.draft  # the draft that the new one has to beat
+        self.target, self.tokenizer = load(self.target_folder)
+        if self.tokenizer is None:
+            raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
+        vocab_size = self.target.config.vocab_size
+        examples = read_examples(lines, self.tokenizer, vocab_size, _tell)
+        self.train, self.held_out = split(examples, args.seed)
+        self.draft = self._first_draft()
+
+    def run(self) -> None:
+        """Answers, trains, writes the draft and prints the verdict.
+
+        Raises:
+            UserError: an earlier run's work does not go with the options, or there is too little
+                memory or space; what has been done so far stays.
+        """
+        answers, training = self._settings()
+        if self.folder.open(answers, training, self.args.resume):
+            _tell("other options than before: the answers are used again, the training begins anew")
+        self._tell_memory()
+        lessons = self._answered()
+        self._train(lessons)
+        path = self._save()
+        print(self._judged(path))
+        left = readable(self.folder.finish())
+        _tell(
+            f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({left})"
+        )
+
+    def _first_draft(self) -> T5:
+        """The draft before it is trained, in float32."""
+        from mlx_t5.backend import mx
+        from mlx_t5.drafting.draft_model import DraftModel
+        from mlx_t5.network.sharing import shared_draft, whole
+        from mlx_t5.text.detokenizer import same_vocabulary
+        from model import load
+
+        if self.start is None:
+            draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
+            return draft if self.args.share_encoder is not False else whole(draft)
+        draft, tokenizer = load(self.start, "float32", shared_with=self.target)
+        if tokenizer is not None:
+            same_vocabulary(self.tokenizer, tokenizer)
+        DraftModel(draft, self.target)  # refuses what does not go together
+        theirs, ours = draft.config.vocab_size, self.target.config.vocab_size
+        if theirs < ours:
+            raise UserError(
+                f"{self.args.draft_model} has {theirs} token ids and the target {ours}: it could "
+                "not learn all; start from another model"
+            )
+        return draft
+
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the answers depend on, and what the training depends on besides."""
+        args, digest = self.args, hashlib.sha256()
+        for example in (*self.train, *self.held_out):
+            digest.update(repr((example.source, example.answer)).encode())
+        answers = {
+            "--model": _files(self.target_folder),
+            "--data": digest.hexdigest(),
+            "--seed": args.seed,
+            "--temp": args.temp,
+            "--max-tokens": args.max_tokens,
+        }
+        names = ("decoder_layers", "share_encoder", "iters", "batch_size", "learning_rate")
+        training = {name: getattr(args, name) for name in names}
+        return answers, training | {"draft_model": self.start and _files(self.start)}
+
+    def _tell_memory(self) -> None:
+        """Says how much memory the training is going to take at most, and whether that is there."""
+        from mlx_t5.backend import tree_flatten
+        from mlx_t5.network.memory import limit
+        from mlx_t5.training.memory import estimate
+
+        longest = max(len(example.source) for example in self.train)
+        size = estimate(self.draft, longest, self.args.max_tokens, self.args.batch_size)
+        target = sum(array.nbytes for _, array in tree_flatten(self.target.parameters()))
+        total = target + size.draft + size.step
+        parts = f"target {readable(target)}, draft and optimiser {readable(size.draft)}"
+        _tell(
+            f"memory: at most {readable(total)} of {readable(limit())} ({parts}, a step "
+            f"{readable(size.step)})"
+        )
+        if total > limit():
+            _tell("warning: that is more than there is; take fewer --decoder-layers")
+
+    def _answered(self) -> list[Lesson]:
+        """The target's answers to the prompts, those of an earlier run among them."""
+        from tqdm import tqdm
+
+        from decoder import SpeculativeDecoder
+        from mlx_t5.training.answers import Answers
+
+        args, decoder = self.args, SpeculativeDecoder(self.target, None, self.tokenizer)
+
+        def answer(sources: Sequence[Tokens], places: Sequence[int]) -> Iterator[Tokens | None]:
+            seeds = [args.seed + place for place in places]
+            end = self.target.config.eos_token_id
+            for result in decoder.results(
+                sources, seeds, ANSWERS_AT_ONCE, temp=args.temp, max_tokens=args.max_tokens
+            ):
+                ended = (end,) if result.finish_reason == "stop" else ()
+                yield None if result.error else (*result.tokens, *ended)
+
+        answers = Answers(self.folder.answers, self.train)
+        keep = self.draft.shares_with is not None and self._room_for_states()
+        with tqdm(
+            total=len(self.train),
+            initial=answers.done,
+            desc="answers",
+            unit=" prompts",
+            disable=None,
+        ) as bar:
+            answers.complete(self.target, answer, args.temp, keep, bar.update)
+        lessons = answers.lessons()
+        if not lessons:
+            raise UserError("the target answered none of the prompts; try one with main.py")
+        return lessons
+
+    def _room_for_states(self) -> bool:
+        """Whether the encoder's output of all prompts takes less than half of the free disk."""
+        positions = sum(len(example.source) for example in self.train)
+        needed = 2 * positions * self.target.config.d_model
+        kept = 2 * needed < shutil.disk_usage(self.folder.path).free
+        if not kept:
+            _tell(f"the disk has no room for {readable(needed)}: prompts are encoded in every step")
+        return kept
+
+    def _train(self, lessons: list[Lesson]) -> None:
+        """Trains the draft; its weights are the best ones then."""
+        from tqdm import tqdm
+
+        from mlx_t5.training.learner import Learner
+        from mlx_t5.training.memory import estimate
+        from mlx_t5.training.trainer import Schedule, Trainer
+
+        args = self.args
+        source, answer = (max(len(getattr(each, n)) for each in lessons) for n in LENGTHS)
+        rows = estimate(self.draft, source, answer, args.batch_size).rows
+        learner = Learner(self.draft, args.iters, args.learning_rate, args.temp)
+        schedule = Schedule(
+            args.iters, args.batch_size, rows, args.steps_per_eval, args.save_every, args.seed
+        )
+
+        def tell(line: str) -> None:
+            tqdm.write(line, file=sys.stderr)
+
+        trainer = Trainer(learner, lessons, schedule, self.folder, self._evaluate, tell)
+
+        def bar(steps: Iterable[int], done: int) -> Iterable[int]:
+            return tqdm(
+                steps, desc="training", initial=done, total=args.iters, unit=" steps", disable=None
+            )
+
+        trainer.run(bar)
+        best = trainer.progress
+        _tell(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
+
+    def _evaluate(self) -> Score:
+        """How the draft fares now on the held-out prompts, in the engine."""
+        from mlx_t5.training.trainer import Score
+        from mlx_t5.training.verdict import Counts
+
+        counts = Counts.of(list(self._decoded(self.draft, self.held_out, JUDGED_AT_ONCE)))
+        return Score(counts.acceptance or 0.0, counts.tokens_per_call)
+
+    def _save(self) -> Path:
+        """Writes the draft as a model folder."""
+        from mlx_t5.checkpoints.shared_draft import save_draft
+
+        source = self.start if self.start and self.draft.shares_with is None else self.target_folder
+        return save_draft(self.draft, source, self.args.output, self.args.standalone)
+
+    def _judged(self, path: Path) -> str:
+        """The verdict: the new draft, as it was written, beside all other ways of proposing."""
+        from mlx_t5.drafting.adaptive import usual_num_draft
+        from mlx_t5.drafting.costs import measure
+        from mlx_t5.drafting.source_copy import SourceCopy
+        from mlx_t5.training.verdict import LOOKUP, judge, report
+        from model import load
+
+        self.draft = load(path, shared_with=self.target)[0]
+        ways: dict[str, Any] = {self.args.output: self.draft}
+        if self.before is not None:
+            ways[str(self.before)] = load(self.before, shared_with=self.target)[0]
+        costs = {name: measure(self.target, draft) for name, draft in ways.items()}
+        costs[LOOKUP] = measure(self.target, None)
+        ways[LOOKUP] = SourceCopy(self.tokenizer)
+
+        def decoding(name: str, num_draft: int) -> Any:
+            return lambda turn: list(
+                self._decoded(ways.get(name), self.held_out[turn : turn + 1], 1, num_draft)
+            )
+
+        _tell("measuring …")
+        found, turns = judge(decoding, costs, usual_num_draft(), len(self.held_out))
+        return report(found, costs[self.args.output], self.args.output, turns)
+
+    def _decoded(
+        self, draft: Any, examples: Sequence[Example], batch_size: int, num_draft: int = 0
+    ) -> Iterator[Any]:
+        """Results of the target with a draft; num_draft 0 is the usual number, None no draft."""
+        from decoder import SpeculativeDecoder
+
+        args = self.args
+        decoder = SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft or None)
+        sources, seeds = [e.source for e in examples], [args.seed] * len(examples)
+        settings = {"temp": args.temp, "max_tokens": args.max_tokens}
+        for result in decoder.results(sources, seeds, batch_size, **settings):
+            if result.error:
+                raise UserError(f"a prompt could not be decoded: {result.error}")
+            yield result
+
+
+def _files(folder: Path) -> list[Any]:
+    """What tells the files of a model folder from others: the folder, and sizes and times."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return [str(folder.resolve()), *map(list, facts)]
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

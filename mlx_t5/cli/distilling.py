@@ -1,0 +1,92 @@
+"""The options of distill.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, within
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import Range
+
+
+def build_parser() -> Parser:
+    """The parser."""
+    parser = Parser(
+        allow_abbrev=False,
+        description="Make a draft for a T5 from prompts, and say whether it pays.",
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="the target: a folder, the name of one in models/, a Hub id")
+    add(
+        "--data",
+        required=True,
+        metavar="FILE",
+        help='prompts, one a line, or objects {"prompt": …, "completion": …} where the name ends '
+        "in .jsonl; a completion is the target's own, if it is known already",
+    )
+    add("--output", required=True, metavar="FOLDER", help="the model folder to write")
+    _add_draft(parser)
+    _add_training(parser)
+    return parser
+
+
+def _add_draft(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "--draft-model", metavar="NAME", help="train this model, instead of one cut from the target"
+    )
+    add_number(
+        parser,
+        "--decoder-layers",
+        type=at_least(1),
+        default=None,
+        help="decoder layers of the draft, copied from the target's (default: 1)",
+    )
+    add(
+        "--share-encoder",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="the draft uses the target's encoder, embedding and output head, and only its decoder "
+        "is trained (default); --no-share-encoder gives it copies, which are trained too",
+    )
+    add("--standalone", action="store_true", help="write what is shared as well")
+
+
+def _add_training(parser: Parser) -> None:
+    def number(name: str, type: Any, default: Any, help: str) -> None:
+        add_number(parser, name, type=type, default=default, help=help)
+
+    number("--iters", at_least(1), 1000, "training steps at most")
+    number("--batch-size", at_least(1), 32, "prompts a step")
+    rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
+    number("--learning-rate", within(rate), 0.03, "largest change a step, of a tensor's scale")
+    number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
+    number("--save-every", at_least(1), 100, "steps after which the state is written")
+    add_setting(parser, "--temp", help="temperature that the target is going to be sampled at")
+    add_setting(parser, "--max-tokens", help="tokens of an answer at most")
+    number("--seed", at_least(0), 0, "of the held-out part, the order and sampled answers")
+    parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together, and an output that is there.
+
+    Raises:
+        UserError: they do not, or it is.
+    """
+    from mlx_t5.checkpoints.folder import is_model_file
+    from mlx_t5.checkpoints.output_folder import check_output_folder
+    from mlx_t5.checkpoints.small_files import place
+
+    if args.draft_model is not None and args.decoder_layers is not None:
+        raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
+    if args.draft_model is not None and args.share_encoder is not None:
+        raise UserError("--draft-model has its encoder or not already; leave --share-encoder out")
+    if args.standalone and args.draft_model is not None:
+        raise UserError("--standalone is for drafts that are cut from the target")
+    path = place(args.output)
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists; choose another --output or remove it")
+    check_output_folder(path, overwrite=False, ours=is_model_file)

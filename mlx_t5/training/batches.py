@@ -1,0 +1,124 @@
+"""Lessons in batches of like length, in an order that follows from the seed and the step alone.
+
+So a run that goes on after a stop sees what it would have seen.
+
+Symbols: B rows, S source positions, T answer positions, K likeliest tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlx_t5.backend import mx
+from mlx_t5.network.cache import source_width
+
+if TYPE_CHECKING:
+    from mlx_t5.training.answers import Lesson
+
+BATCHES_AT_ONCE = 32  # are cut from lessons that are sorted by length; more would mix them less
+ANSWER_STEP = 8  # T is a multiple, so that few shapes occur
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some lessons as arrays; those of a part of a batch likewise.
+
+    Attributes:
+        source: (B, S) int32.
+        mask: (B, S) bool, False where the source is padded.
+        states: (B, S, d_model) the target's encoder output; None where it is not kept.
+        tokens: (B, T) int32, what the decoder is fed: the start token and the answer but its last.
+        top_ids: (B·T, K) int32.
+        top_p: (B·T, K).
+        counted: (B·T,) 1 for the answers' tokens, 0 for padding.
+    """
+
+    source: mx.array
+    mask: mx.array
+    states: mx.array | None
+    tokens: mx.array
+    top_ids: mx.array
+    top_p: mx.array
+    counted: mx.array
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All of it; what `Batch(*arrays)` takes, but for states that are not kept."""
+        states = [] if self.states is None else [self.states]
+        rest = [self.tokens, self.top_ids, self.top_p, self.counted]
+        return [self.source, self.mask, *states, *rest]
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array]) -> Batch:
+        """The opposite of `arrays`."""
+        source, mask, *states, tokens, top_ids, top_p, counted = arrays
+        return cls(source, mask, states[0] if states else None, tokens, top_ids, top_p, counted)
+
+
+def batch_at(lessons: Sequence[Lesson], size: int, seed: int, step: int) -> list[int]:
+    """Which lessons the batch of a step has, counted from 0; every epoch has its own order."""
+    size = min(size, len(lessons))
+    steps = len(lessons) // size  # of an epoch; the rest is left out, another one every time
+    epoch, place = divmod(step, steps)
+    rng = random.Random(f"order {seed} {epoch}")
+    shuffled = rng.sample(range(len(lessons)), steps * size)
+    batches: list[list[int]] = []
+    for start in range(0, len(shuffled), BATCHES_AT_ONCE * size):
+        near = shuffled[start : start + BATCHES_AT_ONCE * size]
+        near.sort(key=lambda i: (len(lessons[i].answer), len(lessons[i].source)))
+        batches += [near[i : i + size] for i in range(0, len(near), size)]
+    rng.shuffle(batches)
+    return batches[place]
+
+
+def collate(
+    lessons: Sequence[Lesson], start_token: int, pad_token: int, keep_states: bool
+) -> Batch:
+    """Pads lessons to one width.
+
+    Args:
+        lessons: B of them.
+        start_token: what the decoder is fed first.
+        pad_token: of sources and answers.
+        keep_states: whether the draft reads the target's encoder output.
+    """
+    width = source_width(max(len(lesson.source) for lesson in lessons))
+    length = -(-max(len(lesson.answer) for lesson in lessons) // ANSWER_STEP) * ANSWER_STEP
+    sources = _padded([lesson.source for lesson in lessons], width, pad_token)
+    fed = [np.concatenate([[start_token], lesson.answer[:-1]]) for lesson in lessons]
+    lengths = np.array([[len(lesson.source)] for lesson in lessons])
+    states = _padded([lesson.states for lesson in lessons], width, 0) if keep_states else None
+    counted = [np.ones(len(lesson.answer)) for lesson in lessons]
+    return Batch(
+        mx.array(sources.astype(np.int32)),
+        mx.array(np.arange(width) < lengths),
+        None if states is None else mx.array(states),
+        mx.array(_padded(fed, length, pad_token).astype(np.int32)),
+        mx.array(_flat([lesson.top_ids for lesson in lessons], length)),
+        mx.array(_flat([lesson.top_p for lesson in lessons], length)),
+        mx.array(_flat(counted, length).astype(np.float32)),
+    )
+
+
+def parts(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Cuts a batch into parts of at most so many rows."""
+    return (rows[i : i + size] for i in range(0, len(rows), size))
+
+
+def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:
+    """Rows (n, …) of different n as one array (B, width, …)."""
+    out = np.full((len(rows), width, *rows[0].shape[1:]), filler, rows[0].dtype)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
+
+
+def _flat(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """The same as (B·length, …), filled up with zeros."""
+    padded = _padded(rows, length, 0)
+    return padded.reshape(-1, *padded.shape[2:])

@@ -1,0 +1,82 @@
+"""The prompts that a draft is trained on, and those that it is judged by.
+
+A line of the file is a prompt, or an object with a "prompt" and, if the target's answer is known
+already, a "completion". Equal prompts are one, so that no prompt is in both parts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_t5.errors import UserError
+from mlx_t5.text.prompts import token_ids
+
+LEAST = 32  # prompts; a draft that has seen fewer has learned them by heart
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 128
+LINES_NAMED = 10  # of those that cannot be used
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt as tokens.
+
+    Attributes:
+        source: its tokens, EOS included.
+        answer: the target's tokens, EOS included; None where the target is to be asked.
+    """
+
+    source: tuple[int, ...]
+    answer: tuple[int, ...] | None = None
+
+
+def read_examples(
+    lines: Iterable[Any], tokenizer: Any, vocab_size: int, tell: Callable[[str], None]
+) -> list[Example]:
+    """Reads prompts, and leaves out what cannot be used.
+
+    Args:
+        lines: pairs of a prompt and its completion or None, or the `UserError` of a bad line; see
+            `cli.input.Lines`.
+        tokenizer: of the target.
+        vocab_size: V of the target.
+        tell: is told about the lines that are left out.
+
+    Returns:
+        Examples in the order of the lines, no two with the same source.
+
+    Raises:
+        UserError: hardly any line can be used.
+    """
+    found: dict[tuple[int, ...], Example] = {}
+    bad = 0
+    for line in lines:
+        try:
+            if isinstance(line, UserError):
+                raise line
+            prompt, completion = line
+            source = tuple(token_ids(prompt, tokenizer, vocab_size))
+            answer = completion and tuple(token_ids(completion, tokenizer, vocab_size))
+        except UserError as error:
+            bad += 1
+            if bad <= LINES_NAMED:
+                tell(f"left out: {error}")
+            continue
+        found.setdefault(source, Example(source, answer))
+    if bad > LINES_NAMED:
+        tell(f"left out: {bad - LINES_NAMED} more lines")
+    if len(found) < LEAST:
+        raise UserError(
+            f"the data has {len(found)} different prompts that can be used; give {LEAST} at least, "
+            "better thousands"
+        )
+    return list(found.values())
+
+
+def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    """Returns the examples to train on, in random order, and the held-out ones."""
+    shuffled = random.Random(f"split {seed}").sample(list(examples), len(examples))
+    held_out = min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(shuffled)))
+    return shuffled[held_out:], shuffled[:held_out]

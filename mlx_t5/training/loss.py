@@ -1,0 +1,95 @@
+"""How far a draft's distribution q of the next token is from the target's p: KL(p || q).
+
+Of p only the K likeliest tokens are kept, and the mass r of all others (`answers.TOP_K`). With
+t = 1 - sum of q over the K tokens,
+
+    loss = sum of p_k log(p_k / q_k) + r log(r / t),
+
+the divergence of the two distributions in which the other tokens are one. Its gradient with respect
+to the logits is q_k - p_k at the K tokens and q_j (1 - r / t) at the others, so one softmax gives
+both (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
+
+Logits of all positions at once would be the largest array of a training step by far. They are made
+for some positions at a time, and what the head has to say about the hidden states and about its own
+weights is added up. The result is a number whose gradient is that: see `divergence`.
+
+Symbols: N positions, K likeliest tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlx_t5.backend import mx
+
+LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MB in float32
+LEAST_TAIL = 1e-6  # of t: float32 cannot tell less from nothing
+LEAST_PROBABILITY = 1e-30  # of q_k, where its logarithm is taken
+Head = Callable[..., mx.array]  # hidden states (N, d_model), and weights if it has own → (N, V)
+
+
+def divergence(
+    head: Head,
+    states: mx.array,
+    weights: Sequence[mx.array],
+    top_ids: mx.array,
+    top_p: mx.array,
+    counted: mx.array,
+    temp: float = 1.0,
+) -> tuple[mx.array, mx.array]:
+    """The loss, summed over positions.
+
+    Args:
+        head: logits from hidden states; float32.
+        states: (N, d_model) of the draft.
+        weights: what `head` takes besides, if that is trained too.
+        top_ids: (N, K) the target's likeliest tokens.
+        top_p: (N, K) their probabilities.
+        counted: (N,) 1 where a position counts, 0 for padding.
+        temp: temperature at which q is taken, as p was.
+
+    Returns:
+        A number to differentiate with respect to `states` and `weights`, whose value means nothing;
+        and the sum of the losses, whose gradient is 0.
+    """
+    fixed, own = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
+    step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *own).shape[-1])
+    total, of_weights = mx.array(0.0), [mx.zeros_like(w) for w in own]
+    of_states: list[mx.array] = []
+    for start in range(0, len(fixed), step):
+        part = slice(start, start + step)
+        # Behind the part before, so that only one part's logits are there at a time.
+        (x,) = mx.depends([fixed[part]], [total, *of_states[-1:]])
+        loss, slope = loss_and_slope(
+            head(x, *own) / temp, top_ids[part], top_p[part], counted[part]
+        )
+        _, (of_x, *of_own) = mx.vjp(head, [x, *own], [slope / temp])
+        total = total + loss
+        of_states.append(of_x)
+        of_weights = [a + b for a, b in zip(of_weights, of_own, strict=True)]
+    slopes = [mx.concatenate(of_states), *of_weights]
+    pairs = zip([states, *weights], map(mx.stop_gradient, slopes), strict=True)
+    return sum((mx.sum(a * b) for a, b in pairs), mx.array(0.0)), mx.stop_gradient(total)
+
+
+def loss_and_slope(
+    logits: mx.array, top_ids: mx.array, top_p: mx.array, counted: mx.array
+) -> tuple[mx.array, mx.array]:
+    """The loss, summed over positions, and its gradient (N, V) with respect to logits (N, V).
+
+    Arguments as in `divergence`; the temperature is in the logits already.
+    """
+    q = mx.softmax(logits, axis=-1)
+    top_q = mx.take_along_axis(q, top_ids, axis=-1)
+    rest_p = mx.maximum(1 - mx.sum(top_p, axis=-1, keepdims=True), 0)
+    rest_q = mx.maximum(1 - mx.sum(top_q, axis=-1, keepdims=True), LEAST_TAIL)
+    known = _terms(top_p, top_q).sum(axis=-1) + _terms(rest_p, rest_q)[:, 0]
+    slope = q * (counted[:, None] * (1 - rest_p / rest_q))
+    slope = mx.put_along_axis(slope, top_ids, counted[:, None] * (top_q - top_p), axis=-1)
+    return mx.sum(counted * known), slope
+
+
+def _terms(p: mx.array, q: mx.array) -> mx.array:
+    """p log(p / q), 0 where p is."""
+    p_log, q_log = (mx.log(mx.maximum(each, LEAST_PROBABILITY)) for each in (p, q))
+    return p * (p_log - q_log)

@@ -1,0 +1,177 @@
+"""What a run keeps on disk so that another can go on: settings, answers, state, best draft.
+
+Each file is written under another name and then renamed, so that whatever stops a run leaves the
+old one or the new one. `best` is written before the `state` that speaks of it; a run that goes on
+from an older state comes to the same one again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
+from mlx_t5.training.learner import Arrays, State
+
+SETTINGS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a run has fared.
+
+    Attributes:
+        best: tokens a call of the best draft so far; None before the first evaluation.
+        best_step: after how many steps it was that.
+        judged: after how many steps the last evaluation was; -1 before the first.
+        behind: evaluations since the best.
+        seconds: of training, by all runs.
+    """
+
+    best: float | None = None
+    best_step: int = 0
+    judged: int = -1
+    behind: int = 0
+    seconds: float = 0.0
+
+
+class RunFolder:
+    """The folder of one run, beside its output."""
+
+    def __init__(self, path: Path) -> None:
+        """Names the folder; `open` makes it."""
+        self.path = path
+
+    @property
+    def answers(self) -> Path:
+        """Where the target's answers are."""
+        return self.path / ANSWERS
+
+    def open(self, answers: Mapping[str, Any], training: Mapping[str, Any], resume: bool) -> bool:
+        """Makes the folder, or checks that what is there belongs to these settings.
+
+        Args:
+            answers: what the target's answers depend on, by the name that the user knows.
+            training: what the training depends on besides.
+            resume: whether to go on with what is there.
+
+        Returns:
+            Whether a state was left out because the training has other settings now.
+
+        Raises:
+            UserError: there is an earlier run and it is not to be resumed, or its answers were
+                made with other settings.
+        """
+        wanted = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
+        before = self._settings()
+        if before is not None and not resume:
+            raise UserError(f"{self.path} has an earlier run; go on with --resume, or remove it")
+        if before is not None:
+            changed = [n for n, v in wanted["answers"].items() if before["answers"].get(n) != v]
+            if changed:
+                raise UserError(
+                    f"{self.path} was made with another {changed[0]}; give that again, or remove "
+                    "the folder to begin anew"
+                )
+        dropped = before is not None and before["training"] != wanted["training"]
+        if dropped:
+            for name in (STATE, BEST):
+                (self.path / name).unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._replace(SETTINGS, lambda path: path.write_text(json.dumps(wanted), encoding="utf-8"))
+        return dropped
+
+    def save(self, state: State, progress: Progress) -> None:
+        """Writes the state."""
+        arrays = {f"weights.{name}": array for name, array in state.weights.items()}
+        arrays |= {f"moments.{name}": array for name, array in state.moments.items()}
+        facts = {"step": str(state.step), "progress": json.dumps(asdict(progress))}
+        self._replace(STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
+
+    def state(self) -> tuple[State, Progress] | None:
+        """The state that was written last; None if there is none.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        if not (self.path / STATE).exists():
+            return None
+        try:
+            arrays, facts = mx.load(str(self.path / STATE), return_metadata=True)
+            step, progress = int(facts["step"]), Progress(**json.loads(facts["progress"]))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(STATE, error) from None
+        weights, moments = (_under(f"{kind}.", arrays) for kind in ("weights", "moments"))
+        mx.eval(weights, moments)
+        return State(weights, moments, step), progress
+
+    def save_best(self, weights: Arrays) -> None:
+        """Writes the best weights so far."""
+        self._replace(BEST, lambda path: mx.save_safetensors(str(path), weights))
+
+    def best(self) -> Arrays:
+        """The best weights.
+
+        Raises:
+            UserError: they cannot be read.
+        """
+        try:
+            weights = mx.load(str(self.path / BEST))
+            mx.eval(weights)
+        except (RuntimeError, ValueError) as error:
+            raise self._damaged(BEST, error) from None
+        return weights
+
+    def finish(self) -> int:
+        """Removes the state, which is needed no longer; returns the bytes of what is left."""
+        for name in (STATE, BEST):
+            (self.path / name).unlink(missing_ok=True)
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def _settings(self) -> dict[str, dict] | None:
+        """The settings of the run before; None if there was none."""
+        file = self.path / SETTINGS
+        if not file.exists():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise UserError(
+                    f"{self.path} is no folder of an earlier run; choose another output"
+                )
+            return None
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            return {part: dict(found[part]) for part in ("answers", "training")}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._damaged(SETTINGS, error) from None
+
+    def _damaged(self, name: str, error: Exception) -> UserError:
+        reason = str(error).split("\n")[0]
+        return UserError(f"{self.path / name} is damaged ({reason}); remove it and go on without")
+
+    def _replace(self, name: str, write: Any) -> None:
+        """Writes a file that is there whole or not at all, also after a crash."""
+        partial = self.path / f".partial-{name}"  # with the name's ending, which MLX looks at
+        try:
+            write(partial)
+        except RuntimeError as error:  # what MLX makes of a full disk
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise OSError(
+                f"cannot write {self.path / name}: {str(error).splitlines()[0]}"
+            ) from None
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(partial, self.path / name)
+
+
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    """The arrays whose names begin so, under the rest of their names."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -1,0 +1,189 @@
+"""distill.py, from a file of prompts to a draft and its verdict; stopped, it goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import distill
+from decoder import SpeculativeDecoder
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.network.sharing import ENTRY
+from mlx_t5.training import answers, verdict
+from mlx_t5.training.learner import Learner
+from mlx_t5.training.trainer import Score
+from model import load
+
+QUICK = ["--iters", "20", "--batch-size", "8", "--steps-per-eval", "10", "--save-every", "5"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    """A file of short prompts of the bundled pair, and two lines that are none."""
+    lines = (BUNDLED / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = sorted((json.loads(line)["prompt"] for line in lines), key=len)[:60]
+    path = tmp_path_factory.mktemp("data") / "prompts.txt"
+    path.write_bytes("\n".join([*texts, "", "last"]).encode() + b"\n\xff\n")
+    return path
+
+
+def run(prompts: Path, output: Path, *more: str) -> int:
+    """The command line for the bundled target."""
+    given = ["--data", str(prompts), "--output", str(output), *QUICK, *more]
+    return distill.main(["--model", str(BUNDLED / "target"), *given])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    """Measures as little as can be, and keeps answers in small files."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"LEAST_TURNS": 1, "REPEATS": 1, "BUDGET_SECONDS": 0}.items():
+            patch.setattr(verdict, name, value)
+        patch.setattr(answers, "SHARD", 16)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(prompts, tmp_path_factory):
+    """A run that nothing has stopped: its output, and what it printed."""
+    output = tmp_path_factory.mktemp("made") / "draft"
+    with pytest.MonkeyPatch.context() as patch:
+        told: list[str] = []
+        patch.setattr("builtins.print", lambda *a, **_: told.append(str(a[0])))
+        patch.setattr("tqdm.tqdm.write", lambda line, **_: told.append(line))
+        assert run(prompts, output) == 0
+    return output, "\n".join(told)
+
+
+def weights(folder: Path) -> dict[str, mx.array]:
+    return mx.load(str(folder / "model.safetensors"))
+
+
+def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
+    output, told = made
+    assert "left out: " in told and "line 61 is empty" in told and "line 63 is not UTF-8" in told
+    scores = re.findall(r"step (\d+): .*acceptance ([\d.]+)%, ([\d.]+) tokens a call", told)
+    assert [int(step) for step, *_ in scores] == [0, 10, 20]
+    assert float(scores[-1][1]) > float(scores[0][1]) + 10 and float(scores[-1][2]) > 1.4
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+    assert losses[1] < losses[0] < 4
+    assert re.search(r"memory: at most [\d.]+ GB of", told)
+    for name in ("none", str(output), "demo/draft", "lookup"):
+        assert re.search(rf"^\| \S*{re.escape(name)} \|.*\d \(\d.*\) \|$", told, re.MULTILINE), name
+    assert re.search("^(recommended|keep)", told, re.MULTILINE)
+    config = json.loads((output / "config.json").read_text())
+    assert config["num_decoder_layers"] == 1 and ENTRY in config
+    assert all(name.startswith("decoder.") for name in weights(output))
+    left = {file.name for file in output.with_name("draft-work").iterdir()}
+    assert left == {"run.json", "answers"}
+
+
+def test_the_text_is_the_targets_with_the_draft_as_without(made):
+    target, tokenizer = load(BUNDLED / "target", "float32")
+    draft, _ = load(made[0], shared_with=target)
+    lines = (BUNDLED / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:8]
+    texts = [json.loads(line)["prompt"] for line in lines]
+    alone = SpeculativeDecoder(target, None, tokenizer).generate(texts)
+    found = SpeculativeDecoder(target, draft, tokenizer, 4).generate(texts)
+    assert [r.tokens for r in found] == [r.tokens for r in alone]
+    assert sum(r.stats.accepted for r in found) > 0
+
+
+def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft(
+    made, prompts, tmp_path, monkeypatch, capsys
+):
+    output, more = tmp_path / "draft", ()
+    teach, step, save = answers.teach, Learner.step, distill.Distillation._save
+    calls = []
+
+    def stopping(name, function, at):
+        def called(*args, **kwargs):
+            calls.append(name)
+            if calls.count(name) == at:
+                raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
+        return called
+
+    for owner, name, function, at in (
+        (answers, "teach", teach, 3),
+        (Learner, "step", step, 7),
+        (distill.Distillation, "_save", save, 1),
+    ):
+        monkeypatch.setattr(owner, name, stopping(name, function, at))
+        assert run(prompts, output, *more) == 130
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("interrupted; go on with: python distill.py --model ")
+        assert line.endswith(" --resume") and line.count("--resume") == 1
+        monkeypatch.setattr(owner, name, function)
+        more = ("--resume",)
+    monkeypatch.setattr(distill.Distillation, "_judged", lambda self, path: "no verdict")
+    assert run(prompts, output, "--resume") == 0
+    one, other = weights(made[0]), weights(output)
+    assert one.keys() == other.keys() and all(mx.array_equal(one[n], other[n]) for n in one)
+    assert calls.count("step") == 7  # those before it was stopped are not repeated
+
+
+def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
+    made, prompts, tmp_path, monkeypatch, capsys
+):
+    """A draft with an encoder of its own, from answers that are there already."""
+    monkeypatch.setattr(distill.Distillation, "_judged", lambda self, path: "no verdict")
+    better = iter([1.0, 2.0])  # the bundled draft has learned more than two steps could add
+    monkeypatch.setattr(distill.Distillation, "_evaluate", lambda self: Score(0.5, next(better)))
+    shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
+    before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
+    options = ["--draft-model", str(BUNDLED / "draft"), "--resume", "--iters", "2"]
+    assert run(prompts, tmp_path / "own", *options) == 0
+    assert "the answers are used again, the training begins anew" in capsys.readouterr().err
+    own, _ = load(tmp_path / "own", "float32")
+    assert own.shares_with is None
+    after = dict(tree_flatten(own.parameters()))
+    assert before.keys() == after.keys()
+    for name in (
+        "shared.weight",
+        "encoder.layers.0.self_attention.q.weight",
+        "decoder.norm.weight",
+    ):
+        assert not mx.array_equal(before[name], after[name]), name
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--draft-model", "x", "--decoder-layers", "2"], "leave --draft-model out"),
+        (["--draft-model", "x", "--no-share-encoder"], "leave --share-encoder out"),
+        (["--draft-model", "x", "--standalone"], "--standalone is for drafts that are cut"),
+        (["--decoder-layers", "9"], "a draft cannot have 9 decoder layers: the target has 3"),
+        (["--learning-rate", "0"], "give a number from 1e-6 to 1, not '0'"),
+        (["--data", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["--data", "{few}"], "the data has 3 different prompts that can be used; give 32"),
+        (["--draft-model", "{other}"], "vocabularies differ"),
+        (["--output", "{there}"], "exists; choose another --output or remove it"),
+        (["--output", "{made}2"], "has an earlier run; go on with --resume"),
+        (["--output", "{made}2", "--resume", "--temp", "1"], "was made with another --temp"),
+    ],
+)
+def test_refusals(made, prompts, tmp_path, capsys, options, message):
+    (tmp_path / "few").write_text("one\ntwo\nthree\n")
+    (tmp_path / "there").mkdir()
+    if "{other}" in options:
+        other = shutil.copytree(BUNDLED / "draft", tmp_path / "other")
+        config = json.loads((other / "config.json").read_text()) | {"eos_token_id": 2}
+        (other / "config.json").write_text(json.dumps(config))
+    if any("{made}" in option for option in options):
+        shutil.copytree(made[0].with_name("draft-work"), tmp_path / "made2-work")
+    places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made")}
+    given = [option.format(**places) if "{" in option else option for option in options]
+    try:
+        status = run(prompts, tmp_path / "new", *given)
+    except SystemExit as error:
+        status = error.code
+    err = capsys.readouterr().err
+    assert status == 2 and message in err and err.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "new").exists() and not (tmp_path / "new-work").exists()

@@ -1,0 +1,44 @@
+"""Batches of like length, in an order that the seed and the step decide."""
+
+import numpy as np
+
+from mlx_t5.training.answers import Lesson
+from mlx_t5.training.batches import Batch, batch_at, collate, parts
+
+
+def lesson(source: int, answer: int) -> Lesson:
+    """One of these lengths, whose tokens count on."""
+    top_ids = np.arange(answer * 2, dtype=np.int32).reshape(answer, 2)
+    top_p = np.full((answer, 2), 0.4, np.float32)
+    return Lesson(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
+
+
+def test_an_epoch_has_every_lesson_once_and_every_epoch_its_own_order():
+    lessons = [lesson(4, 1 + i % 7) for i in range(100)]
+    first, second = ([batch_at(lessons, 10, 1, 10 * e + i) for i in range(10)] for e in (0, 1))
+    assert sorted(sum(first, [])) == list(range(100)) == sorted(sum(second, []))
+    assert first != second and first[3] == batch_at(lessons, 10, 1, 3) != batch_at(
+        lessons, 10, 2, 3
+    )
+    spans = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in first]
+    assert np.mean(spans) <= 1  # at random it would be 6
+
+
+def test_fewer_lessons_than_a_batch_holds_are_one_batch():
+    assert sorted(batch_at([lesson(2, 2)] * 3, 8, 0, 5)) == [0, 1, 2]
+
+
+def test_what_a_batch_holds():
+    batch = collate([lesson(3, 2), lesson(2, 9)], start_token=7, pad_token=0, keep_states=False)
+    assert batch.source.shape[0] == 2 and batch.source[0, :3].tolist() == [2, 3, 4]
+    assert batch.mask.sum(axis=1).tolist() == [3, 2] and batch.states is None
+    assert batch.tokens.shape == (2, 16)  # a multiple of 8
+    assert batch.tokens[0, :3].tolist() == [7, 5, 0]  # the last token of an answer is not fed
+    assert batch.counted.reshape(2, 16).sum(axis=1).tolist() == [2, 9]
+    assert batch.top_ids.shape == batch.top_p.shape == (32, 2)
+    assert batch.top_ids[16:19].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert Batch.of(batch.arrays).arrays == batch.arrays
+
+
+def test_parts_of_a_batch():
+    assert list(map(list, parts([1, 2, 3, 4, 5], 2))) == [[1, 2], [3, 4], [5]]

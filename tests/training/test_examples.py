@@ -1,0 +1,72 @@
+"""Prompts of a file: what is left out, and what is held out."""
+
+import pytest
+
+from mlx_t5.cli.input import Lines
+from mlx_t5.errors import UserError
+from mlx_t5.training import examples
+from mlx_t5.training.examples import Example, read_examples, split
+
+
+def letters(prompt: str) -> list[int]:
+    """A token a letter, and 1 for the end."""
+    return [*map(ord, prompt), 1]
+
+
+class Tokenizer:
+    """Of letters, as transformers' are called."""
+
+    def __call__(self, text, **_):
+        return type("Encoding", (), {"input_ids": letters(text)})
+
+    encode = staticmethod(lambda text, **_: letters(text))
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Reads a file of this name and content; returns the examples and what was told."""
+    monkeypatch.setattr(examples, "LEAST", 1)
+
+    def reader(name: str, content: bytes):
+        (tmp_path / name).write_bytes(content)
+        told = []
+        lines = Lines(str(tmp_path / name), completions=True)
+        return read_examples(lines, Tokenizer(), 1 << 21, told.append), told
+
+    return reader
+
+
+def test_lines_and_equal_prompts(read):
+    found, told = read("a.txt", b"one\ntwo\r\n\none\n")
+    assert found == [Example(tuple(letters("one"))), Example(tuple(letters("two")))]
+    assert len(told) == 1 and "a.txt line 3 is empty" in told[0]
+
+
+def test_objects_with_and_without_completions_and_bad_ones(read):
+    lines = [b'{"prompt": "a"}', b'{"prompt": "b", "completion": "c"}', b'{"prompt": 1}', b"{"]
+    lines += [b'{"prompt": "d", "completion": 2}', b'{"prompt": "e", "completion": " "}']
+    found, told = read("a.jsonl", b"\n".join(lines))
+    assert [e.answer for e in found] == [None, tuple(letters("c"))]
+    reasons = ["line 3 has no prompt", "line 4 is not JSON", "line 5 has a completion", "line 6 is"]
+    assert all(reason in line for reason, line in zip(reasons, told, strict=True))
+
+
+def test_many_bad_lines_are_counted(read):
+    _, told = read("a.txt", b"good\n" + b"\xff\n" * 13)
+    assert len(told) == examples.LINES_NAMED + 1 and told[-1] == "left out: 3 more lines"
+
+
+def test_hardly_any_prompts_are_refused():
+    lines = [("same", None)] * 100
+    with pytest.raises(UserError, match="has 1 different prompts that can be used; give 32"):
+        read_examples(lines, Tokenizer(), 1 << 21, print)
+
+
+def test_the_held_out_part_follows_from_the_seed():
+    every = [Example((i, 1)) for i in range(50)]
+    train, held_out = split(every, seed=3)
+    assert len(held_out) == 5 and sorted(e.source for e in train + held_out) == [
+        e.source for e in every
+    ]
+    assert split(every, seed=3) == (train, held_out) and split(every, seed=4)[1] != held_out
+    assert len(split([Example((i,)) for i in range(5000)], 0)[1]) == examples.MOST_HELD_OUT

@@ -1,0 +1,129 @@
+"""A step of training: its gradient, its parts, what is trained and what is refused."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.network.sharing import shared_draft, whole
+from mlx_t5.training.answers import Lesson, teach
+from mlx_t5.training.batches import collate
+from mlx_t5.training.learner import Learner, State
+from random_models import random_t5
+
+PAIRS = [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 1)), ((4, 4, 9, 20, 1), (30, 2, 2, 50, 1))]
+
+
+def lessons(target, temp=0.0):
+    """What the target thinks of `PAIRS`."""
+    found = []
+    for each in teach(target, PAIRS, temp):
+        rows = (np.array(each.source), np.array(each.answer), each.top_ids, each.top_p)
+        found.append(Lesson(*rows))
+    return found
+
+
+def batch_of(target, chosen=slice(None), states=True):
+    """Some lessons as a batch, with the encoder's output or without."""
+    some = lessons(target)[chosen]
+    batch = collate(some, 0, 0, keep_states=False)
+    if not states:
+        return batch
+    return replace(batch, states=target.encode(batch.source, batch.mask))
+
+
+@pytest.fixture
+def target():
+    return random_t5()
+
+
+@pytest.mark.parametrize("shares", (True, False))
+def test_gradients_are_finite_differences(target, shares):
+    """Of every tensor, along its gradient. Attention without a scale bends soon: small steps."""
+    draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
+    learner, batch = Learner(draft, 10, 0.01), batch_of(target, states=shares)
+    weights = learner.begin().weights
+    loss, slopes = learner._gradient(weights, batch.arrays)
+    assert loss.item() > 1 and slopes.keys() == weights.keys()
+    assert any(name.startswith("encoder") for name in weights) != shares
+    for name, slope in slopes.items():
+        length = mx.linalg.norm(slope)
+        ahead, behind = (
+            learner.loss(weights | {name: weights[name] + step * slope / length}, batch)[1].item()
+            for step in (1e-3, -1e-3)
+        )
+        found = (ahead - behind) / 2e-3
+        assert found == pytest.approx(length.item(), rel=2e-2, abs=2e-3), name
+
+
+def test_a_batch_in_parts_is_the_batch(target):
+    learner = Learner(shared_draft(target, 1), 10, 0.01)
+    start = learner.begin()
+    one, loss = learner.step(start, [batch_of(target)])
+    other, same = learner.step(start, [batch_of(target, slice(2)), batch_of(target, slice(2, 3))])
+    assert loss == pytest.approx(same, rel=1e-5) and one.step == other.step == 1
+    for name, weight in one.weights.items():
+        np.testing.assert_allclose(np.array(weight), np.array(other.weights[name]), atol=2e-5)
+        assert not mx.array_equal(weight, start.weights[name]), name
+    assert mx.array_equal(target.encoder.norm.weight, random_t5().encoder.norm.weight)
+
+
+def test_the_targets_own_decoder_has_nothing_to_learn(target):
+    learner = Learner(shared_draft(target, 2), 10, 0.01)
+    assert learner.step(learner.begin(), [batch_of(target)])[1] == pytest.approx(0, abs=1e-5)
+
+
+def test_steps_lower_the_loss_and_leave_the_state_before_alone(target):
+    learner = Learner(shared_draft(target, 1), 40, 0.05)
+    batch, state = [batch_of(target)], learner.begin()
+    first = {name: np.array(weight) for name, weight in state.weights.items()}
+    start, losses = state, []
+    for _ in range(40):
+        state, loss = learner.step(state, batch)
+        losses.append(loss)
+    assert losses[-1] < 0.1 * losses[0]
+    assert all(np.array_equal(first[name], start.weights[name]) for name in first)
+
+
+def test_states_are_encoded_where_they_are_not_kept(target):
+    learner = Learner(shared_draft(target, 1), 10, 0.01)
+    losses = [learner.step(learner.begin(), [batch_of(target, states=kept)])[1] for kept in (1, 0)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_what_is_no_number_is_no_step(target):
+    learner = Learner(shared_draft(target, 1), 10, 0.01)
+    state = learner.begin()
+    name = "decoder.layers.0.feed_forward.wo.weight"
+    broken = State(state.weights | {name: state.weights[name] * math.inf}, state.moments)
+    assert learner.step(broken, [batch_of(target)])[0] is None
+
+
+def test_a_quantised_target_is_learned_from_in_float32():
+    target = random_t5("4 bit")
+    learner = Learner(shared_draft(target, 1), 10, 0.01)
+    state, loss = learner.step(learner.begin(), [batch_of(target)])
+    assert math.isfinite(loss) and {a.dtype for a in state.weights.values()} == {mx.float32}
+
+
+def test_rates_rise_and_fall():
+    learner = Learner(shared_draft(random_t5(), 1), 100, 0.01)
+    rates = [learner.schedule(step) for step in range(101)]
+    assert rates[0] == 0.2 and max(rates) == 1.0 and rates[100] == 0.0
+    assert rates.index(1.0) == 4 and rates[5:] == sorted(rates[5:], reverse=True)
+
+
+def test_a_step_can_be_compiled(target):
+    """Described as `mx.compile` does it; running it would take a C++ compiler minutes on a CPU."""
+    learner, batch = Learner(shared_draft(target, 1), 10, 0.01, compiled=True), batch_of(target)
+    state = learner.begin()
+    loss, slopes = learner._slopes(state.weights, batch.arrays)
+    weights, moments = learner._change(state.weights, state.moments, slopes, mx.array(0.01))
+    shapes = {name: weight.shape for name, weight in state.weights.items()}
+    assert loss.shape == () and {name: slope.shape for name, slope in slopes.items()} == shapes
+    assert {name: weight.shape for name, weight in weights.items()} == shapes
+    assert moments.keys() == state.moments.keys()
+    for name, weight in tree_flatten(learner.draft.parameters()):
+        assert mx.array_equal(weight, state.weights[name]), name  # nothing that is only described

@@ -1,0 +1,62 @@
+"""The loss and its gradient, beside torch's."""
+
+import numpy as np
+import pytest
+
+from mlx_t5.backend import mx
+from mlx_t5.training import loss
+
+torch = pytest.importorskip("torch", reason="requirements/dev.txt installs torch")
+N, D, V, K = 7, 5, 11, 3
+
+
+def case(k=K):
+    """States, head, the k likeliest tokens and their probabilities, and what counts."""
+    rng = np.random.default_rng(0)
+    states, head = rng.normal(size=(N, D)), rng.normal(size=(V, D))
+    p = torch.softmax(torch.tensor(rng.normal(size=(N, V)) * 2), -1)
+    top = torch.topk(p, k)
+    return states, head, top.indices.numpy(), top.values.numpy(), np.array([1, 1, 0, 1, 1, 1, 1])
+
+
+def by_torch(states, head, ids, p, counted, temp):
+    """The same from the definition, with torch's gradients."""
+    states, head = (torch.tensor(a, requires_grad=True) for a in (states, head))
+    q = torch.softmax(states @ head.T / temp, -1).gather(1, torch.tensor(ids))
+    p = torch.tensor(p)
+    rest_p, rest_q = (1 - each.sum(-1).clamp(max=1) for each in (p, q))
+    terms = (p * (p / q).log()).sum(-1)
+    if ids.shape[1] < V:
+        terms = terms + rest_p * (rest_p / rest_q).log()
+    total = (terms * torch.tensor(counted)).sum()
+    total.backward()
+    return total.item(), states.grad.numpy(), head.grad.numpy()
+
+
+@pytest.mark.parametrize("k, temp, at_once", [(K, 1.0, 1 << 24), (K, 0.7, 2 * V), (V, 1.0, V)])
+def test_loss_and_gradients_are_torchs(monkeypatch, k, temp, at_once):
+    """In one part, in parts of two positions and of one, and with the whole distribution."""
+    monkeypatch.setattr(loss, "LOGITS_AT_ONCE", at_once)
+    states, head, ids, p, counted = case(k)
+    arrays = [mx.array(a.astype(np.float32)) for a in (states, head)]
+    rest = mx.array(ids.astype(np.int32)), mx.array(p.astype(np.float32)), mx.array(counted)
+
+    def both(x, w):
+        return loss.divergence(lambda a, b: a @ b.T, x, [w], *rest, temp)
+
+    (_, total), slopes = mx.value_and_grad(both, argnums=(0, 1))(*arrays)
+    expected, *gradients = by_torch(states, head, ids, p, counted, temp)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    for slope, gradient in zip(slopes, gradients, strict=True):
+        np.testing.assert_allclose(np.array(slope), gradient, atol=2e-6)
+    frozen = mx.grad(lambda x: loss.divergence(lambda a: a @ arrays[1].T, x, [], *rest, temp)[0])
+    np.testing.assert_allclose(np.array(frozen(arrays[0])), gradients[0], atol=2e-6)
+
+
+def test_a_draft_that_is_far_off_has_a_finite_loss_and_gradient():
+    """Its probability of the target's token underflows, and so does the rest of the mass."""
+    logits = mx.array([[200.0, 0.0, 0.0], [0.0, 200.0, 0.0]])
+    ids, p = mx.array([[1, 2], [1, 2]], mx.int32), mx.array([[0.9, 0.1], [0.9, 0.1]])
+    total, slope = loss.loss_and_slope(logits, ids, p, mx.ones(2))
+    assert 50 < total.item() < 100
+    np.testing.assert_allclose(np.array(slope), [[1, -0.9, -0.1], [0, 0.1, -0.1]], atol=1e-6)

@@ -1,0 +1,143 @@
+"""The loop: evaluations, the best draft, early ends, and stops at any moment."""
+
+import os
+
+import numpy as np
+import pytest
+from test_learner import lessons
+
+from mlx_t5.backend import mx
+from mlx_t5.network.sharing import shared_draft
+from mlx_t5.training import run_folder, trainer
+from mlx_t5.training.learner import Learner
+from mlx_t5.training.run_folder import Progress, RunFolder
+from mlx_t5.training.trainer import Schedule, Score, Trainer
+from random_models import random_t5
+
+SCHEDULE = Schedule(8, 2, 2, steps_per_eval=2, save_every=3, seed=0)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return random_t5()
+
+
+def a_run(target, path, schedule=SCHEDULE, scores=None, told=None):
+    """A trainer; without `scores` a draft is the better the larger its norm's first weight."""
+    draft = shared_draft(target, 1)
+    given = iter(scores or ())
+
+    def evaluate():
+        score = next(given) if scores else float(mx.abs(draft.decoder.norm.weight[0]).item())
+        return Score(0.5, score)
+
+    folder = RunFolder(path)
+    folder.path.mkdir(exist_ok=True)
+    learner = Learner(draft, schedule.iters, 0.05)
+    tell = (lambda line: None) if told is None else told.append
+    return Trainer(learner, lessons(target), schedule, folder, evaluate, tell)
+
+
+def outcome(run):
+    """All that a run ends with, but the seconds."""
+    draft = {n: np.array(a) for n, a in Learner(run.learner.draft, 1, 1).begin().weights.items()}
+    weights = {n: np.array(a) for n, a in run.state.weights.items()}
+    progress = run.progress
+    return draft, weights, (run.state.step, progress.best, progress.best_step, progress.behind)
+
+
+def assert_same(one, other):
+    assert one[2] == other[2]
+    for a, b in zip(one[:2], other[:2], strict=True):
+        assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def plain(steps, done):
+    return steps
+
+
+class Killed(BaseException):
+    """Ends a process at once: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("before", (True, False))
+def test_a_run_killed_at_any_file_comes_to_the_same_end(target, tmp_path, monkeypatch, before):
+    """Right before, and right after, each file that is put in its place."""
+    whole = a_run(target, tmp_path / "whole")
+    whole.run(plain)
+    kills, replace = 0, os.replace
+    while True:
+        kills += 1
+        left = [kills]
+
+        def dying(*names, left=left):
+            left[0] -= 1
+            if left[0] == 0 and before:
+                raise Killed
+            replace(*names)
+            if left[0] == 0:
+                raise Killed
+
+        monkeypatch.setattr(run_folder.os, "replace", dying)
+        path = tmp_path / f"{before}{kills}"
+        try:
+            a_run(target, path).run(plain)
+            break
+        except Killed:
+            monkeypatch.setattr(run_folder.os, "replace", replace)
+        again = a_run(target, path)
+        again.run(plain)
+        assert_same(outcome(whole), outcome(again))
+    assert kills > 4
+
+
+@pytest.mark.parametrize("step", (0, 3, 5))
+def test_an_interrupted_run_goes_on_behind_its_last_step(target, tmp_path, monkeypatch, step):
+    whole = a_run(target, tmp_path / "whole")
+    whole.run(plain)
+    first = a_run(target, tmp_path / "run")
+    taken = first.learner.step
+
+    def interrupted(state, batch):
+        if state.step == step:
+            raise KeyboardInterrupt
+        return taken(state, batch)
+
+    monkeypatch.setattr(first.learner, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        first.run(plain)
+    again = a_run(target, tmp_path / "run")
+    assert again.state.step == step
+    again.run(plain)
+    assert_same(outcome(whole), outcome(again))
+
+
+def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "PATIENCE", 2)
+    told = []
+    run = a_run(target, tmp_path, scores=[1.0, 3.0, 2.0, 3.0, 9.0], told=told)
+    first = run.learner.begin().weights
+    run.run(plain)
+    assert run.state.step == 6 and run.over
+    progress = run.progress
+    assert (progress.best, progress.best_step, progress.behind) == (3.0, 2, 2)
+    assert "(the best so far)" in told[1] and told[3].endswith("(2 behind)")
+    best, last = run.folder.best(), run.state.weights
+    name = "decoder.norm.weight"
+    assert mx.array_equal(run.learner.draft.decoder.norm.weight, best[name])
+    assert not mx.array_equal(best[name], last[name])
+    assert not mx.array_equal(best[name], first[name])
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(target, tmp_path, monkeypatch):
+    told = []
+    run = a_run(target, tmp_path, scores=[1.0, 2.0, 3.0], told=told)
+    taken = run.learner.step
+    monkeypatch.setattr(
+        run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else taken(s, b)
+    )
+    run.run(plain)
+    assert "step 4: the loss or its gradient is no number; stopped" in told[-1]
+    best = run.folder.best()["decoder.norm.weight"]
+    assert run.progress == Progress(2.0, 2, 2, 0, run.progress.seconds)
+    assert mx.array_equal(run.learner.draft.decoder.norm.weight, best)

@@ -1,0 +1,67 @@
+"""The verdict, on numbers that can be checked by hand."""
+
+import pytest
+
+from mlx_t5.drafting.costs import Costs
+from mlx_t5.requests import Result, Stats
+from mlx_t5.timing import Ratio
+from mlx_t5.training import verdict
+from mlx_t5.training.verdict import Counts, Way, advice, best_num_draft, judge, report
+
+FLAT = {1: 1.0, 64: 1.0}
+COSTS = Costs(target=FLAT, draft={1: 0.1})
+
+
+def way(name, speed, num_draft=5):
+    return Way(name, num_draft, Counts(0.8, 4.2, 0.9), 0.1, 2.0, Ratio(speed, speed, speed))
+
+
+def test_the_number_of_proposals_that_should_gain_most():
+    assert best_num_draft(0.0, COSTS) == (1, pytest.approx(1 / 1.1))
+    gamma, gain = best_num_draft(0.9, COSTS)
+    assert gamma in (8, 9) and gain > 3
+    assert best_num_draft(0.9, Costs({1: 1.0, 2: 3.0, 64: 3.0}, {1: 0.1}))[0] == 9
+    stairs = Costs({1: 1.0, 5: 1.0, 6: 2.0, 64: 2.0}, {1: 0.1})
+    assert best_num_draft(0.7, stairs)[0] == 4  # one position before the step
+
+
+def test_what_is_recommended():
+    assert advice([way("new", 2.0), way("old", 1.5)], "new") == (
+        "recommended: --draft-model new --num-draft 5, 2.00 (2.00 to 2.00) times as fast"
+    )
+    # As fast as the new one is not slower than what is there.
+    assert advice([way("new", 2.0), way("old", 1.97)], "new").startswith("keep what you have: ")
+    assert advice([way("new", 1.01)], "new").startswith("keep --draft-model none")
+
+
+def result(drafted, accepted, calls, decided):
+    stats = Stats(target_calls=calls, tokens_per_call=decided / calls)
+    stats.drafted, stats.accepted = drafted, accepted
+    stats.speculation.drafted_by_position = [calls] * (drafted // calls)
+    stats.speculation.accepted_by_position = [accepted]
+    return Result(None, [], [], "stop", stats)
+
+
+def test_counts_add_up():
+    counts = Counts.of([result(4, 3, 4, 7), result(2, 1, 2, 3)])
+    assert counts == Counts(4 / 6, 10 / 6, pytest.approx(4 / 6), 10)
+    assert Counts.of([result(0, 0, 3, 3)]) == Counts(None, 1.0, 0.0, 3)
+
+
+def test_every_way_is_measured_with_its_own_number_and_fits_the_table(monkeypatch):
+    monkeypatch.setattr(verdict, "BUDGET_SECONDS", 0)
+    asked = []
+
+    def decoding(name, num_draft):
+        asked.append((name, num_draft))
+        return lambda turn: [result(2, 2, 2, 4) if name else result(0, 0, 4, 4)]
+
+    costs = {"new": COSTS, "lookup": Costs(FLAT, {})}
+    ways, turns = judge(decoding, costs, 5, 20)
+    assert turns == verdict.LEAST_TURNS and [each.name for each in ways] == ["new", "lookup"]
+    assert asked == [("", 0), ("new", 5), ("lookup", 5), ("new", 9), ("lookup", 9)]
+    lines = report(ways, COSTS, "new", turns).splitlines()
+    assert lines[2].startswith("| none |") and lines[3].startswith(
+        "| new | 9 | 100.0% | 2.00 | 0.1"
+    )
+    assert "v(5) = 1.00" in lines[6] and lines[-1].startswith(("recommended", "keep"))
