@@ -30,7 +30,7 @@ from mlx_t5.checkpoints.generation_config import (
 from mlx_t5.cli import work
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, not_given, run
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.options import EARLY_STOPPING, build_parser
+from mlx_t5.cli.options import EARLY_STOPPING, build_parser, check_options
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.errors import UserError
 from mlx_t5.machines import team
@@ -77,12 +77,7 @@ def _run(args: argparse.Namespace, rank: Rank | None, ranks: Team | None) -> int
     args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
     given = given_settings(args)
     Settings(**given)  # mistakes in options are told first
-    if args.task is not None and not (args.prompt or args.input_file):
-        raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
-    if sys.__stdout__ is None and not args.output_file:
-        raise UserError("standard output is closed; name an --output-file")
-    _check_one_pass(args)
-    _check_files(args)
+    check_options(args)
     prompts = _prompts(args) if rank is None or rank.leads else []
     if args.output_file and prompts:
         check_output_file(args.output_file, args.input_file)
@@ -120,28 +115,6 @@ def _decode(
     if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
         return _stream(decoder, prefix + prompts[0], settings, painter, args)
     return _write_all(decoder, job, prefix, settings, painter, args)
-
-
-def _check_one_pass(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together with scores and vectors."""
-    if args.score and not args.input_file:
-        raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
-    if args.exact and (args.score or args.embed):
-        raise UserError("--exact is for texts that are written; leave it out")
-    if args.normalize and not args.embed:
-        raise UserError("--normalize is for the vectors of --embed; leave it out")
-    if (args.output_file or "").endswith(".npy") and not args.embed:
-        raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    """Refuses what cannot be resumed or shared out."""
-    if args.resume and not (args.input_file and args.output_file):
-        raise UserError("--resume goes on with an output; give --input-file and --output-file")
-    if args.resume and args.output_file.endswith(".npy"):
-        raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
-    if args.parallel and args.input_file in (None, "-"):
-        raise UserError("--parallel data shares a file out; name it with --input-file")
 
 
 def _prompts(args: argparse.Namespace) -> list[str] | Lines:

@@ -1,8 +1,9 @@
-"""The options of main.py."""
+"""The options of main.py, and which of them go together."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 
 from mlx_t5.cli.arguments import (
@@ -13,6 +14,7 @@ from mlx_t5.cli.arguments import (
     add_setting,
     add_speculation,
 )
+from mlx_t5.errors import UserError
 
 EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
@@ -137,3 +139,39 @@ def _beam_options(group: argparse._ArgumentGroup) -> None:
         "able (never) to get better (default: false)",
     )
     add("--num-return-sequences", help="texts a prompt, the best of its beams")
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together, before anything is read or loaded.
+
+    Raises:
+        UserError: some do not; the message names them.
+    """
+    if args.task is not None and not (args.prompt or args.input_file):
+        raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
+    if sys.__stdout__ is None and not args.output_file:
+        raise UserError("standard output is closed; name an --output-file")
+    _check_one_pass(args)
+    _check_files(args)
+
+
+def _check_one_pass(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together with scores and vectors."""
+    if args.score and not args.input_file:
+        raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
+    if args.exact and (args.score or args.embed):
+        raise UserError("--exact is for texts that are written; leave it out")
+    if args.normalize and not args.embed:
+        raise UserError("--normalize is for the vectors of --embed; leave it out")
+    if (args.output_file or "").endswith(".npy") and not args.embed:
+        raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuses what cannot be resumed or shared out."""
+    if args.resume and not (args.input_file and args.output_file):
+        raise UserError("--resume goes on with an output; give --input-file and --output-file")
+    if args.resume and args.output_file.endswith(".npy"):
+        raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
+    if args.parallel and args.input_file in (None, "-"):
+        raise UserError("--parallel data shares a file out; name it with --input-file")
