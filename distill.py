@@ -27,14 +27,14 @@ from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
-    from mlx_t5.training.answers import Lesson, Tokens
+    from mlx_t5.training.answers import LabelledExample, Tokens
     from mlx_t5.training.examples import Example
     from mlx_t5.training.trainer import Score
     from model import T5
 
 ANSWERS_AT_ONCE = 32  # rows of the batch that answers
 JUDGED_AT_ONCE = 16  # of the one that evaluates
-LENGTHS = ("source", "answer")  # of lessons
+LENGTHS = ("source", "answer")  # of labelled examples
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,8 +103,8 @@ class Distillation:
         if self.folder.open(answers, training, self.args.resume):
             _tell("other options than before: the answers are used again, the training begins anew")
         self._tell_memory()
-        lessons = self._answered()
-        self._train(lessons)
+        labelled = self._answered()
+        self._train(labelled)
         path = self._save()
         print(self._judged(path))
         left = readable(self.folder.finish())
@@ -169,7 +169,7 @@ class Distillation:
         if total > limit():
             _tell("warning: that is more than there is; take fewer --decoder-layers")
 
-    def _answered(self) -> list[Lesson]:
+    def _answered(self) -> list[LabelledExample]:
         """The target's answers to the prompts, those of an earlier run among them."""
         from tqdm import tqdm
 
@@ -197,10 +197,10 @@ class Distillation:
             disable=None,
         ) as bar:
             answers.complete(self.target, answer, args.temp, keep, bar.update)
-        lessons = answers.lessons()
-        if not lessons:
+        labelled = answers.labelled()
+        if not labelled:
             raise UserError("the target answered none of the prompts; try one with main.py")
-        return lessons
+        return labelled
 
     def _room_for_states(self) -> bool:
         """Whether the encoder's output of all prompts takes less than half of the free disk."""
@@ -211,7 +211,7 @@ class Distillation:
             _tell(f"the disk has no room for {readable(needed)}: prompts are encoded in every step")
         return kept
 
-    def _train(self, lessons: list[Lesson]) -> None:
+    def _train(self, labelled: list[LabelledExample]) -> None:
         """Trains the draft; its weights are the best ones then."""
         from tqdm import tqdm
 
@@ -220,7 +220,7 @@ class Distillation:
         from mlx_t5.training.trainer import Schedule, Trainer
 
         args = self.args
-        source, answer = (max(len(getattr(each, n)) for each in lessons) for n in LENGTHS)
+        source, answer = (max(len(getattr(each, n)) for each in labelled) for n in LENGTHS)
         rows = estimate(self.draft, source, answer, args.batch_size).rows
         learner = Learner(self.draft, args.iters, args.learning_rate, args.temp)
         schedule = Schedule(
@@ -230,7 +230,7 @@ class Distillation:
         def tell(line: str) -> None:
             tqdm.write(line, file=sys.stderr)
 
-        trainer = Trainer(learner, lessons, schedule, self.folder, self._evaluate, tell)
+        trainer = Trainer(learner, labelled, schedule, self.folder, self._evaluate, tell)
 
         def bar(steps: Iterable[int], done: int) -> Iterable[int]:
             return tqdm(

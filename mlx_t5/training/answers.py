@@ -39,7 +39,7 @@ Answer = Callable[[Sequence[Tokens], Sequence[int]], Iterator[Tokens | None]]
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LabelledExample:
     """An answered example.
 
     Attributes:
@@ -112,9 +112,9 @@ class Answers:
             self._write((first + start) // SHARD, teach(target, good, temp), keep_states)
             tell(len(part))
 
-    def lessons(self) -> list[Lesson]:
+    def labelled(self) -> list[LabelledExample]:
         """All of them, without the examples whose answers failed."""
-        found: list[Lesson] = []
+        found: list[LabelledExample] = []
         for shard in range(-(-len(self.examples) // SHARD)):
             with np.load(self._file(shard)) as arrays:
                 kept = self._states(shard) if arrays["states"] else None
@@ -123,7 +123,7 @@ class Answers:
                 rest = [_cut(arrays[n], lengths[:, 1]) for n in ("answers", "top_ids", "top_p")]
             firsts = accumulate(lengths[:, 0].tolist(), initial=0)
             for source, answer, ids, p, first in zip(sources, *rest, firsts, strict=False):
-                found.append(Lesson(source, answer, ids, p, kept, first))
+                found.append(LabelledExample(source, answer, ids, p, kept, first))
         return found
 
     def _file(self, shard: int) -> Path:
@@ -152,7 +152,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Taught:
-    """What the target thought of an answer; shapes as in `Lesson`."""
+    """What the target thought of an answer; shapes as in `LabelledExample`."""
 
     source: Tokens
     answer: Tokens

@@ -18,15 +18,15 @@ from mlx_t5.backend import mx
 from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
-    from mlx_t5.training.answers import Lesson
+    from mlx_t5.training.answers import LabelledExample
 
-BATCHES_AT_ONCE = 32  # are cut from lessons that are sorted by length; more would mix them less
+BATCHES_AT_ONCE = 32  # are cut from examples that are sorted by length; more would mix them less
 ANSWER_STEP = 8  # T is a multiple, so that few shapes occur
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some lessons as arrays; those of a part of a batch likewise.
+    """Labelled examples as arrays; those of a part of a batch likewise.
 
     Attributes:
         source: (B, S) int32.
@@ -60,47 +60,47 @@ class Batch:
         return cls(source, mask, states[0] if states else None, tokens, top_ids, top_p, counted)
 
 
-def batch_at(lessons: Sequence[Lesson], size: int, seed: int, step: int) -> list[int]:
-    """Which lessons the batch of a step has, counted from 0; every epoch has its own order."""
-    size = min(size, len(lessons))
-    steps = len(lessons) // size  # of an epoch; the rest is left out, another one every time
+def batch_at(labelled: Sequence[LabelledExample], size: int, seed: int, step: int) -> list[int]:
+    """Which examples the batch of a step has, counted from 0; every epoch has its own order."""
+    size = min(size, len(labelled))
+    steps = len(labelled) // size  # of an epoch; the rest is left out, another one every time
     epoch, place = divmod(step, steps)
     rng = random.Random(f"order {seed} {epoch}")
-    shuffled = rng.sample(range(len(lessons)), steps * size)
+    shuffled = rng.sample(range(len(labelled)), steps * size)
     batches: list[list[int]] = []
     for start in range(0, len(shuffled), BATCHES_AT_ONCE * size):
         near = shuffled[start : start + BATCHES_AT_ONCE * size]
-        near.sort(key=lambda i: (len(lessons[i].answer), len(lessons[i].source)))
+        near.sort(key=lambda i: (len(labelled[i].answer), len(labelled[i].source)))
         batches += [near[i : i + size] for i in range(0, len(near), size)]
     rng.shuffle(batches)
     return batches[place]
 
 
 def collate(
-    lessons: Sequence[Lesson], start_token: int, pad_token: int, keep_states: bool
+    labelled: Sequence[LabelledExample], start_token: int, pad_token: int, keep_states: bool
 ) -> Batch:
-    """Pads lessons to one width.
+    """Pads labelled examples to one width.
 
     Args:
-        lessons: B of them.
+        labelled: B of them.
         start_token: what the decoder is fed first.
         pad_token: of sources and answers.
         keep_states: whether the draft reads the target's encoder output.
     """
-    width = source_width(max(len(lesson.source) for lesson in lessons))
-    length = -(-max(len(lesson.answer) for lesson in lessons) // ANSWER_STEP) * ANSWER_STEP
-    sources = _padded([lesson.source for lesson in lessons], width, pad_token)
-    fed = [np.concatenate([[start_token], lesson.answer[:-1]]) for lesson in lessons]
-    lengths = np.array([[len(lesson.source)] for lesson in lessons])
-    states = _padded([lesson.states for lesson in lessons], width, 0) if keep_states else None
-    counted = [np.ones(len(lesson.answer)) for lesson in lessons]
+    width = source_width(max(len(example.source) for example in labelled))
+    length = -(-max(len(example.answer) for example in labelled) // ANSWER_STEP) * ANSWER_STEP
+    sources = _padded([example.source for example in labelled], width, pad_token)
+    fed = [np.concatenate([[start_token], example.answer[:-1]]) for example in labelled]
+    lengths = np.array([[len(example.source)] for example in labelled])
+    states = _padded([example.states for example in labelled], width, 0) if keep_states else None
+    counted = [np.ones(len(example.answer)) for example in labelled]
     return Batch(
         mx.array(sources.astype(np.int32)),
         mx.array(np.arange(width) < lengths),
         None if states is None else mx.array(states),
         mx.array(_padded(fed, length, pad_token).astype(np.int32)),
-        mx.array(_flat([lesson.top_ids for lesson in lessons], length)),
-        mx.array(_flat([lesson.top_p for lesson in lessons], length)),
+        mx.array(_flat([example.top_ids for example in labelled], length)),
+        mx.array(_flat([example.top_p for example in labelled], length)),
         mx.array(_flat(counted, length).astype(np.float32)),
     )
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mlx_t5.training.answers import Lesson
+from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import Batch, batch_at, collate, parts
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.run_folder import Progress, RunFolder
@@ -21,11 +21,11 @@ class Schedule:
 
     Attributes:
         iters: steps of the whole run.
-        batch_size: lessons a step.
+        batch_size: examples a step.
         rows_at_once: of them, as many as memory is meant to suffice for.
         steps_per_eval: steps between evaluations.
         save_every: steps after which the state is written.
-        seed: of the order of the lessons.
+        seed: of the order of the examples.
     """
 
     iters: int
@@ -63,7 +63,7 @@ class Trainer:
     def __init__(
         self,
         learner: Learner,
-        lessons: Sequence[Lesson],
+        labelled: Sequence[LabelledExample],
         schedule: Schedule,
         folder: RunFolder,
         evaluate: Callable[[], Score],
@@ -73,13 +73,18 @@ class Trainer:
 
         Args:
             learner: with the draft.
-            lessons: to learn.
+            labelled: examples to learn from.
             schedule: how.
             folder: where the state is kept.
             evaluate: judges the learner's draft, whose weights are the state's by then.
             tell: gets one line after every evaluation.
         """
-        self.learner, self.lessons, self.schedule, self.folder = learner, lessons, schedule, folder
+        self.learner, self.labelled, self.schedule, self.folder = (
+            learner,
+            labelled,
+            schedule,
+            folder,
+        )
         self.evaluate, self.tell = evaluate, tell
         self.state, self.progress = folder.state() or (learner.begin(), Progress())
         self.loss = math.nan
@@ -130,11 +135,11 @@ class Trainer:
     def _batch(self, step: int) -> list[Batch]:
         """The parts of a step's batch."""
         schedule, draft = self.schedule, self.learner.draft
-        rows = batch_at(self.lessons, schedule.batch_size, schedule.seed, step)
+        rows = batch_at(self.labelled, schedule.batch_size, schedule.seed, step)
         tokens = draft.config.decoder_start_token_id, draft.config.pad_token_id
-        kept = draft.shares_with is not None and all(self.lessons[i].file for i in rows)
+        kept = draft.shares_with is not None and all(self.labelled[i].file for i in rows)
         return [
-            collate([self.lessons[i] for i in part], *tokens, keep_states=kept)
+            collate([self.labelled[i] for i in part], *tokens, keep_states=kept)
             for part in parts(rows, schedule.rows_at_once)
         ]
 

@@ -2,34 +2,34 @@
 
 import numpy as np
 
-from mlx_t5.training.answers import Lesson
+from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import Batch, batch_at, collate, parts
 
 
-def lesson(source: int, answer: int) -> Lesson:
+def example(source: int, answer: int) -> LabelledExample:
     """One of these lengths, whose tokens count on."""
     top_ids = np.arange(answer * 2, dtype=np.int32).reshape(answer, 2)
     top_p = np.full((answer, 2), 0.4, np.float32)
-    return Lesson(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
+    return LabelledExample(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
 
 
 def test_an_epoch_has_every_lesson_once_and_every_epoch_its_own_order():
-    lessons = [lesson(4, 1 + i % 7) for i in range(100)]
-    first, second = ([batch_at(lessons, 10, 1, 10 * e + i) for i in range(10)] for e in (0, 1))
+    labelled = [example(4, 1 + i % 7) for i in range(100)]
+    first, second = ([batch_at(labelled, 10, 1, 10 * e + i) for i in range(10)] for e in (0, 1))
     assert sorted(sum(first, [])) == list(range(100)) == sorted(sum(second, []))
-    assert first != second and first[3] == batch_at(lessons, 10, 1, 3) != batch_at(
-        lessons, 10, 2, 3
+    assert first != second and first[3] == batch_at(labelled, 10, 1, 3) != batch_at(
+        labelled, 10, 2, 3
     )
     spans = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in first]
     assert np.mean(spans) <= 1  # at random it would be 6
 
 
 def test_fewer_lessons_than_a_batch_holds_are_one_batch():
-    assert sorted(batch_at([lesson(2, 2)] * 3, 8, 0, 5)) == [0, 1, 2]
+    assert sorted(batch_at([example(2, 2)] * 3, 8, 0, 5)) == [0, 1, 2]
 
 
 def test_what_a_batch_holds():
-    batch = collate([lesson(3, 2), lesson(2, 9)], start_token=7, pad_token=0, keep_states=False)
+    batch = collate([example(3, 2), example(2, 9)], start_token=7, pad_token=0, keep_states=False)
     assert batch.source.shape[0] == 2 and batch.source[0, :3].tolist() == [2, 3, 4]
     assert batch.mask.sum(axis=1).tolist() == [3, 2] and batch.states is None
     assert batch.tokens.shape == (2, 16)  # a multiple of 8

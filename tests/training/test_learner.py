@@ -8,7 +8,7 @@ import pytest
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network.sharing import shared_draft, whole
-from mlx_t5.training.answers import Lesson, teach
+from mlx_t5.training.answers import LabelledExample, teach
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner, State
 from random_models import random_t5
@@ -16,18 +16,18 @@ from random_models import random_t5
 PAIRS = [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 1)), ((4, 4, 9, 20, 1), (30, 2, 2, 50, 1))]
 
 
-def lessons(target, temp=0.0):
+def labelled(target, temp=0.0):
     """What the target thinks of `PAIRS`."""
     found = []
     for each in teach(target, PAIRS, temp):
         rows = (np.array(each.source), np.array(each.answer), each.top_ids, each.top_p)
-        found.append(Lesson(*rows))
+        found.append(LabelledExample(*rows))
     return found
 
 
 def batch_of(target, chosen=slice(None), states=True):
-    """Some lessons as a batch, with the encoder's output or without."""
-    some = lessons(target)[chosen]
+    """Some labelled examples as a batch, with the encoder's output or without."""
+    some = labelled(target)[chosen]
     batch = collate(some, 0, 0, keep_states=False)
     if not states:
         return batch

@@ -64,17 +64,17 @@ def test_a_stopped_run_goes_on_behind_its_last_file(target, tmp_path, monkeypatc
     again, teacher = Answers(tmp_path, examples), Teacher()
     again.complete(target, teacher, 0.0, True, told.append)
     assert teacher.places == [4, 5, 6, 7, 8, 9, 10, 11] and again.done == 13 == sum(told)
-    lessons = again.lessons()
-    assert [each.source.tolist()[0] for each in lessons] == [*range(3, 13), 14, 50]
-    assert lessons[0].answer.tolist() == [1, 3] and lessons[-1].answer.tolist() == [42, 1]
-    for lesson in lessons:
-        states = np.array(target.encode(mx.array(lesson.source[None]))[0])
-        np.testing.assert_allclose(lesson.states, states, rtol=2e-3, atol=1e-3)  # in 16 bits
+    labelled = again.labelled()
+    assert [each.source.tolist()[0] for each in labelled] == [*range(3, 13), 14, 50]
+    assert labelled[0].answer.tolist() == [1, 3] and labelled[-1].answer.tolist() == [42, 1]
+    for example in labelled:
+        states = np.array(target.encode(mx.array(example.source[None]))[0])
+        np.testing.assert_allclose(example.states, states, rtol=2e-3, atol=1e-3)  # in 16 bits
     assert not [file for file in tmp_path.iterdir() if "partial" in file.name]
 
 
 def test_states_are_kept_on_request_only(target, tmp_path):
     kept = Answers(tmp_path, [Example((5, 1))])
     kept.complete(target, Teacher(), 0.0, False, len_of := [].append)
-    assert len_of and kept.lessons()[0].file is None
+    assert len_of and kept.labelled()[0].file is None
     assert [file.name for file in tmp_path.iterdir()] == ["answers-00000.npz"]

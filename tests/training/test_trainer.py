@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from test_learner import lessons
+from test_learner import labelled
 
 from mlx_t5.backend import mx
 from mlx_t5.network.sharing import shared_draft
@@ -35,7 +35,7 @@ def a_run(target, path, schedule=SCHEDULE, scores=None, told=None):
     folder.path.mkdir(exist_ok=True)
     learner = Learner(draft, schedule.iters, 0.05)
     tell = (lambda line: None) if told is None else told.append
-    return Trainer(learner, lessons(target), schedule, folder, evaluate, tell)
+    return Trainer(learner, labelled(target), schedule, folder, evaluate, tell)
 
 
 def outcome(run):

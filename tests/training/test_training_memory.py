@@ -10,7 +10,7 @@ from mlx_t5.backend import mx
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training import memory
-from mlx_t5.training.answers import Lesson
+from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
 from model import T5
@@ -26,7 +26,9 @@ def test_a_step_takes_no_more_than_was_said(shares):
     target = T5(T5Config.from_dict(CONFIG | sizes | {"num_layers": 2}))
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
     top_p = np.full((ANSWER, 8), 0.1, np.float32)
-    one = Lesson(np.arange(SOURCE), np.arange(ANSWER), np.zeros((ANSWER, 8), np.int32), top_p)
+    one = LabelledExample(
+        np.arange(SOURCE), np.arange(ANSWER), np.zeros((ANSWER, 8), np.int32), top_p
+    )
     batch = collate([one] * ROWS, 0, 0, keep_states=False)
     states = mx.zeros((ROWS, SOURCE, WIDTH), mx.float16) if shares else None
     batch = replace(batch, states=states)
