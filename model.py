@@ -17,9 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import cpu_only, mx, nn, tree_flatten
+from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.adapters import open_adapter
-from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
 from mlx_t5.network.blocks import Blocks, block_queries
@@ -37,6 +37,7 @@ from mlx_t5.network.weights import (
     HEAD,
     Shape,
     check,
+    compute_dtype,
     fill,
     has_decoder,
     quantize,
@@ -325,7 +326,7 @@ def _load_hugging_face(
     with open_adapter(adapter, {name: stored.shape(name) for name in names}) as lora:
         whole = ((name, lora.merge(name, part.read(name, ours[name]))) for name in names)
         tensors = ((ours[name], part.cut(ours[name], array)) for name, array in whole)
-        fill(model, tensors, _compute_dtype(dtype, stored))
+        fill(model, tensors, compute_dtype(dtype, stored))
     return model
 
 
@@ -340,11 +341,11 @@ def _load_mlx(
 ) -> T5:
     stored, ranks = part.stored, part.ranks
     alone = target is None and not has_decoder(stored.names)
-    for each in (ALONE, ranks):  # what is stored is compared with the whole model
+    for each in {1: ALONE, ranks.size: ranks}.values():  # the whole model, and this rank's part
         model = T5(config, HEAD in stored.names, alone, target, each)
         if quantization:
             quantize(model, quantization, set(stored.names))
-        if each is ALONE:
+        if each.size == 1:
             check({name: stored.shape(name) for name in stored.names}, _shapes(model))
     shapes = expected_parameters(config, HEAD in stored.names, alone)
     ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
@@ -352,18 +353,8 @@ def _load_mlx(
         own = read_mlx(folder) if ranks.size == 1 else part.tensors()
         whole = lora.stored(own, stored.names, ours, quantization)
         tensors = ((name, part.cut(name, array)) for name, array in whole)
-        fill(model, tensors, _compute_dtype(dtype, stored))
+        fill(model, tensors, compute_dtype(dtype, stored))
     return model
-
-
-def _compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
-    """The type to compute in: as wanted, or as the embedding is stored."""
-    if wanted is None:
-        wanted = "float32" if cpu_only() else stored_dtype(stored)
-    name = str(wanted).removeprefix("mlx.core.")
-    if name not in ("bfloat16", "float16", "float32"):
-        raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
-    return getattr(mx, name)
 
 
 def _shapes(model: T5) -> dict[str, Shape]:

@@ -11,8 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import mx, nn
-from mlx_t5.checkpoints.checkpoint import EMBEDDINGS, SAFETENSORS, Checkpoint, read_weight_map
+from mlx_t5.backend import cpu_only, mx, nn
+from mlx_t5.checkpoints.checkpoint import (
+    EMBEDDINGS,
+    SAFETENSORS,
+    Checkpoint,
+    read_weight_map,
+    stored_dtype,
+)
 from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, shown
 from mlx_t5.network.config import T5Config
@@ -211,3 +217,17 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
         reason = str(error).split("\n")[0]
         raise UserError(f"cannot load the weights ({reason}); are the files damaged?") from None
     model.load_weights(weights)
+
+
+def compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
+    """The type to compute in: as wanted, or as the embedding is stored; without a GPU, float32.
+
+    Raises:
+        UserError: the wanted type is none that weights can have.
+    """
+    if wanted is None:
+        wanted = "float32" if cpu_only() else stored_dtype(stored)
+    name = str(wanted).removeprefix("mlx.core.")
+    if name not in ("bfloat16", "float16", "float32"):
+        raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
+    return getattr(mx, name)
