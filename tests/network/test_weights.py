@@ -12,7 +12,7 @@ from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.errors import UserError
-from mlx_t5.network import weights
+from mlx_t5.network import weights as weights_module
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.weights import HEAD
@@ -261,7 +261,7 @@ def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
     plain.set_dtype(stored)
     folder = mlx_folder(tmp_path / "m", plain, RAW)
     for cpu in (True, False):
-        monkeypatch.setattr(weights, "cpu_only", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(weights_module, "cpu_only", lambda cpu=cpu: cpu)
         weights = dict(tree_flatten(load(folder, dtype)[0].parameters()))
         expected = (mx.float32 if cpu else stored) if dtype is None else dtype
         expected = getattr(mx, expected) if isinstance(expected, str) else expected
