@@ -59,7 +59,7 @@ def test_one_line_says_which_target_is_needed(run, draft, options, line):
 def test_the_server_decodes_with_one(draft):
     options = ["--draft-model", f"{draft}+lookup", "--dtype", "float32"]
     args = server.build_parser().parse_args([*OPTIONS[:2], *options])
-    decoder = server._load(args, choose_pair(args.model, args.draft_model, None))
+    decoder = server._load(args, choose_pair(args.model, args.draft_model, None), None)
     assert decoder.drafter.model.encoder is decoder.model.encoder
     assert decoder.generate(PROMPTS[1]).text == "J'ai deux chats."
 

@@ -35,7 +35,7 @@ SERVER = "http://127.0.0.1:8080"
 # What differs from run to run: times, speeds and memory; names and times of the server's answers.
 TIMINGS = re.compile(r'("(?:\w+_seconds|tokens_per_second|peak_memory_bytes|created)": ?)[\d.e-]+')
 NAMES = re.compile(r"\b(cmpl-|chatcmpl-)[0-9a-f]+")
-NUMBER = re.compile(r"\d+(\.\d+)?")
+NUMBER = re.compile(r"\d+(\.\d+)?( [kMG]?B\b)?")  # memory: whatever else the process holds counts
 
 
 @dataclass
