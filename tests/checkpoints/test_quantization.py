@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import checkpoints
-import model as model_module
 from checkpoints import TINY, arrays
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import MIXED_BITS, MODES, Quantization, Recipe
 from mlx_t5.errors import UserError
+from mlx_t5.network import weights as weights_module
 from model import load
 
 
@@ -143,7 +143,7 @@ def test_8_bits_change_an_embedding_little(tiny, tmp_path):
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
 def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype, monkeypatch):
     """Without a wish a GPU computes in the folder's type, and memory is counted in that one."""
-    monkeypatch.setattr(model_module, "cpu_only", lambda: False)
+    monkeypatch.setattr(weights_module, "cpu_only", lambda: False)
     out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
     quantised, plain = load(out)[0], load(tiny, dtype)[0]
     assert quantised.dtype == quantised.shared.scales.dtype == getattr(mx, dtype)
