@@ -14,6 +14,27 @@ CONFIG = {
 }  # fmt: skip
 
 
+def randomise(model: T5, keys: mx.array, noise: float, dtype: mx.Dtype = mx.float32) -> None:
+    """Gives a model random weights of such a scale that its greedy text is lively.
+
+    Args:
+        model: changed in place.
+        keys: two a parameter at least.
+        noise: how far to move from the weights of these keys.
+        dtype: of the weights.
+    """
+    each, weights = iter(keys), []
+    for name, like in tree_flatten(model.parameters()):
+        weight = mx.random.normal(like.shape, key=next(each))
+        weight += noise * mx.random.normal(like.shape, key=next(each))
+        if "norm" in name:
+            weight = mx.abs(weight) + 0.5
+        elif "shared" not in name and "relative" not in name:
+            weight *= like.shape[-1] ** -0.5
+        weights.append((name, weight.astype(dtype)))
+    model.load_weights(weights)
+
+
 def random_t5(mode: str = "float32", seed: int = 0, noise: float = 0.0) -> T5:
     """A model whose greedy text is lively.
 
@@ -22,17 +43,9 @@ def random_t5(mode: str = "float32", seed: int = 0, noise: float = 0.0) -> T5:
         seed: of the weights.
         noise: how far to move from these weights, for a draft.
     """
-    model, keys = T5(T5Config.from_dict(CONFIG)), iter(mx.random.split(mx.random.key(seed), 200))
-    weights = []
-    for name, like in tree_flatten(model.parameters()):
-        weight = mx.random.normal(like.shape, key=next(keys))
-        weight += noise * mx.random.normal(like.shape, key=next(keys))
-        if "norm" in name:
-            weight = mx.abs(weight) + 0.5
-        elif "shared" not in name and "relative" not in name:
-            weight *= like.shape[-1] ** -0.5
-        weights.append((name, weight.astype(mx.float32 if mode == "4 bit" else getattr(mx, mode))))
-    model.load_weights(weights)
+    model = T5(T5Config.from_dict(CONFIG))
+    dtype = mx.float32 if mode == "4 bit" else getattr(mx, mode)
+    randomise(model, mx.random.split(mx.random.key(seed), 200), noise, dtype)
     if mode == "4 bit":
         nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
     model.join()

@@ -19,6 +19,7 @@ from mlx_t5.machines.leader import Follower, Leader
 from mlx_t5.machines.team import join
 from mlx_t5.network.config import T5Config
 from model import T5, load
+from random_models import randomise
 
 V = 61  # no number of ranks divides it
 SHAPE = {
@@ -45,17 +46,8 @@ def make(root: Path) -> None:
 
 
 def write(folder: Path, config: dict, head: bool, quantised: bool, noise: float = 0.0) -> None:
-    model, keys = T5(T5Config.from_dict(config), head), iter(mx.random.split(mx.random.key(3), 400))
-    weights = []
-    for name, like in tree_flatten(model.parameters()):
-        weight = mx.random.normal(like.shape, key=next(keys))
-        weight += noise * mx.random.normal(like.shape, key=next(keys))
-        if "norm" in name:
-            weight = mx.abs(weight) + 0.5
-        elif "shared" not in name and "relative" not in name:
-            weight *= like.shape[-1] ** -0.5
-        weights.append((name, weight))
-    model.load_weights(weights)
+    model = T5(T5Config.from_dict(config), head)
+    randomise(model, mx.random.split(mx.random.key(3), 400), noise)
     if quantised:
         nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
         config = {**config, "quantization": {"group_size": 32, "bits": 4}}
