@@ -14,7 +14,6 @@ import os
 import queue
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory
 from mlx_t5.machines import launched, link
 
 BAD_INPUT = 2  # exit status
+KEY_BYTES = 16  # of the key that rank 0 makes and tells the others through the group
 MEANWHILE = 0.5  # seconds in which rank 0 finds the same error, if it is not this rank's alone
 
 
@@ -97,7 +97,7 @@ class Team:
             self._messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
             self._lock = threading.Lock()
             self._connect(address)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, *link.BROKEN) as error:
             reason = str(error).split("\n")[0]
             raise UserError(f"the ranks cannot reach each other ({reason}); start again") from None
 
@@ -105,31 +105,32 @@ class Team:
         from mlx_t5.backend import mx
         from mlx_t5.network.ranks import Ranks
 
-        token, port = secrets.token_bytes(link.TOKEN), 0
-        with socket.socket() as listener:
-            if self.rank == 0:
-                listener.bind((address, 0))
-                listener.listen(self.size)
-                port = listener.getsockname()[1]
-            secret = mx.array([*token, *port.to_bytes(2, "big")], mx.int32)
-            shared = bytes(Ranks(self.group).of_first(secret).tolist())
-            token, port = shared[: link.TOKEN], int.from_bytes(shared[link.TOKEN :], "big")
-            if self.rank == 0:
-                peers = link.accept(listener, token, self.size)
-                self._peers = [self._follower(rank, peers[rank]) for rank in sorted(peers)]
-            else:
-                peer = link.connect((address, port), token, self.rank)
-                self._peers = [link.Connection(peer, self._messages.put, lambda: os._exit(0))]
+        key, port, sock = secrets.token_bytes(KEY_BYTES), 0, None
+        if self.rank == 0:
+            sock = link.listening((address, 0))
+            port = sock.getsockname()[1]
+        secret = mx.array([*key, *port.to_bytes(2, "big")], mx.int32)
+        shared = bytes(Ranks(self.group).of_first(secret).tolist())
+        key, port = shared[:KEY_BYTES], int.from_bytes(shared[KEY_BYTES:], "big")
+        if sock:
+            peers = link.gather(sock, key, self.size)
+            self._peers = list(peers.values())
+            for rank, peer in peers.items():
+                self._watch(rank, peer)
+        else:
+            self._peers = [link.join((address, port), key, self.rank)]
+            self._peers[0].listen(self._messages.put, lambda _: os._exit(0))
 
-    def _follower(self, rank: int, peer: socket.socket) -> link.Connection:
+    def _watch(self, rank: int, peer: link.Connection) -> None:
+        """Ends all with the error that another rank tells, or when it is lost."""
         told = lambda message: self._end(f"rank {rank}: {message}")  # noqa: E731
-        lost = lambda: self._end(f"rank {rank} was lost; start again")  # noqa: E731
-        return link.Connection(peer, told, lost)
+        lost = lambda _: self._end(f"rank {rank} was lost; start again")  # noqa: E731
+        peer.listen(told, lost)
 
     def _end(self, message: str) -> None:
         """Ends this process, and with it all others, with one line."""
         if self._lock.acquire(blocking=False):  # the first tells
-            print(f"error: {message}", file=sys.stderr, flush=True)
+            print(f"error: {UserError(message)}", file=sys.stderr, flush=True)
             os._exit(BAD_INPUT)
 
     def tell(self, message: list[Any]) -> None:

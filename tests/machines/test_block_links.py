@@ -8,9 +8,10 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from mlx_t5.errors import UserError
-from mlx_t5.machines.block_links import BlockClient, BlockServer, Lost, connection_of, receive, send
+from mlx_t5.machines.block_links import BlockClient, BlockServer, Lost
 from mlx_t5.machines.blocks import Blocks, Share, lead
 from mlx_t5.machines.launched import Rank
+from mlx_t5.machines.link import Connection
 from mlx_t5.machines.messages import Codec
 
 PATIENCE = 1.0
@@ -83,11 +84,8 @@ def wait_for(condition) -> None:
 @contextmanager
 def a_stranger(job: Job, key: bytes = b"secret"):
     """A connection that has proved to know a key."""
-    from multiprocessing.connection import answer_challenge, deliver_challenge
-
-    with connection_of(socket.create_connection(job.rank.addresses[0]), 5) as connection:
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
+    with Connection(socket.create_connection(job.rank.addresses[0])) as connection:
+        connection.prove(key, False, 5)
         yield connection
 
 
@@ -103,9 +101,9 @@ def test_several_ranks_do_the_lines_of_one_in_order(job):
 def test_a_rank_that_says_nothing_any_more_is_lost(job):
     job.share()
     with a_stranger(job) as silent:
-        send(silent, rank=1, job=JOB)
-        assert receive(silent) == {"welcome": True}
-        assert receive(silent)["items"] == ["line 0", "line 1"]
+        silent.send({"rank": 1, "job": JOB})
+        assert silent.receive() == {"welcome": True}
+        assert silent.receive()["items"] == ["line 0", "line 1"]
         began = time.monotonic()
         assert job.done() == job.wanted
         assert PATIENCE / 2 < time.monotonic() - began < 5 * PATIENCE
@@ -128,8 +126,8 @@ def test_a_rank_that_says_nothing_any_more_is_lost(job):
 def test_what_is_no_answer_loses_the_rank_and_not_the_lines(job, sent):
     job.share()
     with a_stranger(job) as stranger:
-        send(stranger, rank=1, job=JOB)
-        receive(stranger), receive(stranger)
+        stranger.send({"rank": 1, "job": JOB})
+        stranger.receive(), stranger.receive()
         if sent is None:
             stranger.close()
         else:
@@ -147,7 +145,7 @@ def test_who_does_not_know_the_key_or_has_another_job_is_refused(job):
     with pytest.raises(UserError, match="rank 1 has another target model than rank 0"):
         BlockClient(Rank(1, 2, addresses, b"secret"), {**JOB, "target model": "3"}, PATIENCE)
     with socket.create_connection(addresses[0]), a_stranger(job) as mute, started(job):
-        send(mute, rank="1", job=JOB)
+        mute.send({"rank": "1", "job": JOB})
         wait_for(lambda: job.told == ["rank 1 joins"])
         assert job.done() == job.wanted
 
@@ -172,15 +170,12 @@ def test_without_rank_0_a_rank_ends_within_bounded_time(address):
     for silent in (False, True):
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        with connection_of(listening.accept()[0], 5) as rank_0:
-            from multiprocessing.connection import answer_challenge, deliver_challenge
-
-            deliver_challenge(rank_0, b"")
-            answer_challenge(rank_0, b"")
-            receive(rank_0)
-            send(rank_0, welcome=True)
-            send(rank_0, block=0, first=0, items=["a"])
-            assert receive(rank_0)["outcomes"] == ["A"]
+        with Connection(listening.accept()[0]) as rank_0:
+            rank_0.prove(b"", True, 5)
+            rank_0.receive()
+            rank_0.send({"welcome": True})
+            rank_0.send({"block": 0, "first": 0, "items": ["a"]})
+            assert rank_0.receive()["outcomes"] == ["A"]
             if silent:
                 thread.join(5 * PATIENCE)
         thread.join(5)
