@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlx_t5.cli.output import opened
+from mlx_t5.cli.output import LineFile, writing
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
@@ -25,32 +24,23 @@ _HEADER_BYTES = 128  # room for a shape of any size
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
-class JsonLines:
-    """One JSON object a line, to a file or standard output; a context manager.
+class JsonLines(LineFile):
+    """One JSON object a line.
 
     Args:
-        path: file to write, left as it is until there is a result; None is standard output.
+        path: see `LineFile`.
         record: makes the object of an item and its outcome.
-        keep: bytes at the beginning of the file that are kept.
+        keep: see `LineFile`.
     """
 
     def __init__(self, path: str | None, record: Callable[[Any, Any], dict], keep: int = 0):
-        self._path, self._record, self._keep = path, record, keep
-        self._file: IO[str] | None = None if path else sys.stdout
-
-    def __enter__(self) -> JsonLines:
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._path and self._file:
-            self._file.close()
+        super().__init__(path, keep)
+        self._record = record
 
     def write(self, item: Any, outcome: Any) -> None:
         """Writes one result."""
-        line = json.dumps(self._record(item, outcome), ensure_ascii=False, allow_nan=False)
-        if self._path and not self._file:
-            self._file = opened(self._path, self._keep)
-        print(line, file=self._file, flush=True)
+        record = self._record(item, outcome)
+        self.write_line(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
 class ArrayFile:
@@ -72,10 +62,15 @@ class ArrayFile:
 
     def __exit__(self, *_) -> None:
         if self._file:
-            self._file.close()
+            with writing(self._path):
+                self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
         """Writes one vector, or a row of NaN for an error."""
+        with writing(self._path):
+            self._write(outcome)
+
+    def _write(self, outcome: Any) -> None:
         self._rows += 1
         if not self._file and not isinstance(outcome, Exception):
             self._width = len(outcome)

@@ -5,13 +5,16 @@ Everything written is UTF-8.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
@@ -19,6 +22,8 @@ from mlx_t5.sizes import readable
 if TYPE_CHECKING:
     from mlx_t5.requests import Result, Stats
     from mlx_t5.text.detokenizer import StreamingDetokenizer
+
+Own = TypeVar("Own", bound="LineFile")
 
 
 def check_output_file(output_file: str, input_file: str | None) -> None:
@@ -39,10 +44,79 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
 
 
 def opened(path: str, keep: int = 0) -> TextIO:
-    """Opens a file for results, after so many bytes of what it holds."""
-    if keep:
-        os.truncate(path, keep)
-    return open(path, "a" if keep else "w", encoding="utf-8", errors="backslashreplace")
+    """Opens a file for results, after so many bytes of what it holds.
+
+    Raises:
+        UserError: another process writes it, or has changed it meanwhile.
+    """
+    file = open(path, "a", encoding="utf-8", errors="backslashreplace")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(f"{path} is being written by another process; wait for it") from None
+        except OSError:  # a file system without locks
+            pass
+        if os.fstat(file.fileno()).st_size < keep:
+            file.close()
+            raise UserError(f"{path} has become shorter since it was read; start again")
+        file.truncate(keep)
+    return file
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Names the file that cannot be written on.
+
+    Raises:
+        UserError: in place of an OSError.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # whoever reads has seen enough
+        raise
+    except OSError as error:
+        cure = "make room, or name another --output-file"
+        raise UserError(f"cannot write {path}: {error.strerror}; {cure}") from None
+
+
+class LineFile:
+    """Lines of results, each written at once, so that an interruption loses none.
+
+    A context manager.
+
+    Args:
+        path: file to write, left as it is until there is a result; None is standard output.
+        keep: bytes at the beginning of the file that are kept.
+    """
+
+    def __init__(self, path: str | None, keep: int = 0):
+        self._path, self._keep = path, keep
+        self._file: TextIO | None = None if path else sys.stdout
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._path and self._file:
+            with writing(self._path):
+                self._file.close()
+
+    def write_line(self, line: str) -> None:
+        """Writes one line.
+
+        Raises:
+            UserError: the file cannot be written, or is no longer there.
+        """
+        if not self._path:
+            print(line, file=self._file, flush=True)
+            return
+        with writing(self._path):
+            self._file = self._file or opened(self._path, self._keep)
+            print(line, file=self._file, flush=True)
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise UserError(f"{self._path} was removed while it was written; start again")
 
 
 class Painter:
@@ -85,15 +159,15 @@ class Painter:
         return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
 
 
-class Results:
-    """Writes finished results in order, each flushed, so that an interruption loses none.
+class Results(LineFile):
+    """Writes finished results in order.
 
     Args:
-        path: file to write, left as it is until there is a result; None is standard output.
+        path: see `LineFile`.
         as_json: one JSON object a line; otherwise one text a line.
         paint: makes a coloured line of a result; where results go to a file or are JSON, it is
             shown on standard error besides.
-        keep: bytes at the beginning of the file that are kept.
+        keep: see `LineFile`.
     """
 
     def __init__(
@@ -103,17 +177,9 @@ class Results:
         paint: Callable[[Result], str] | None = None,
         keep: int = 0,
     ):
-        self._path, self._file = path, None if path else sys.stdout
-        self._keep = keep
+        super().__init__(path, keep)
         self._as_json, self._paint = as_json, paint
         self._aside = path is not None or as_json
-
-    def __enter__(self) -> Results:
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._path and self._file:
-            self._file.close()
 
     def write(self, prompt: str, result: Result) -> None:
         """Writes one result; an empty line, or JSON with the error, where there is no text."""
@@ -123,9 +189,7 @@ class Results:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
-        if self._path and not self._file:
-            self._file = opened(self._path, self._keep)
-        print(line, file=self._file, flush=True)
+        self.write_line(line)
 
 
 def one_line(text: str) -> str:

@@ -8,6 +8,8 @@ input.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -57,6 +59,8 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
     """
     prompts = size = 0
     try:
+        if not stat.S_ISREG(os.stat(output_file).st_mode):  # a pipe or /dev/full never ends
+            raise UserError(f"--resume goes on with a file, which {output_file} is not")
         with open(output_file, "rb") as file:
             while lines := _whole_lines(file, form.texts):
                 item = next(items, None)

@@ -11,6 +11,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mlx_t5.errors import UserError
 
+HUGE = 3e38  # no number that ranks send is as large; a float32 can still hold it
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -46,6 +48,8 @@ def unpacked_item(value: Any) -> Any:
 def of_kind(kind: Any, value: Any) -> Any:
     """A value of JSON as a value of a type: a dataclass, a list, a union, or a plain one.
 
+    Numbers are finite.
+
     Raises:
         ValueError: it is of another type.
     """
@@ -63,7 +67,10 @@ def of_kind(kind: Any, value: Any) -> Any:
                 return of_kind(each, value)
             except ValueError:
                 continue
-    elif type(value) is kind or (kind is float and type(value) is int):
+    elif kind is float and type(value) in (int, float):
+        if abs(value) < HUGE:  # no NaN either, of which no output can be made
+            return float(value)
+    elif type(value) is kind:
         return value
     raise ValueError(f"{kind} was expected")
 

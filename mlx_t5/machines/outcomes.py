@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,23 @@ from mlx_t5.requests import Result
 SAMPLED_VALUES = 8  # of each weight, by which two models are compared
 
 
+def _unpacked_text(value: Any) -> Result:
+    result = of_kind(Result, value)
+    if len(result.tokens) != len(result.writers):
+        raise ValueError("tokens without writers")
+    return result
+
+
+def _packed_score(score: Score) -> Any:
+    return {"error": score.error} if score.error else asdict(score)  # JSON has no NaN
+
+
+def _unpacked_score(value: Any) -> Score:
+    if isinstance(value, dict) and value.keys() == {"error"}:
+        return Score(error=of_kind(str, value["error"]))
+    return of_kind(Score, value)
+
+
 def _packed_vector(vector: np.ndarray | Exception) -> Any:
     return packed_item(vector) if isinstance(vector, Exception) else [float(x) for x in vector]
 
@@ -26,8 +42,8 @@ def _unpacked_vector(value: Any) -> Any:
     return np.array(of_kind(list[float], value), np.float32)
 
 
-TEXTS = Codec(asdict, partial(of_kind, Result))
-SCORES = Codec(asdict, partial(of_kind, Score))
+TEXTS = Codec(asdict, _unpacked_text)
+SCORES = Codec(_packed_score, _unpacked_score)
 VECTORS = Codec(_packed_vector, _unpacked_vector)
 
 

@@ -1,6 +1,7 @@
 """Writing results, without any model: files, colours, statistics added up."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,35 @@ def test_a_file_is_left_as_it_is_until_there_is_a_result(tmp_path):
     with output.Results(str(path), as_json=False):
         pass
     assert path.read_text() == "new\n"
+
+
+def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
+    full = Path("/dev/full")
+    if full.exists():
+        with (
+            pytest.raises(UserError, match="^cannot write /dev/full: No space left"),
+            output.Results(str(full), as_json=False) as results,
+        ):
+            results.write("p", FakeResult("one"))
+    path = tmp_path / "out.txt"
+    with output.Results(str(path), as_json=False) as results:
+        results.write("p", FakeResult("one"))
+        path.unlink()
+        with pytest.raises(UserError, match="out.txt was removed while it was written"):
+            results.write("p", FakeResult("two"))
+
+
+def test_two_do_not_write_one_file(tmp_path):
+    path = tmp_path / "out.txt"
+    with output.Results(str(path), as_json=False) as results:
+        results.write("p", FakeResult("one"))
+        with pytest.raises(UserError, match="is being written by another process"):
+            output.Results(str(path), as_json=False, keep=4).write("p", FakeResult("two"))
+        results.write("q", FakeResult("three"))
+    assert path.read_text() == "one\nthree\n"
+    with pytest.raises(UserError, match="has become shorter"):
+        output.Results(str(path), as_json=False, keep=99).write("p", FakeResult("two"))
+    assert path.read_text() == "one\nthree\n"
 
 
 def test_json_results_are_exact(capsys):

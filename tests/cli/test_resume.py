@@ -1,6 +1,7 @@
 """Outputs that are gone on with: what is kept, and that they end as if never interrupted."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_as_many_prompts_are_drawn_as_are_done(tmp_path):
 def test_results_of_more_prompts_than_the_input_has_are_refused(tmp_path, data):
     with pytest.raises(UserError, match="more prompts than the input, which has 2"):
         found(tmp_path, data, ["a", "b"])
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(UserError, match="goes on with a file, which .* is not"):
+            kept(name, iter("ab"), Form())
 
 
 def test_objects_have_to_be_of_their_prompts(tmp_path):

@@ -185,6 +185,19 @@ def test_without_rank_0_a_rank_ends_within_bounded_time(address):
     assert "silent for 1 s" in str(failed[1]) and "--resume" in str(failed[0])
 
 
+def test_a_rank_that_is_let_go_at_work_ends(job):
+    """As where rank 0 cannot write on."""
+    job.share()
+    with BlockClient(Rank(1, 2, job.rank.addresses, b"secret"), JOB, PATIENCE) as rank_0:
+        block = rank_0.take(True)
+        job.server.__exit__(OSError)
+        while rank_0.take(False):
+            pass
+        wait_for(lambda: rank_0._ended)
+        rank_0.deliver(block, ["A", "B"])
+        assert rank_0.take(False) is None and rank_0.take(True) is None
+
+
 def test_an_address_that_is_taken_is_told(job):
     with pytest.raises(UserError, match="rank 0 cannot listen at 127.0.0.1:.*--starting-port"):
         BlockServer(job.rank, print)

@@ -54,6 +54,9 @@ def test_prompts_come_back_as_they_were():
         {"stats": {}},
         {"more": 1},
         {"score": "1"},
+        {"score": float("nan")},
+        {"score": 10**400},
+        {"tokens": []},
     ],
 )
 def test_what_is_no_outcome_is_refused(change):
@@ -64,8 +67,11 @@ def test_what_is_no_outcome_is_refused(change):
         for codec in (TEXTS, SCORES):
             with pytest.raises(ValueError):
                 codec.unpacked(value)
-    with pytest.raises(ValueError):
-        VECTORS.unpacked([1, "2"])
+    for number in ("2", math.nan, -math.inf, 1e300, 10**400):
+        with pytest.raises(ValueError):
+            VECTORS.unpacked([1, number])
+        with pytest.raises(ValueError):
+            SCORES.unpacked({**SCORES.packed(Score(-1.0, [-1.0], [1])), "logprob": number})
 
 
 def test_ranks_know_whether_they_have_the_same_job():
