@@ -3,13 +3,16 @@
 import socket
 import threading
 import time
+from argparse import Namespace
 from contextlib import contextmanager, suppress
 
 import pytest
 
+from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.work import Leading
 from mlx_t5.errors import UserError
 from mlx_t5.machines.block_links import BlockClient, BlockServer, Lost
-from mlx_t5.machines.blocks import Blocks, Share, lead
+from mlx_t5.machines.blocks import HELD, Blocks, Share, lead
 from mlx_t5.machines.launched import Rank
 from mlx_t5.machines.link import Connection
 from mlx_t5.machines.messages import Codec
@@ -119,6 +122,7 @@ def test_a_rank_that_says_nothing_any_more_is_lost(job):
         b'{"done": 0}',
         b'{"done": [], "outcomes": []}',
         b'{"done": 0, "outcomes": 1}',
+        b'{"more": 1}',
         b"[" * 100_000,
         None,
     ],
@@ -135,6 +139,22 @@ def test_what_is_no_answer_loses_the_rank_and_not_the_lines(job, sent):
         wait_for(lambda: len(job.told) == 2)
         assert job.told[1].startswith("rank 1 is lost (")
         assert job.done() == job.wanted
+
+
+def test_blocks_that_a_rank_never_took_and_second_deliveries_are_ignored(job):
+    job.share()
+    with a_stranger(job) as stranger:
+        stranger.send({"rank": 1, "job": JOB})
+        for _ in range(1 + HELD):
+            stranger.receive()
+        for number, outcomes in ((9, ["?"]), (-1, []), (0, ["A", "B"]), (0, ["C", "D"]), (0, [])):
+            stranger.send({"done": number, "outcomes": outcomes})
+        stranger.send({"leaves": True})
+        with pytest.raises(OSError):
+            while True:
+                stranger.receive()
+    assert job.done() == ["A", "B", *job.wanted[2:]]
+    assert job.told == ["rank 1 joins"]
 
 
 def test_who_does_not_know_the_key_or_has_another_job_is_refused(job):
@@ -196,6 +216,20 @@ def test_a_rank_that_is_let_go_at_work_ends(job):
         wait_for(lambda: rank_0._ended)
         rank_0.deliver(block, ["A", "B"])
         assert rank_0.take(False) is None and rank_0.take(True) is None
+
+
+def test_ranks_that_come_to_a_job_that_is_done_end_with_it(address):
+    rank, told, ended = Rank(0, 2, (address,), b"secret"), [], threading.Event()
+    args = Namespace(verbose=True, score=False, embed=False)
+
+    def come() -> None:
+        follow(Rank(1, 2, (address,), b"secret"))
+        ended.set()  # unlike where it fails
+
+    with Leading(["a", "b"], Kept(2, 4), args, rank, told.append) as leading:
+        assert leading.done
+        threading.Thread(target=come, daemon=True).start()
+    assert ended.wait(5) and told == ["rank 1 joins"]
 
 
 def test_an_address_that_is_taken_is_told(job):
