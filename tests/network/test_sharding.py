@@ -162,15 +162,16 @@ def test_memory_of_a_whole_head_counts(root, name, monkeypatch):
     ("size", "draft", "whole"),
     [(1, "gated-draft", False), (2, "gated-draft", True), (2, "draft", False)],
 )
-def test_the_warning_asks_for_a_whole_head_where_a_draft_needs_one(
+def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
     root, monkeypatch, size, draft, whole
 ):
     asked = []
     monkeypatch.setattr(memory, "warning", lambda *given: asked.append(given))
     folders = [root / "gated", root / draft]
     shared = (Group(0, size), lambda model: Leader(model, None)) if size > 1 else None
-    load_pair(Pair(*folders, False, ""), "float32", load, shared)
+    target, drafter, *_ = load_pair(Pair(*folders, False, ""), "float32", load, shared)
     assert asked == [(folders, "float32", size, whole)]
+    assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
 
 
 def test_no_other_part_is_read(root, monkeypatch):
