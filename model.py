@@ -291,7 +291,8 @@ def load(
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; other models do without.
         group: ranks of `mx.distributed` that share the model; each loads its part of the weights,
-            and all have to make the same calls. None is this process alone.
+            and all have to make the same calls. None is this process alone. A draft that uses its
+            target's encoder takes none.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
