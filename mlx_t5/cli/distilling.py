@@ -6,8 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, within
-from mlx_t5.cli.models import LOOKUP
+from mlx_t5.cli.arguments import LOOKUP, Parser, add_number, add_setting, at_least, within
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
