@@ -203,6 +203,7 @@ def unlike(folder: Path) -> Path:
         (["--output", "{there}", "--resume"], "exists: the draft is complete. Use it, or remove"),
         (["--output", "lookup"], "lookup as a --draft-model is no folder; give another name"),
         (["--draft-model", "x+lookup"], "x+lookup as a --draft-model is no folder"),
+        (["--model", "{encoder}", "--draft-model", "{other}"], "encoder is an encoder alone"),
         (["--seed", str(2**64 - 1)], "give a whole number from 0 to 9007199254740991"),
         (["--output", "{made}2"], "has an earlier run; go on with --resume"),
         (["--output", "{made}2", "--resume", "--temp", "1"], "was made with another --temp"),
@@ -213,9 +214,13 @@ def test_refusals(made, prompts, tmp_path, capsys, options, message):
     (tmp_path / "there").mkdir()
     if "{other}" in options:
         unlike(tmp_path / "other")
+    if "{encoder}" in options:
+        alone = shutil.copytree(BUNDLED / "target", tmp_path / "encoder")
+        arrays = {n: a for n, a in weights(alone).items() if not n.startswith("decoder.")}
+        mx.save_safetensors(str(alone / "model.safetensors"), arrays, {"format": "pt"})
     if any("{made}" in option for option in options):
         shutil.copytree(made[0].with_name("draft-work"), tmp_path / "made2-work")
-    places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made")}
+    places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made", "encoder")}
     given = [option.format(**places) if "{" in option else option for option in options]
     try:
         status = run(prompts, tmp_path / "new", *given)
