@@ -121,6 +121,7 @@ class T5(nn.Module):
                 join(*(layer.cross_attention[part] for part in "kv"))
             if "wi_0" in layer.feed_forward:
                 join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
+            mx.clear_cache()  # of the parts, in whose place the next layer's can be joined
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""

@@ -27,7 +27,7 @@ from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
 from mlx_t5.timing import order
 
-DATA, TENSOR = "data", "tensor"
+TABLES = DATA, MEMORY, STEPS, TEXTS = "data", "memory", "steps", "texts"
 DATA_COLUMNS: printing.Columns = {
     **SHARE,
     **printing.SPEED,
@@ -43,9 +43,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, count=64, task="mixed")
     options.add_num_draft(parser, [5])
-    what = "what the ranks share: prompts, the target, or first one and then the other"
-    add = parser.add_argument
-    add("--parallel", choices=(DATA, TENSOR), nargs="+", default=[DATA, TENSOR], help=what)
+    what = (
+        "what to measure: data parallel, or of tensor parallel a rank's memory, a step, whole texts"
+    )
+    parser.add_argument("--tables", choices=TABLES, nargs="+", default=list(TABLES), help=what)
     what = "ranks, each a process"
     add_number(parser, "--ranks", type=at_least(1), default=[1, 2, 4], help=what)
     what = "cores of each rank, where the system can bind them"
@@ -68,12 +69,13 @@ def run(args: argparse.Namespace, command: str) -> int:
     pairs = zip(args.latency, args.bandwidth, strict=True)
     links = [Link(1e-6 * latency, 1e9 * bandwidth) for latency, bandwidth in pairs]
     print(printing.header(facts, command, **options.header_fields(args)))
-    data = data_table(args, prompts) if DATA in args.parallel else []
-    tensor = tensor_tables(args, prompts, links) if TENSOR in args.parallel else {}
-    printing.write_record(args.json, {"facts": facts, DATA: data, TENSOR: tensor})
+    found: dict[str, Any] = {DATA: data_table(args, prompts)} if DATA in args.tables else {}
+    if {MEMORY, STEPS, TEXTS} & {*args.tables}:
+        found |= tensor_tables(args, prompts, links)
+    printing.write_record(args.json, {"facts": facts, **found})
     # Of one rank and of several the last digits differ, so ties may break differently.
-    apart = any(row["apart"] for row in tensor.get("texts", []))
-    return int(apart or any(row["different"] for row in data))
+    apart = any(row["apart"] for row in found.get(TEXTS, []))
+    return int(apart or any(row["different"] for row in found.get(DATA, [])))
 
 
 def data_table(args: argparse.Namespace, prompts: Sequence[str]) -> list[dict]:
@@ -135,6 +137,11 @@ def tensor_tables(
     start = partial(group, what, cores=args.cores, model=args.model, dtype=args.dtype)
     with contextlib.ExitStack() as stack:
         started = {n: stack.enter_context(start(n)) for n in sorted({1, *args.ranks})}
-        memory = memory_table(started)
-        steps = step_tables(args, started, links)
-        return {"memory": memory, **steps, "texts": scale_drafts.table(args, prompts, started)}
+        found: dict[str, Any] = {}
+        if MEMORY in args.tables:
+            found[MEMORY] = memory_table(started)
+        if STEPS in args.tables:
+            found |= step_tables(args, started, links)
+        if TEXTS in args.tables:
+            found[TEXTS] = scale_drafts.table(args, prompts, started)
+        return found

@@ -52,10 +52,14 @@ def together(processes: Sequence[Process], method: str, **keywords: Any) -> list
     """
     with ThreadPoolExecutor(len(processes)) as pool:
         calls = [pool.submit(each.call, method, **keywords) for each in processes]
-        failed = next((call for call in as_completed(calls) if call.exception()), None)
-        for process in processes if failed else ():
-            process.end()
-    return [call.result() for call in ([failed] if failed else calls)]
+        try:
+            for call in as_completed(calls):
+                call.result()
+        except BaseException:
+            for process in processes:
+                process.end()
+            raise
+    return [call.result() for call in calls]
 
 
 def free_port() -> int:
