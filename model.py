@@ -312,7 +312,7 @@ def load(
                 model = _load_mlx(folder, config, entry, part, dtype, adapter, target)
             else:
                 model = _load_hugging_face(config, part, dtype, adapter)
-        model.join()
+            model.join()
     model.pooling = read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
 
