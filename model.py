@@ -31,7 +31,7 @@ from mlx_t5.network.linear import Embedding, Linear, join
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.network.sharding import Sharding, head_part, part_of, require_divisible
+from mlx_t5.network.sharding import Sharding, head_part, part_of, require_divisible, whole_head
 from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
@@ -65,6 +65,7 @@ class T5(nn.Module):
 
     Attributes:
         own: the shape of this rank's part; of one rank, `config`.
+        folder: that `load` read it from.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class T5(nn.Module):
         super().__init__()
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
-        self.ranks, self.own = ranks, part_of(config, ranks)
+        self.ranks, self.own, self.folder = ranks, part_of(config, ranks), Path()
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -112,6 +113,11 @@ class T5(nn.Module):
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
+    def whole_head(self) -> nn.Module | None:
+        """The output head of all tokens, read again if ranks share it; None if it is `shared`."""
+        own = getattr(self, "lm_head", None)
+        return own if own is None or self.ranks.size == 1 else whole_head(self)
+
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
         own = (self[stack].layers for stack in ("encoder", "decoder") if stack in self)
@@ -125,6 +131,8 @@ class T5(nn.Module):
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
+        if self.shares_with is not None:
+            return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
         queries = block_queries(batch, self.own.num_heads, length)
@@ -284,7 +292,8 @@ def load(
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; other models do without.
         group: ranks of `mx.distributed` that share the model; each loads its part of the weights,
-            and all have to make the same calls. None is this process alone.
+            and all have to make the same calls. None is this process alone. A draft that uses its
+            target's encoder takes none.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
@@ -303,6 +312,8 @@ def load(
         dtype = target.dtype if dtype is None else dtype
         if adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
+        if ranks.size > 1:
+            raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     with open_checkpoint(folder) as checkpoint:
         part = Sharding(ranks, checkpoint, merged=adapter is not None)
         require_divisible(config, ranks, part.groups())
@@ -313,7 +324,7 @@ def load(
             else:
                 model = _load_hugging_face(config, part, dtype, adapter)
             model.join()
-    model.pooling = read_pooling(folder, config.d_model)
+    model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
 
 

@@ -178,15 +178,18 @@ class TensorRank:
         from mlx_t5.machines.leader import Follower, Leader
         from model import load
 
+        folder = locate(name, convert)
         before = self._mx.get_active_memory()
-        draft, _ = load(locate(name, convert), self._dtype, shared_with=self._model)
+        draft, _ = load(folder, self._dtype, shared_with=self._model)
         size = self._mx.get_active_memory() - before
         alike = Subject(self._model, draft, self._tokenizer)
         self._deciders = {False: alike, True: alike}
         if self._team and self._team.rank:
             self._deciders[True] = Follower(self._model)
         elif self._team:
-            leader = Leader(self._model, self._team.tell)
+            leader: Any = Leader(self._model, self._team.tell)
+            if draft.shares_with is not None:  # it asks its target, and so all ranks
+                draft, _ = load(folder, self._dtype, shared_with=leader)
             self._deciders[True] = Subject(leader, draft, self._tokenizer)
         return size
 

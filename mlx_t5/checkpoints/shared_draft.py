@@ -30,7 +30,7 @@ from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, place
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.errors import UserError
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY, SHARED, fingerprint
+from mlx_t5.network.sharing import ENTRY, SHARED, fingerprint, require_whole
 from mlx_t5.network.weights import cast, read_config
 
 
@@ -87,12 +87,14 @@ def save_draft(
         The folder written, absolute.
 
     Raises:
-        UserError: there is something at `output`, there is too little disk space, or `folder` is no
-            model folder.
+        UserError: there is something at `output`, there is too little disk space, `folder` is no
+            model folder, or ranks share the target whose tensors are to be written.
     """
     source, path = Path(folder), place(output)
     target = draft.shares_with
     whole = standalone or target is None
+    if whole and target is not None:
+        require_whole(target)
     try:
         if path == source.resolve():
             raise UserError(f"{path} is the model it comes from; choose another folder")

@@ -149,28 +149,37 @@ def load_pair(
     """
     from mlx_t5.drafting.draft_model import DraftModel
     from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-    from mlx_t5.network.memory import dtype_hint, warning
 
     group, lead = shared or (None, lambda model: model)
-    folders = [folder for folder in (chosen.target, chosen.draft) if folder]
-    with contextlib.suppress(UserError):  # loading says what is wrong with a folder
-        for folder in folders:
-            if hint := dtype_hint(folder, dtype):
-                print(f"hint: {hint}", file=sys.stderr, flush=True)
-        if large := warning(folders, dtype, group.size() if group else 1):
-            print(f"warning: {large}", file=sys.stderr, flush=True)
+    _advise(chosen, dtype, group.size() if group else 1)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
     of_group = {"group": group} if group else {}
     target, tokenizer = load(chosen.target, dtype, **merged, **of_group)
+    target = lead(target)
     draft, draft_tokenizer = None, None
     if chosen.draft:
         draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)
-    target = lead(target)
     drafter: Any = DraftModel(draft, target) if draft else None
     if chosen.lookup:
         copy = SourceCopy(tokenizer)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy
     return target, drafter, tokenizer, draft_tokenizer
+
+
+def _advise(chosen: Pair, dtype: str | None, ranks: int) -> None:
+    """Says on standard error if a pair will hardly fit, or would compute in float32 unasked."""
+    from mlx_t5.network.memory import dtype_hint, warning
+    from mlx_t5.network.sharing import ENTRY
+    from mlx_t5.network.weights import read_config
+
+    folders = [folder for folder in (chosen.target, chosen.draft) if folder]
+    with contextlib.suppress(UserError):  # loading says what is wrong with a folder
+        for folder in folders:
+            if hint := dtype_hint(folder, dtype):
+                print(f"hint: {hint}", file=sys.stderr, flush=True)
+        whole_head = ranks > 1 and ENTRY in read_config(folders[-1])
+        if large := warning(folders, dtype, ranks, whole_head):
+            print(f"warning: {large}", file=sys.stderr, flush=True)
 
 
 def _require_same(name: str, folder: Path) -> None:

@@ -5,7 +5,8 @@ differently. `Leader` is the target as rank 0 sees it. Each call is told to the 
 numbers that only the device knows go there in a collective, and all make the same pass of the same
 shapes. A call begins to compute before it returns, as collectives have to come in one order.
 
-Drafts are not shared out: a rank of a small model would wait for sums longer than it computes.
+Drafts are not shared out: a rank of a small model would wait for sums longer than it computes. One
+that uses the target's encoder has the `Leader` for its target, so that it asks all ranks as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, nn
 from mlx_t5.network.exact import Pass
 from mlx_t5.network.exactness import holding_rows
 from mlx_t5.network.interface import Seq2Seq
@@ -51,6 +52,7 @@ class Leader:
         self.model, self.ranks, self._sharing = model, ALONE, model.ranks
         self.config, self.dtype = model.config, model.dtype
         self.pooling, self.can_decode = model.pooling, model.can_decode
+        self.shared, self.encoder = model.shared, model.encoder  # see `sharing.share`
         self._tell_all, self._names = tell, count()
         self._dropped: list[int] = []  # caches that nobody here knows any longer
 
@@ -87,6 +89,10 @@ class Leader:
         """See `exactness.holding_rows`."""
         self.tell("hold", batch, width)
         return holding_rows(self.model, batch, width)
+
+    def whole_head(self) -> nn.Module | None:
+        """See `T5.whole_head`; rank 0 reads it by itself."""
+        return self.model.whole_head()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes of a rank's part of the cache."""

@@ -37,6 +37,7 @@ WORKING_SET = "max_recommended_working_set_size"  # what Metal calls it; other d
 SLACK = 64 << 20  # buffers are rounded up to pages, and small ones lie in a heap that counts whole
 KEPT = 256 << 20  # freed buffers that MLX may keep for reuse when prompts have been encoded
 MEBIBYTE = 1 << 20
+HEADS = "lm_head."  # how tensors of an output head begin, if that is not the embedding
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 
@@ -186,6 +187,14 @@ def stored_bytes(folder: Path, dtype: str | None) -> int:
         return loaded_bytes(stored, dtype)
 
 
+def head_bytes(folder: Path, dtype: str | mx.Dtype | None) -> int:
+    """`stored_bytes` of the output head alone; 0 where the embedding is that."""
+    wanted = dtype and str(dtype).removeprefix("mlx.core.")
+    with open_checkpoint(folder) as stored:
+        names = [name for name in stored.names if name.startswith(HEADS)]
+        return sum(_loaded(stored, name, wanted) for name in names)
+
+
 def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
     """`stored_bytes` of an open checkpoint."""
     wanted = dtype and str(dtype).removeprefix("mlx.core.")
@@ -200,7 +209,9 @@ def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
     return math.prod(stored.shape(name)) * width
 
 
-def warning(folders: Sequence[Path], dtype: str | None, ranks: int = 1) -> str | None:
+def warning(
+    folders: Sequence[Path], dtype: str | None, ranks: int = 1, whole_head: bool = False
+) -> str | None:
     """One line about models that do not fit into memory together, or hardly; None if they do.
 
     A Mac's GPU slows down near the working set that macOS recommends. How much that is can be set.
@@ -209,8 +220,10 @@ def warning(folders: Sequence[Path], dtype: str | None, ranks: int = 1) -> str |
         folders: the target's, and the draft's if there is one.
         dtype: as for `stored_bytes`.
         ranks: that share the target.
+        whole_head: whether its whole output head is here besides, for a draft that uses it.
     """
     target, *others = (stored_bytes(folder, dtype) for folder in folders)
+    others += [head_bytes(folders[0], dtype)] if whole_head else []
     needed, there = target // ranks + sum(others), limit()
     facts = mx.device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there

@@ -17,12 +17,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_t5.backend import mx
-from mlx_t5.checkpoints.checkpoint import Checkpoint
+from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.linear import product
-from mlx_t5.network.ranks import Ranks
+from mlx_t5.network.linear import Linear, product
+from mlx_t5.network.memory import HEADS, head_bytes, room_for_weights
+from mlx_t5.network.ranks import ALONE, Ranks
+from mlx_t5.network.weights import check, fill, quantize, read_config
 
 # By the end of a parameter's name, the dimension that it is cut along.
 _CUTS = (
@@ -143,3 +145,31 @@ def head_part(embedding: Any, x: mx.array, ranks: Ranks) -> mx.array:
     how = {name: getattr(embedding, name) for name in ("group_size", "bits", "mode")}
     biases = embedding.biases[own] if "biases" in embedding else None
     return mx.quantized_matmul(x, embedding.weight[own], embedding.scales[own], biases, **how)
+
+
+def whole_head(model: Any) -> nn.Module:
+    """The output head of a model of which this rank has a part, whole; nobody else is asked.
+
+    It is read from the model's folder, quantised as it is there. No adapter changes it.
+
+    Args:
+        model: a `model.T5` that `model.load` has read, with a head that is not the embedding.
+
+    Raises:
+        UserError: the folder cannot be read any longer.
+        RuntimeError: the device has not enough memory.
+    """
+    own, config = nn.Module(), model.config
+    own.lm_head = Linear(config.d_model, config.vocab_size)
+    with (
+        room_for_weights(head_bytes(model.folder, model.dtype)),
+        open_checkpoint(model.folder) as stored,
+    ):
+        names = [name for name in stored.names if name.startswith(HEADS)]
+        if len(names) > 1:
+            quantize(own, read_config(model.folder).get("quantization"), set(names))
+        expected = {name: array.shape for name, array in tree_flatten(own.parameters())}
+        check({name: stored.shape(name) for name in names}, expected)
+        part = Sharding(ALONE, stored)  # all of it
+        fill(own, ((name, part.read(name, name)) for name in names), model.dtype)
+    return own.lm_head

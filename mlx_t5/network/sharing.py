@@ -10,6 +10,10 @@ encoder's norms. These are never quantised, training moves them, and they are fe
 LoRA adapter leaves them alone, so a draft goes with its target with and without one. With the
 wrong target a draft would only guess badly, as every proposal is verified: the fingerprint is there
 to say so at once.
+
+Several ranks may share the target. What its encoder gives, the norms and the embedding are whole on
+each of them, and of an output head with weights of its own the draft gets a whole one. So it never
+waits for other ranks, and it is no matter whether all of them draft or one does.
 """
 
 from __future__ import annotations
@@ -33,10 +37,10 @@ NUMBERS = 128  # in a fingerprint
 RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
 
 
-def share(draft: nn.Module, target: nn.Module) -> None:
+def share(draft: nn.Module, target: Any) -> None:
     """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own."""
-    for name in ("shares_with", *SHARED):
-        module = target if name == "shares_with" else getattr(target, name, None)
+    modules = {"shared": target.shared, "encoder": target.encoder, "lm_head": target.whole_head()}
+    for name, module in {"shares_with": target, **modules}.items():
         if module is not None:
             vars(draft)[name] = module
 
@@ -54,8 +58,9 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
         A T5 whose parameters are its decoder's; `shares_with` is the target.
 
     Raises:
-        UserError: the target has no decoder, or not so many layers.
+        UserError: the target has no decoder or not so many layers, or ranks share it.
     """
+    require_whole(target)
     depth = target.config.num_decoder_layers
     if not target.can_decode:
         raise UserError("the target is an encoder alone; a draft needs a target that decodes")
@@ -75,6 +80,15 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
     draft.decoder.load_weights([(n, weight.astype(typed[n])) for n, weight in weights.items()])
     mx.eval(draft.parameters())
     return draft
+
+
+def require_whole(target: Any) -> None:
+    """Raises `UserError` if this process has a part of the target only."""
+    if target.ranks.size > 1:
+        raise UserError(
+            f"this rank has a part of the target only, of {target.ranks.size}; make drafts with a "
+            "target that is loaded without a group"
+        )
 
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
@@ -136,7 +150,7 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
     Args:
         folder: of the draft, for messages.
         raw: its config.json.
-        given: the target at hand, a `model.T5`; None if there is none.
+        given: the target at hand, a `model.T5` or a `machines.Leader`; None if there is none.
 
     Raises:
         UserError: the draft needs a target, or is for another one than this.
@@ -156,17 +170,17 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             f"{folder} {made_for}, and the target is another model; give it with its own target, "
             "or make a draft for this one"
         )
-    if given.ranks.size > 1:
-        raise UserError(
-            f"{folder} uses its target's encoder and head, of which each rank has a part only; "
-            "take another draft, or one machine"
-        )
     return given
 
 
 def whole(draft: Any) -> Any:
-    """A draft like one that shares, with copies of what that uses of its target, in float32."""
+    """A draft like one that shares, with copies of what that uses of its target, in float32.
+
+    Raises:
+        UserError: ranks share the target.
+    """
     target = draft.shares_with
+    require_whole(target)
     names = [name for name in SHARED if getattr(target, name, None) is not None]
     own = type(draft)(draft.config, separate_head="lm_head" in names)
     weights = plain_weights(draft.decoder, "decoder.")

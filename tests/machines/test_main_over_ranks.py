@@ -4,12 +4,17 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 
 import httpx
 import pytest
 
 from launching import finish, free_ports, launch, needs_ring
+from mlx_t5.checkpoints.shared_draft import save_draft
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.network.sharing import shared_draft
+from model import load
 
 pytestmark = [
     needs_ring,
@@ -18,6 +23,14 @@ pytestmark = [
 SECONDS = 60  # for what takes a moment; more is a hang
 PROMPT = "fix grammar: She have two cat."
 LONG = ["--max-tokens", "100000", "--min-tokens", "100000", "--batch-size", "1"]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    """The folder of a draft that uses the bundled target's encoder."""
+    target, _ = load(BUNDLED / "target")
+    place = tmp_path_factory.mktemp("drafts") / "draft"
+    return str(save_draft(shared_draft(target, 2), BUNDLED / "target", place))
 
 
 def said(err: str) -> list[str]:
@@ -44,7 +57,10 @@ def begun(*argv: str) -> subprocess.Popen:
     """Two ranks that have begun to write a text which takes for ever."""
     started = launch(2, "main.py", "--dtype", "float32", "--prompt", PROMPT, *LONG, *argv)
     assert started.stdout
-    assert started.stdout.read(4)
+    hanging = threading.Timer(SECONDS, os.killpg, (started.pid, signal.SIGKILL))
+    hanging.start()
+    assert started.stdout.read(4), "they hang"
+    hanging.cancel()
     return started
 
 
@@ -56,25 +72,29 @@ def ended(started: subprocess.Popen) -> bool:
     return not ranks_of(started)
 
 
-def test_a_rank_that_is_killed_ends_all():
-    started = begun()
+def test_a_rank_that_is_killed_ends_all(draft):
+    started = begun("--draft-model", f"{draft}+lookup", "--num-draft", "auto")
     os.kill(ranks_of(started)[1], signal.SIGKILL)
     _, err = finish(started, SECONDS)
     assert said(err)[-1] == "error: rank 1 was lost; start again"
     assert ended(started)
 
 
-def test_a_server_answers_over_ranks_and_ends_with_rank_0():
+def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
     port = free_ports(1)
-    started = launch(2, "server.py", "--port", str(port), "--dtype", "float32")
+    options = ["--port", str(port), "--dtype", "float32", "--draft-model", draft]
+    started = launch(2, "server.py", "--model", str(BUNDLED / "target"), *options)
     assert started.stderr
     while line := started.stderr.readline():
         if line.startswith("serving"):
             break
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
-        body = {"model": "demo", "prompt": [PROMPT, PROMPT], "num_beams": 2}
-        found = client.post("/v1/completions", json=body).json()["choices"]
-        assert [choice["text"] for choice in found] == ["She has two cats."] * 2
+        for beams in (1, 2):
+            body = {"model": "demo", "prompt": [PROMPT, PROMPT], "num_beams": beams}
+            found = client.post("/v1/completions", json=body).json()["choices"]
+            assert [choice["text"] for choice in found] == ["She has two cats."] * 2
+        metrics = client.get("/metrics").text
+        assert float(re.search(r"(?m)^t5_accepted_tokens_total (\S+)", metrics)[1]) >= 4
         body = {"prompt": PROMPT, "targets": ["She has two cats.", "She have two cat."]}
         good, bad = client.post("/v1/score", json=body).json()["data"]
         assert good["logprob"] > bad["logprob"]

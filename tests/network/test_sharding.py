@@ -1,16 +1,27 @@
 """What each rank reads: its part of every weight and no more, in every format."""
 
 import pytest
+import torch
 
 import adapters
 import checkpoints
 import shared_models
+from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
+from mlx_t5.cli.models import Pair, load_pair
 from mlx_t5.errors import UserError
+from mlx_t5.machines.leader import Leader
+from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.memory import SLACK, stored_bytes, warning
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import require_divisible
+from mlx_t5.network.sharing import shared_draft
+from mlx_t5.network.sharing import whole as make_whole
+from mlx_t5.network.weights import HEAD
+from mlx_t5.sizes import readable
 from model import load
 
 
@@ -60,8 +71,12 @@ def test_parts_of_an_mlx_folder_make_the_whole(root, name):
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 def test_parts_of_a_hugging_face_folder_make_the_whole(tmp_path, format):
     state = checkpoints.random_state(checkpoints.TINY)
+    state[HEAD] = torch.rand(40, 64)
     folder = checkpoints.save(state, tmp_path / format, format, config=checkpoints.TINY)
     assert_whole(parts(folder, size=4), folder)
+    part, whole = load(folder, "float32", group=Group(3, 4))[0], load(folder, "float32")[0]
+    assert part.lm_head.weight.shape == (10, 64)
+    assert mx.array_equal(part.whole_head().weight, whole.lm_head.weight)
 
 
 def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
@@ -75,6 +90,88 @@ def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
     for name in ("gated", "quantised"):
         found = parts(root / name, adapter=tmp_path)
         assert_whole(found, root / name, adapter=tmp_path)
+
+
+IDS, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
+
+
+@pytest.mark.parametrize("name", ["gated", "tied", "quantised", "tied-quantised"])
+def test_a_draft_that_uses_a_part_of_a_target_has_a_wholes_bits_and_asks_no_other_rank(root, name):
+    whole = load(root / name, "float32")[0]
+    states = whole.encode(IDS)
+    expected = load(root / f"{name}-draft", shared_with=whole)[0]
+    for rank in (0, 1):
+        part = load(root / name, "float32", group=Group(rank, 2))[0]
+        # With this group a collective would fail, as in the encoder of a part.
+        for target in (part, Leader(part, None)):
+            draft = load(root / f"{name}-draft", shared_with=target)[0]
+            logits = [
+                model.decode(WRITTEN, model.cache(states, capacity=3), [0])
+                for model in (draft, expected)
+            ]
+            assert mx.array_equal(*logits)
+            assert draft.shared is part.shared
+
+
+def test_a_draft_asks_its_target_to_encode(root):
+    told = []
+    leader = Leader(load(root / "tied", "float32", group=Group(0, 2))[0], told.append)
+    draft, _ = load(root / "tied-draft", shared_with=leader)
+    with pytest.raises(TypeError):  # there is no other rank
+        draft.encode(IDS)
+    assert told == [["encode", (1, 4), False]]
+
+
+def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root, tmp_path):
+    part = load(root / "gated", "float32", group=Group(0, 2))[0]
+    draft = root / "gated-draft"
+    for folder, how, match in (
+        (root / "tied-draft", {"shared_with": part}, "and the target is another model"),
+        (draft, {"group": Group(0, 2)}, "is a draft for gated and works with that alone"),
+        (draft, {"shared_with": part, "group": Group(0, 2)}, "load it without a group"),
+    ):
+        with pytest.raises(UserError, match=match):
+            load(folder, **how)
+    loaded, _ = load(draft, shared_with=part)
+    for make in (
+        lambda: shared_draft(part, 1),
+        lambda: make_whole(loaded),
+        lambda: save_draft(loaded, root / "gated", tmp_path / "made", standalone=True),
+    ):
+        with pytest.raises(UserError, match="a part of the target only, of 2; make drafts with"):
+            make()
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
+def test_memory_of_a_whole_head_counts(root, name, monkeypatch):
+    part = load(root / name, "float32", group=Group(0, 2))[0]
+    metal = FakeMetal(monkeypatch, recommended=10**12)
+    head = part.whole_head()
+    held = sum(array.nbytes for array in head.parameters().values()) if head else 0
+    assert metal.limits[:1] == ([held + SLACK] if head else [])
+    monkeypatch.setattr(memory, "limit", lambda: 0)
+    folders = [root / name, root / f"{name}-draft"]
+    target, draft = (stored_bytes(folder, "float32") for folder in folders)
+    needed = target // 2 + draft + held
+    assert f"take {readable(needed)}, " in warning(folders, "float32", 2, whole_head=True)
+    assert f"take {readable(needed - held)}, " in warning(folders, "float32", 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "draft", "whole"),
+    [(1, "gated-draft", False), (2, "gated-draft", True), (2, "draft", False)],
+)
+def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
+    root, monkeypatch, size, draft, whole
+):
+    asked = []
+    monkeypatch.setattr(memory, "warning", lambda *given: asked.append(given))
+    folders = [root / "gated", root / draft]
+    shared = (Group(0, size), lambda model: Leader(model, None)) if size > 1 else None
+    target, drafter, *_ = load_pair(Pair(*folders, False, ""), "float32", load, shared)
+    assert asked == [(folders, "float32", size, whole)]
+    assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
 
 
 @pytest.mark.parametrize("size", [2, 4])

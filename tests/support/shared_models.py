@@ -14,10 +14,13 @@ from typing import Any
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
-from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.checkpoints.shared_draft import save_draft
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.machines.leader import Follower, Leader
 from mlx_t5.machines.team import join
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.sharing import shared_draft
 from model import T5, load
 from random_models import randomise
 
@@ -32,16 +35,26 @@ GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 MODELS: dict[str, tuple[dict, bool, str]] = {
     "gated": ({**GATED, "model_type": "umt5"}, True, "float32"),
     "tied": ({"feed_forward_proj": "relu"}, False, "float32"),
-    "quantised": (GATED, True, "4 bit"),
+    "quantised": (GATED, True, "4 bit"),  # the embedding and the head as well
+    "tied-quantised": ({"feed_forward_proj": "relu"}, False, "4 bit"),
     "half": ({"feed_forward_proj": "relu"}, False, "float16"),
 }
 PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47, 1]]
 
 
 def make(root: Path) -> None:
-    """Writes the folder of every model, and of a draft that agrees with the first now and then."""
+    """Writes the folder of every model, and of drafts that agree with theirs now and then.
+
+    One is for the first model; each model has one that uses its encoder.
+    """
     for name, (config, head, kind) in MODELS.items():
         write(root / name, {**SHAPE, **config}, head, kind == "4 bit")
+        target, _ = load(root / name, dtype_of(name))
+        draft, own = shared_draft(target, 1), root / f"{name}-draft"
+        moved = [(n, w + 0.5 * w.std() * mx.random.normal(w.shape, key=mx.random.key(i)))
+                 for i, (n, w) in enumerate(tree_flatten(draft.parameters()))]  # fmt: skip
+        draft.load_weights(moved)
+        save_draft(draft, root / name, own, dtype=dtype_of(name))
     write(root / "draft", {**SHAPE, **MODELS["gated"][0]}, True, False, noise=0.05)
 
 
@@ -49,7 +62,7 @@ def write(folder: Path, config: dict, head: bool, quantised: bool, noise: float 
     model = T5(T5Config.from_dict(config), head)
     randomise(model, mx.random.split(mx.random.key(3), 400), noise)
     if quantised:
-        nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
+        nn.quantize(model, group_size=32, bits=4, class_predicate=quantised_layer)
         config = {**config, "quantization": {"group_size": 32, "bits": 4}}
     folder.mkdir()
     arrays = dict(tree_flatten(model.parameters()))
@@ -57,7 +70,11 @@ def write(folder: Path, config: dict, head: bool, quantised: bool, noise: float 
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def results(name: str, model: Any, draft: T5) -> dict[str, Any]:
+def quantised_layer(path: str, module: nn.Module) -> bool:
+    return quantize_predicate(path) or path in ("shared", "lm_head")
+
+
+def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
     """What decoders with this target write; of the first model in every way."""
     short = {"max_tokens": 5}  # ranks that share cores wait long for each other
     made: dict[str, Any] = {}
@@ -66,24 +83,35 @@ def results(name: str, model: Any, draft: T5) -> dict[str, Any]:
         made["logits"] = model(ids, mx.array([[0, 4, 7]])).tolist()
     decoder = SpeculativeDecoder(model, draft, num_draft=3)
     made["greedy"] = tokens(decoder.generate(PROMPTS, **short))
+    own, _ = load(root / f"{name}-draft", shared_with=model)
+    sharing = SpeculativeDecoder(model, own, num_draft=3)
+    made["shared encoder"] = counted(sharing.generate(PROMPTS, **short))
     if name != "gated":
         return made
     made["sampled"] = tokens(decoder.generate(PROMPTS, temp=0.8, top_k=20, seed=4, **short))
-    made["auto"] = tokens(decoder.generate(PROMPTS, num_draft="auto", **short))
+    some = sharing.generate(PROMPTS, temp=0.8, seed=4, batch_size=2, **short)
+    made["shared encoder, sampled"] = counted(some)
+    made["auto"] = tokens(sharing.generate(PROMPTS, num_draft="auto", **short))
     copying = SpeculativeDecoder(model, SourceCopy(), num_draft=4)
     made["lookup"] = tokens(copying.generate(PROMPTS, **short))
     beams = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
     made["beams"], made["beam_scores"] = tokens(beams), [each.score for each in beams]
     scores = decoder.score(PROMPTS[:2], [[5, 6, 1], [8, 1]])
     made["scores"] = [each.token_logprobs for each in scores]
-    exact = SpeculativeDecoder(model, draft, num_draft=3, exact=True)
-    made["exact"] = tokens(exact.generate(PROMPTS, batch_size=3, **short))
+    both = CopyOrDraft(SourceCopy(), DraftModel(own, model))
+    exact = SpeculativeDecoder(model, both, num_draft=3, exact=True)
+    made["exact"] = counted(exact.generate(PROMPTS, batch_size=3, **short))
     made["vectors"] = decoder.embed(PROMPTS).tolist()
     return made
 
 
 def tokens(found: Any) -> list[list[int]]:
     return [each.tokens for each in found]
+
+
+def counted(found: Any) -> list[tuple[list[int], int, int]]:
+    """The tokens of each, how many were proposed, and how many of those accepted."""
+    return [(each.tokens, each.stats.drafted, each.stats.accepted) for each in found]
 
 
 def collectives(model: T5) -> list[int]:
@@ -106,14 +134,19 @@ def main(root: Path, names: list[str]) -> None:
     models, report = {}, {}
     for name in names:
         models[name], _ = load(root / name, dtype_of(name), group=team.group)
-        report[name] = results(name, models[name], draft)
+        report[name] = results(root, name, models[name], draft)
     report["collectives"] = {name: collectives(model) for name, model in models.items()}
     (root / f"every-{team.rank}-of-{team.size}.json").write_text(json.dumps(report))
     if team.size > 2:
         return
     if team.rank:
-        team.follow(lambda: Follower(models["gated"]).do)
-    led = {"gated": results("gated", Leader(models["gated"], team.tell), draft)}
+        followers = {name: Follower(model) for name, model in models.items()}
+        team.follow(lambda: lambda name, *message: followers[name].do(*message))
+    led = {}
+    for name, model in models.items():
+        if name != "half":  # which writes other tokens now and then
+            tell = lambda message, name=name: team.tell([name, *message])  # noqa: E731
+            led[name] = results(root, name, Leader(model, tell), draft)
     (root / "led.json").write_text(json.dumps(led))
 
 
