@@ -17,6 +17,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,11 @@ def _main(argv: list[str]) -> int:
         Distillation(args).run()
     except KeyboardInterrupt:
         again = shlex.join(["python", "distill.py", *argv, *["--resume"][args.resume :]])
-        done, started = Path(args.output).exists(), work_folder(args.output).exists()
-        hint = f"the draft is in {args.output}" if done else f"go on with: {again}"
+        done = Path(args.output).expanduser().exists()
+        started = work_folder(args.output).exists()
+        hint = f"go on with: {again}"
+        if done:
+            hint = f"the draft is in {args.output}; for its verdict remove it and {hint}"
         _tell(f"interrupted; {hint if done or started else 'nothing was written'}")
         return INTERRUPTED
     return 0
@@ -59,7 +63,7 @@ def _main(argv: list[str]) -> int:
 
 def work_folder(output: str) -> Path:
     """Where a run keeps what another can go on with: beside its output."""
-    path = Path(output)
+    path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")
 
 
@@ -87,10 +91,12 @@ class Distillation:
         self.target, self.tokenizer = load(self.target_folder)
         if self.tokenizer is None:
             raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
+        if not self.target.can_decode:
+            raise UserError(f"{args.model} is an encoder alone; a draft needs one that decodes")
         vocab_size = self.target.config.vocab_size
-        examples = read_examples(lines, self.tokenizer, vocab_size, _tell)
+        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, _tell)
         self.train, self.held_out = split(examples, args.seed)
-        self.draft = self._first_draft()
+        self.draft, self.evaluated = self._first_draft(), False
 
     def run(self) -> None:
         """Answers, trains, writes the draft and prints the verdict.
@@ -100,14 +106,13 @@ class Distillation:
                 memory or space; what has been done so far stays.
         """
         answers, training = self._settings()
-        if self.folder.open(answers, training, self.args.resume):
-            _tell("other options than before: the answers are used again, the training begins anew")
-        self._tell_memory()
-        labelled = self._answered()
-        self._train(labelled)
-        path = self._save()
-        print(self._judged(path))
-        left = readable(self.folder.finish())
+        with self.folder.claimed():
+            if self.folder.open(answers, training, self.args.resume):
+                _tell("other options: the answers are used again, the training begins anew")
+            self._tell_memory()
+            self._train(self._answered())
+            print(self._judged(self._save()))
+            left = readable(self.folder.finish())
         _tell(
             f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({left})"
         )
@@ -158,7 +163,8 @@ class Distillation:
         from mlx_t5.training.memory import estimate
 
         longest = max(len(example.source) for example in self.train)
-        size = estimate(self.draft, longest, self.args.max_tokens, self.args.batch_size)
+        rows = min(self.args.batch_size, len(self.train))
+        size = estimate(self.draft, longest, self.args.max_tokens, rows)
         target = sum(array.nbytes for _, array in tree_flatten(self.target.parameters()))
         total = target + size.draft + size.step
         parts = f"target {readable(target)}, draft and optimiser {readable(size.draft)}"
@@ -167,7 +173,8 @@ class Distillation:
             f"{readable(size.step)})"
         )
         if total > limit():
-            _tell("warning: that is more than there is; take fewer --decoder-layers")
+            cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
+            _tell(f"warning: that is more than there is; take {cure}")
 
     def _answered(self) -> list[LabelledExample]:
         """The target's answers to the prompts, those of an earlier run among them."""
@@ -188,7 +195,8 @@ class Distillation:
                 yield None if result.error else (*result.tokens, *ended)
 
         answers = Answers(self.folder.answers, self.train)
-        keep = self.draft.shares_with is not None and self._room_for_states()
+        shares = self.draft.shares_with is not None
+        keep = shares and answers.done < len(self.train) and self._room_for_states()
         with tqdm(
             total=len(self.train),
             initial=answers.done,
@@ -200,7 +208,22 @@ class Distillation:
         labelled = answers.labelled()
         if not labelled:
             raise UserError("the target answered none of the prompts; try one with main.py")
+        self._tell_answers(labelled)
         return labelled
+
+    def _tell_answers(self, labelled: Sequence[LabelledExample]) -> None:
+        """Says which answers failed or have no end."""
+        failed, end = len(self.train) - len(labelled), self.target.config.eos_token_id
+        if failed:
+            _tell(f"{failed} prompts had no answer and are left out; try some with main.py")
+        endless = [example.answer for example in labelled if example.answer[-1] != end]
+        if endless:
+            share = sum(map(len, endless)) / sum(len(example.answer) for example in labelled)
+            _tell(
+                f"{len(endless)} of {len(labelled)} answers had no end within --max-tokens "
+                f"{self.args.max_tokens} ({share:.0%} of all tokens); where that is much, look "
+                "whether the prompts have their task prefix"
+            )
 
     def _room_for_states(self) -> bool:
         """Whether the encoder's output of all prompts takes less than half of the free disk."""
@@ -244,9 +267,17 @@ class Distillation:
     def _evaluate(self) -> Score:
         """How the draft fares now on the held-out prompts, in the engine."""
         from mlx_t5.training.trainer import Score
-        from mlx_t5.training.verdict import Counts
+        from mlx_t5.training.verdict import Counts, typical
 
-        counts = Counts.of(list(self._decoded(self.draft, self.held_out, JUDGED_AT_ONCE)))
+        results = list(self._decoded(self.draft, self.held_out, JUDGED_AT_ONCE))
+        good = [not result.error for result in results]
+        if not any(good):
+            raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
+        if not all(good):
+            _tell(f"{good.count(False)} held-out prompts could not be decoded and are left out")
+            self.held_out = list(compress(self.held_out, good))
+        self.evaluated = True
+        counts = Counts.of(typical(list(compress(results, good))))
         return Score(counts.acceptance or 0.0, counts.tokens_per_call)
 
     def _save(self) -> Path:
@@ -260,6 +291,7 @@ class Distillation:
         """The verdict: the new draft, as it was written, beside all other ways of proposing."""
         from mlx_t5.drafting.adaptive import usual_num_draft
         from mlx_t5.drafting.costs import measure
+        from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, judge, report
         from model import load
@@ -267,7 +299,12 @@ class Distillation:
         self.draft = load(path, shared_with=self.target)[0]
         ways: dict[str, Any] = {self.args.output: self.draft}
         if self.before is not None:
-            ways[str(self.before)] = load(self.before, shared_with=self.target)[0]
+            try:
+                before = load(self.before, shared_with=self.target)[0]
+                DraftModel(before, self.target)  # refuses what does not go together
+                ways[str(self.before)] = before
+            except UserError as error:
+                _tell(f"{self.before} is not compared: {error}")
         costs = {name: measure(self.target, draft) for name, draft in ways.items()}
         costs[LOOKUP] = measure(self.target, None)
         ways[LOOKUP] = SourceCopy(self.tokenizer)
@@ -278,6 +315,8 @@ class Distillation:
             )
 
         _tell("measuring …")
+        if not self.evaluated:  # which leaves out what cannot be decoded
+            self._evaluate()
         found, turns = judge(decoding, costs, usual_num_draft(), len(self.held_out))
         return report(found, costs[self.args.output], self.args.output, turns)
 
@@ -291,10 +330,7 @@ class Distillation:
         decoder = SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft or None)
         sources, seeds = [e.source for e in examples], [args.seed] * len(examples)
         settings = {"temp": args.temp, "max_tokens": args.max_tokens}
-        for result in decoder.results(sources, seeds, batch_size, **settings):
-            if result.error:
-                raise UserError(f"a prompt could not be decoded: {result.error}")
-            yield result
+        yield from decoder.results(sources, seeds, batch_size, **settings)
 
 
 def _files(folder: Path) -> list[Any]:

@@ -127,6 +127,7 @@ class T5(nn.Module):
                 join(*(layer.cross_attention[part] for part in "kv"))
             if "wi_0" in layer.feed_forward:
                 join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
+            mx.clear_cache()  # of the parts, in whose place the next layer's can be joined
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
@@ -322,7 +323,7 @@ def load(
                 model = _load_mlx(folder, config, entry, part, dtype, adapter, target)
             else:
                 model = _load_hugging_face(config, part, dtype, adapter)
-        model.join()
+            model.join()
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     return model, load_tokenizer(folder)
 

@@ -60,13 +60,17 @@ class Process:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.kill()
+        self.end()
         self._process.wait()
         self._answers.close()
         with contextlib.suppress(OSError):  # a line that was never read
             self._requests.close()
         if self._log:
             self._log.close()
+
+    def end(self) -> None:
+        """Ends the process; a call that waits for it fails."""
+        self._process.kill()
 
     def call(self, method: str, **keywords: Any) -> Any:
         """What a method of the object returns, as JSON has it.

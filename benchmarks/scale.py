@@ -5,42 +5,29 @@ do not suffice for that, the table says so. With data parallel every rank holds 
 some of the prompts (main.py --parallel data). With tensor parallel every rank holds a part of the
 target and all compute each pass together; what they exchange is timed by itself as well, and the
 time of a step that follows from it is set beside the measured one. --latency and --bandwidth say
-what other links would give.
+what other links would give. Whole texts are decoded with the draft on rank 0 and on every rank.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import itertools
-import json
-import os
-import socket
 import statistics
-import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, options, printing, scale_rank, workload
+from benchmarks import machine, options, printing, scale_drafts, scale_rank, workload
 from benchmarks.peer_process import Process
-from benchmarks.scaling import Link, fitted, step_seconds
+from benchmarks.scale_processes import SHARE, free_port, group, ranks_a_core, ratio, together
+from benchmarks.scale_tensor import memory_table, step_tables
+from benchmarks.scaling import Link
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
-from mlx_t5.timing import Ratio, order
+from mlx_t5.timing import order
 
-DATA, TENSOR = "data", "tensor"
-WIDTHS = (1, 5)  # positions of a step: without proposals, and with 4
-SIZES = (4_096, 65_536, 1_048_576)  # bytes of the collectives by which the link is measured
-STEPS, GATHERS = 12, 20  # in a turn; the first is not counted
-
-SHARE: printing.Columns = {
-    "ranks": lambda row: str(row["ranks"]),
-    "ranks a core": lambda row: f"{row['ranks_a_core']:g}",
-}
+TABLES = DATA, MEMORY, STEPS, TEXTS = "data", "memory", "steps", "texts"
 DATA_COLUMNS: printing.Columns = {
     **SHARE,
     **printing.SPEED,
@@ -49,24 +36,6 @@ DATA_COLUMNS: printing.Columns = {
     "prompts by rank": lambda row: " ".join(map(str, row["by_rank"])),
     **printing.TEXTS,
 }
-TENSOR_COLUMNS: printing.Columns = {
-    **SHARE,
-    "positions": lambda row: str(row["width"]),
-    "ms a step": lambda row: f"{1e3 * row['seconds']:.2f}",
-    "speed-up (range)": lambda row: str(row["speed_up"]),
-    "own work, ms": lambda row: f"{1e3 * row['work']:.2f}",
-    "collectives": lambda row: str(row["collectives"]),
-    "their share": lambda row: printing.percent(row["share"]),
-    "predicted ms": lambda row: f"{1e3 * row['predicted']:.2f}",
-    "of predicted": lambda row: f"{row['seconds'] / row['predicted']:.2f}",
-}
-OTHERS: printing.Columns = {
-    "ranks": lambda row: str(row["ranks"]),
-    "positions": lambda row: str(row["width"]),
-    "link": lambda row: row["link"],
-    "predicted ms": lambda row: f"{1e3 * row['predicted']:.2f}",
-}
-NO_LINK = Link(0, 1)  # of one rank, which exchanges nothing
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +43,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_models(parser)
     options.add_prompts(parser, count=64, task="mixed")
     options.add_num_draft(parser, [5])
+    what = (
+        "what to measure: data parallel, or of tensor parallel a rank's memory, a step, whole texts"
+    )
+    parser.add_argument("--tables", choices=TABLES, nargs="+", default=list(TABLES), help=what)
     what = "ranks, each a process"
     add_number(parser, "--ranks", type=at_least(1), default=[1, 2, 4], help=what)
     what = "cores of each rank, where the system can bind them"
@@ -96,12 +69,21 @@ def run(args: argparse.Namespace, command: str) -> int:
     pairs = zip(args.latency, args.bandwidth, strict=True)
     links = [Link(1e-6 * latency, 1e9 * bandwidth) for latency, bandwidth in pairs]
     print(printing.header(facts, command, **options.header_fields(args)))
+    found: dict[str, Any] = {DATA: data_table(args, prompts)} if DATA in args.tables else {}
+    if {MEMORY, STEPS, TEXTS} & {*args.tables}:
+        found |= tensor_tables(args, prompts, links)
+    printing.write_record(args.json, {"facts": facts, **found})
+    # Of one rank and of several the last digits differ, so ties may break differently.
+    apart = any(row["apart"] for row in found.get(TEXTS, []))
+    return int(apart or any(row["different"] for row in found.get(DATA, [])))
+
+
+def data_table(args: argparse.Namespace, prompts: Sequence[str]) -> list[dict]:
+    """The file over 1, 2, … ranks; prints the table and returns its figures."""
+    rows = data_rows(args, prompts)
     print(f"\nData parallel: {len(prompts)} prompts, {args.batch_size} at a time on each rank\n")
-    data = data_rows(args, prompts)
-    print(printing.markdown(DATA_COLUMNS, data))
-    tensor = tensor_tables(args, links)
-    printing.write_record(args.json, {"facts": facts, DATA: data, **tensor})
-    return int(any(row["different"] for row in data))
+    print(printing.markdown(DATA_COLUMNS, rows))
+    return rows
 
 
 def data_rows(args: argparse.Namespace, prompts: Sequence[str]) -> list[dict]:
@@ -147,128 +129,19 @@ def data_row(ranks: int, runs: list[dict], base: list[dict], cores: int) -> dict
     }
 
 
-def tensor_tables(args: argparse.Namespace, links: Sequence[Link]) -> dict[str, Any]:
-    """One step of the target over 1, 2, … ranks; prints the tables and returns their figures."""
-    sets = sorted({1, *args.ranks})
-    with contextlib.ExitStack() as stack:
-        started = {ranks: stack.enter_context(group(ranks, args)) for ranks in sets}
-        sizes = {ranks: together(each, "sizes")[0] for ranks, each in started.items()}
-        steps, work, gathers = (collections.defaultdict[tuple, list[float]](list) for _ in range(3))
-        for repeat, width in itertools.product(range(args.repeats), WIDTHS):
-            for ranks in map(int, order([str(n) for n in sets], repeat, width)):
-                measure = partial(typical, started[ranks])
-                pair = {"width": width, "count": STEPS}
-                steps[ranks, width].append(measure("steps", **pair))
-                work[ranks, width].append(measure("steps", **pair, alone=True))
-                for size in SIZES if ranks > 1 and width == WIDTHS[0] else ():
-                    gathers[ranks, size].append(measure("gathers", size=size, count=GATHERS))
-    measured = {
-        ranks: fitted({s: statistics.median(gathers[ranks, s]) for s in SIZES}, ranks)
-        for ranks in sets
-        if ranks > 1
-    }
-    rows = [
-        tensor_row(steps[1, width], steps[n, width], work[n, width] if n > 1 else steps[1, width])
-        | {"ranks": n, "ranks_a_core": ranks_a_core(n, args.cores), "width": width}
-        | {"collectives": sizes[n]["collectives"], "bytes": exchanged(sizes[n], width)}
-        for n in sets
-        for width in WIDTHS
-    ]
-    for row in rows:
-        row["predicted"] = predicted(row, measured.get(row["ranks"], NO_LINK))
-    print("\nTensor parallel: a step of the target alone\n")
-    print(printing.markdown(TENSOR_COLUMNS, rows))
-    for ranks, link in measured.items():
-        print(f"\nloopback, {ranks} ranks: {told(link)}")
-    others = [
-        {"ranks": row["ranks"], "width": row["width"], "link": told(link)}
-        | {"predicted": predicted(row, link)}
-        for row in rows
-        for link in links
-        if row["ranks"] > 1
-    ]
-    if others:
-        print(
-            f"\nOther links, from the same work of each rank\n\n{printing.markdown(OTHERS, others)}"
-        )
-    return {TENSOR: rows, "links": measured, "others": others}
-
-
-def typical(processes: Sequence[Process], method: str, **keywords: Any) -> float:
-    """The median of rank 0's seconds but the first, which may wait for others to begin."""
-    return statistics.median(together(processes, method, **keywords)[0][1:])
-
-
-def tensor_row(
-    alone: Sequence[float], own: Sequence[float], work: Sequence[float]
+def tensor_tables(
+    args: argparse.Namespace, prompts: Sequence[str], links: Sequence[Link]
 ) -> dict[str, Any]:
-    """The figures of a step: of one rank, of these ranks, and of these without collectives."""
-    seconds, part = statistics.median(own), statistics.median(work)
-    return {
-        "seconds": seconds,
-        "work": part,
-        "share": max(0.0, 1 - part / seconds),
-        "speed_up": ratio(alone, own),
-    }
-
-
-def predicted(row: dict[str, Any], link: Link) -> float:
-    """Seconds of a step, from a rank's own work and what the ranks exchange."""
-    return step_seconds(row["work"], row["ranks"], row["bytes"], link)
-
-
-def exchanged(sizes: dict[str, int], width: int) -> list[int]:
-    """Bytes of a rank in each collective of a step: states, and in the last one logits."""
-    states = [width * sizes["state"]] * (sizes["collectives"] - 1)
-    return [*states, width * sizes["logits"]] if sizes["collectives"] else []
-
-
-def ratio(base: Sequence[float], own: Sequence[float]) -> Ratio:
-    """How many times as fast, by medians and by the single repeats."""
-    single = [theirs / ours for theirs, ours in zip(base, own, strict=True)]
-    return Ratio(statistics.median(base) / statistics.median(own), min(single), max(single))
-
-
-def ranks_a_core(ranks: int, cores: int) -> float:
-    """How many ranks share a core; 1 if each has `cores` of its own."""
-    return max(1.0, ranks * cores / (os.cpu_count() or 1))
-
-
-def told(link: Link) -> str:
-    """A link in words."""
-    return f"{1e6 * link.latency:.0f} µs a hop, {link.bandwidth / 1e9:.2f} GB/s"
-
-
-@contextlib.contextmanager
-def group(ranks: int, args: argparse.Namespace) -> Iterator[list[Process]]:
-    """Ranks that share the target, connected in a ring on this machine."""
+    """The target over 1, 2, … ranks; prints the tables and returns their figures."""
     what = f"{scale_rank.__name__}:TensorRank"
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        hosts = Path(folder, "hosts.json")
-        hosts.write_text(json.dumps([[f"127.0.0.1:{free_port()}"] for _ in range(ranks)]))
-        several = {"MLX_HOSTFILE": str(hosts)} if ranks > 1 else {"MLX_HOSTFILE": ""}
-        yield [
-            stack.enter_context(
-                Process(
-                    what,
-                    {"MLX_RANK": str(rank), **several},
-                    rank=rank,
-                    cores=args.cores,
-                    model=args.model,
-                    dtype=args.dtype,
-                )
-            )
-            for rank in range(ranks)
-        ]
-
-
-def together(processes: Sequence[Process], method: str, **keywords: Any) -> list[Any]:
-    """Calls a method of all processes at the same time."""
-    with ThreadPoolExecutor(len(processes)) as pool:
-        return list(pool.map(lambda each: each.call(method, **keywords), processes))
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    start = partial(group, what, cores=args.cores, model=args.model, dtype=args.dtype)
+    with contextlib.ExitStack() as stack:
+        started = {n: stack.enter_context(start(n)) for n in sorted({1, *args.ranks})}
+        found: dict[str, Any] = {}
+        if MEMORY in args.tables:
+            found[MEMORY] = memory_table(started)
+        if STEPS in args.tables:
+            found |= step_tables(args, started, links)
+        if TEXTS in args.tables:
+            found[TEXTS] = scale_drafts.table(args, prompts, started)
+        return found

@@ -9,6 +9,8 @@ import os
 import time
 from typing import Any
 
+END = ["end"]  # rank 0's message that a text is done
+
 
 def choose_cores(rank: int, cores: int) -> None:
     """Keeps this process on as many cores as a rank is to have, where the system can."""
@@ -85,22 +87,44 @@ class DataRank:
 
 
 class TensorRank:
-    """A rank that has a part of the target, and makes the same calls as the others."""
+    """A rank that has a part of the target."""
 
     def __init__(self, rank: int, cores: int, model: str, dtype: str | None) -> None:
-        """Loads its part; MLX_RANK and MLX_HOSTFILE say who else there is."""
+        """Loads its part and makes a step; MLX_RANK and MLX_HOSTFILE say who else there is."""
         choose_cores(rank, cores)
+        from benchmarks import machine
         from benchmarks.costs import CostMeter
         from convert import convert
-        from mlx_t5.backend import mx
+        from mlx_t5.backend import cpu_only, mx
         from mlx_t5.cli.models import locate
+        from mlx_t5.machines.team import Team
+        from mlx_t5.text.tokenizer import load_tokenizer
         from model import load
 
-        several = bool(os.environ.get("MLX_HOSTFILE"))
-        self._mx = mx
-        self._group = mx.distributed.init(strict=True, backend="ring") if several else None
-        self._model, _ = load(locate(model, convert), dtype, group=self._group)
+        folder = locate(model, convert)
+        load_tokenizer(folder)  # what it imports is no part of the model's memory
+        self._mx, self._dtype, imports = mx, dtype, machine.peak_resident()
+        self._team = Team("127.0.0.1") if os.environ.get("MLX_HOSTFILE") else None
+        self._group = self._team.group if self._team else None
+        self._model, self._tokenizer = load(folder, dtype, group=self._group)
         self._meter = CostMeter(self._model, self._model, source=32)
+        self._meter.target_seconds(self._meter.longest)
+        own = machine.peak_resident() - imports
+        self._peak = own if cpu_only() else mx.get_peak_memory()
+        self._deciders: dict[bool, Any] = {}  # by whether rank 0 leads
+
+    def memory(self) -> dict[str, Any]:
+        """What this rank has needed.
+
+        Returns:
+            Bytes of each parameter; the most bytes until the first step was made, and whether those
+            are resident ones beyond the imports (without a GPU) or what MLX has allocated.
+        """
+        from mlx_t5.backend import cpu_only, tree_flatten
+
+        arrays = tree_flatten(self._model.parameters())
+        weights = {name: array.nbytes for name, array in arrays}
+        return {"weights": weights, "peak": self._peak, "resident": cpu_only()}
 
     def sizes(self) -> dict[str, Any]:
         """What its passes read and exchange.
@@ -145,3 +169,66 @@ class TensorRank:
             mx.eval(mx.distributed.all_gather(part, group=self._group))
             seconds.append(time.perf_counter() - began)
         return seconds
+
+    def load_draft(self, name: str) -> int:
+        """Loads the whole draft, which `decode` needs; returns its bytes in memory."""
+        from benchmarks.subject import Subject
+        from convert import convert
+        from mlx_t5.cli.models import locate
+        from mlx_t5.machines.leader import Follower, Leader
+        from model import load
+
+        folder = locate(name, convert)
+        before = self._mx.get_active_memory()
+        draft, _ = load(folder, self._dtype, shared_with=self._model)
+        size = self._mx.get_active_memory() - before
+        alike = Subject(self._model, draft, self._tokenizer)
+        self._deciders = {False: alike, True: alike}
+        if self._team and self._team.rank:
+            self._deciders[True] = Follower(self._model)
+        elif self._team:
+            leader: Any = Leader(self._model, self._team.tell)
+            if draft.shares_with is not None:  # it asks its target, and so all ranks
+                draft, _ = load(folder, self._dtype, shared_with=leader)
+            self._deciders[True] = Subject(leader, draft, self._tokenizer)
+        return size
+
+    def decode(
+        self, prompt: str, leads: bool, num_draft: int | str, max_tokens: int
+    ) -> dict[str, Any] | None:
+        """Decodes a prompt by speculation.
+
+        Args:
+            prompt: a text.
+            leads: have rank 0 draft and decide for all, and tell the others; else every rank drafts
+                and decides.
+            num_draft: proposals a step.
+            max_tokens: of the text.
+
+        Returns:
+            Its tokens; seconds from the moment when all ranks were there until the text was, those
+            of its steps alone, and how many steps it took. None of a rank that was told.
+        """
+        from benchmarks.options import DRAFT
+
+        decider, team = self._deciders[leads], self._team
+        if team:
+            self.gathers(size=4, count=1)  # when that is done, all are there
+        if leads and team and team.rank:
+            while (message := team.next_message()) != END:
+                decider.do(*message)
+            return None
+        decoder = decider.speculative(DRAFT, num_draft)
+        began = time.perf_counter()
+        try:
+            result = decoder.generate(prompt, max_tokens=max_tokens)
+            seconds = time.perf_counter() - began
+        finally:
+            if leads and team:
+                team.tell(END)
+        return {
+            "seconds": seconds,
+            "decode_seconds": result.stats.decode_seconds,
+            "steps": result.stats.target_calls,
+            "tokens": result.tokens,
+        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 import distill
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
+from mlx_t5.drafting import costs
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict
 from mlx_t5.training.learner import Learner
@@ -153,6 +156,38 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
         assert not mx.array_equal(before[name], after[name]), name
 
 
+def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
+    prompts, tmp_path, monkeypatch, capsys
+):
+    decode = SpeculativeDecoder.results
+
+    def without_odd_ones(self, sources, *args, **settings):
+        for source, found in zip(sources, decode(self, sources, *args, **settings), strict=True):
+            yield replace(found, error="no memory") if len(source) % 2 else found
+
+    monkeypatch.setattr(SpeculativeDecoder, "results", without_odd_ones)
+    monkeypatch.setattr(costs, "measure", lambda *_: costs.Costs({1: 1.0, 16: 1.0}, {1: 0.1}))
+    pair = replace(models.choose_pair(None, None, None), draft=unlike(tmp_path / "other"))
+    monkeypatch.setattr(models, "choose_pair", lambda *_: pair)
+    options = ["--max-tokens", "3", "--iters", "1", "--decoder-layers", "2"]
+    assert run(prompts, tmp_path / "draft", *options) == 0
+    out, err = capsys.readouterr()
+    failed = int(re.search(r"^(\d+) prompts had no answer and are left out", err, re.M)[1])
+    found = re.search(r"^(\d+) of (\d+) answers had no end within --max-tokens 3 \(100%", err, re.M)
+    assert found[1] == found[2] == str(55 - failed)
+    assert re.search(r"^[1-5] held-out prompts could not be decoded and are left out", err, re.M)
+    assert "other is not compared: vocabularies differ" in err
+    assert "| lookup |" in out and "other" not in out
+
+
+def unlike(folder: Path) -> Path:
+    """A draft whose vocabulary is not the bundled target's."""
+    shutil.copytree(BUNDLED / "draft", folder)
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -165,6 +200,11 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
         (["--data", "{few}"], "the data has 3 different prompts that can be used; give 32"),
         (["--draft-model", "{other}"], "vocabularies differ"),
         (["--output", "{there}"], "exists; choose another --output or remove it"),
+        (["--output", "{there}", "--resume"], "exists: the draft is complete. Use it, or remove"),
+        (["--output", "lookup"], "lookup as a --draft-model is no folder; give another name"),
+        (["--draft-model", "x+lookup"], "x+lookup as a --draft-model is no folder"),
+        (["--model", "{encoder}", "--draft-model", "{other}"], "encoder is an encoder alone"),
+        (["--seed", str(2**64 - 1)], "give a whole number from 0 to 9007199254740991"),
         (["--output", "{made}2"], "has an earlier run; go on with --resume"),
         (["--output", "{made}2", "--resume", "--temp", "1"], "was made with another --temp"),
     ],
@@ -173,12 +213,14 @@ def test_refusals(made, prompts, tmp_path, capsys, options, message):
     (tmp_path / "few").write_text("one\ntwo\nthree\n")
     (tmp_path / "there").mkdir()
     if "{other}" in options:
-        other = shutil.copytree(BUNDLED / "draft", tmp_path / "other")
-        config = json.loads((other / "config.json").read_text()) | {"eos_token_id": 2}
-        (other / "config.json").write_text(json.dumps(config))
+        unlike(tmp_path / "other")
+    if "{encoder}" in options:
+        alone = shutil.copytree(BUNDLED / "target", tmp_path / "encoder")
+        arrays = {n: a for n, a in weights(alone).items() if not n.startswith("decoder.")}
+        mx.save_safetensors(str(alone / "model.safetensors"), arrays, {"format": "pt"})
     if any("{made}" in option for option in options):
         shutil.copytree(made[0].with_name("draft-work"), tmp_path / "made2-work")
-    places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made")}
+    places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made", "encoder")}
     given = [option.format(**places) if "{" in option else option for option in options]
     try:
         status = run(prompts, tmp_path / "new", *given)

@@ -1,22 +1,27 @@
 """Drafts that share their target's encoder, from the command lines: main, server, benchmark."""
 
+import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 import server
 from benchmarks import peer_ours
 from benchmarks.options import BOTH, DRAFT, REGULAR
 from benchmarks.subject import Subject
+from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.cli.models import BUNDLED, choose_pair
 from mlx_t5.network.memory import stored_bytes, warning
 from mlx_t5.network.sharing import shared_draft
+from mlx_t5.serving.presets import Presets
 from model import load
 
 PROMPTS = ["fix grammar: She have two cat.", "translate English to French: I have two cats."]
+VAGUE = "translate English to French: The president discussed economic policy."  # unlike training
 ASKED = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
 OPTIONS = ["--model", str(BUNDLED / "target"), "--dtype", "float32", "--max-tokens", "25", *ASKED]
 
@@ -56,12 +61,50 @@ def test_one_line_says_which_target_is_needed(run, draft, options, line):
     assert err.startswith(f"error: {line.replace('DRAFT', str(draft))}")
 
 
-def test_the_server_decodes_with_one(draft):
-    options = ["--draft-model", f"{draft}+lookup", "--dtype", "float32"]
-    args = server.build_parser().parse_args([*OPTIONS[:2], *options])
-    decoder = server._load(args, choose_pair(args.model, args.draft_model, None), None)
-    assert decoder.drafter.model.encoder is decoder.model.encoder
-    assert decoder.generate(PROMPTS[1]).text == "J'ai deux chats."
+def test_the_server_decodes_with_one(draft, monkeypatch):
+    """Over HTTP, in this process."""
+    args = server.build_parser().parse_args(
+        [*OPTIONS[:4], "--draft-model", f"{draft}+lookup", "--max-batch", "3"]
+    )
+    chosen = choose_pair(args.model, args.draft_model, None)
+    target, tokenizer = load(chosen.target, "float32")
+    alone = SpeculativeDecoder(target, None, tokenizer)
+    asyncio.run(ask(server._application(args, chosen, Presets(), None), alone, monkeypatch))
+
+
+async def ask(app, alone, monkeypatch):
+    """Everything that shares the batch, the memory and the answers' shape with other drafts."""
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+        async def complete(prompt, **wishes):
+            body = {"prompt": prompt, "max_tokens": 25, "temperature": 0, **wishes}
+            return await client.post("/v1/completions", json=body)
+
+        async def texts(prompt, **wishes):
+            answer = (await complete(prompt, **wishes)).json()
+            return [choice["text"] for choice in answer["choices"]], answer["usage"]
+
+        (served,) = (await client.get("/v1/models")).json()["data"]
+        assert served["id"] == "demo" and served["draft"]
+        expected = [alone.generate(prompt, max_tokens=25).text for prompt in PROMPTS]
+        found = await asyncio.gather(*(texts(prompt) for prompt in [*PROMPTS, PROMPTS]))
+        assert [each for each, _ in found] == [[expected[0]], [expected[1]], expected]
+        used = found[1][1]["completion_tokens_details"]
+        assert used["accepted_prediction_tokens"] > 3
+        lines = (await complete(PROMPTS[1], stream=True)).text.split("\n\n")
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if "choices" in line]
+        assert len(events) > 1
+        assert "".join(e["choices"][0]["text"] for e in events) == expected[1]
+        sampled = {"temperature": 1.5, "seed": 3}
+        one, _ = await texts(VAGUE, **sampled)
+        (beside, _), _ = await asyncio.gather(texts(VAGUE, **sampled), texts(PROMPTS[0]))
+        assert one == beside != [alone.generate(VAGUE, max_tokens=25).text]
+        with monkeypatch.context() as patch:
+            patch.setattr("mlx_t5.network.memory.limit", lambda: 0)
+            refused = await complete(PROMPTS[0])
+        assert refused.status_code == 400 and "no memory for a prompt" in refused.text
+        assert (await texts(PROMPTS[0]))[0] == [expected[0]]
 
 
 def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(draft, tmp_path):

@@ -23,6 +23,7 @@ from mlx_t5.ranges import RANGES, Range, written
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOKUP = "lookup"  # as --draft-model: copying from the source
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE

@@ -6,9 +6,11 @@ import argparse
 import os
 from typing import Any
 
-from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, within
+from mlx_t5.cli.arguments import LOOKUP, Parser, add_number, add_setting, at_least, within
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
+
+LARGEST_SEED = 2**53 - 1  # every prompt has its own, a larger one
 
 
 def build_parser() -> Parser:
@@ -66,7 +68,8 @@ def _add_training(parser: Parser) -> None:
     number("--save-every", at_least(1), 100, "steps after which the state is written")
     add_setting(parser, "--temp", help="temperature that the target is going to be sampled at")
     add_setting(parser, "--max-tokens", help="tokens of an answer at most")
-    number("--seed", at_least(0), 0, "of the held-out part, the order and sampled answers")
+    seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
+    number("--seed", within(seeds), 0, "of the held-out part, the order and sampled answers")
     parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
 
 
@@ -86,7 +89,15 @@ def check_options(args: argparse.Namespace) -> None:
         raise UserError("--draft-model has its encoder or not already; leave --share-encoder out")
     if args.standalone and args.draft_model is not None:
         raise UserError("--standalone is for drafts that are cut from the target")
+    for name in (args.output, args.draft_model):  # as main.py reads it
+        if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
+            raise UserError(f"{name} as a --draft-model is no folder; give another name")
     path = place(args.output)
     if os.path.lexists(path):
+        if args.resume:
+            raise UserError(
+                f"{path} exists: the draft is complete. Use it, or remove it to have it made and "
+                "measured again"
+            )
         raise UserError(f"{path} exists; choose another --output or remove it")
     check_output_folder(path, overwrite=False, ours=is_model_file)

@@ -108,8 +108,9 @@ class Lines:
         prompt = _checked(record["prompt"], where)
         if self._completions:
             completion = record.get("completion")
-            if not isinstance(completion, str | None):
-                raise UserError(f"{where} has a completion that is no text; leave it out")
+            if completion is not None and not (isinstance(completion, str) and completion.strip()):
+                kind = "empty" if isinstance(completion, str) else "no text"
+                raise UserError(f"{where} has a completion that is {kind}; leave it out")
             return prompt, None if completion is None else _checked(completion, where)
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 

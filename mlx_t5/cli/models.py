@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_t5.cli.arguments import LOOKUP
 from mlx_t5.errors import UserError, shown
 
 BUNDLED = Path(__file__).parents[2] / "demo"
 CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
-LOOKUP = "lookup"
 Convert = Callable[[str, Path], object]
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 

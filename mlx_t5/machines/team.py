@@ -138,6 +138,10 @@ class Team:
         for peer in self._peers:
             peer.send(message)
 
+    def next_message(self) -> list[Any]:
+        """Waits for what rank 0 tells this one."""
+        return self._messages.get()
+
     def follow(self, begin: Callable[[], Callable[..., None]]) -> int:
         """Does what rank 0 tells, until it ends; an error here is told to it.
 
@@ -148,7 +152,7 @@ class Team:
         try:
             do = begin()
             while True:
-                do(*self._messages.get())
+                do(*self.next_message())
         except BaseException as error:
             if not is_lost_rank(error):
                 time.sleep(MEANWHILE)

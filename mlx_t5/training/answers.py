@@ -6,29 +6,30 @@ go the `TOP_K` likeliest tokens in its place and their probabilities. A draft th
 target's encoder output gets that from here too: making it anew in every step would take longer than
 the step where the target is large.
 
-Answers lie in files of `SHARD` examples, each written under another name and then renamed. So a run
-that is stopped loses a part of one file at most.
+Answers lie in files of `SHARD` examples. So a run that is stopped loses a part of one file at most.
 
 Symbols: S source positions, T answer positions, K = TOP_K.
 """
 
 from __future__ import annotations
 
-import os
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.errors import UserError, shown
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.text.prompts import encoder_states, prepared
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
+from mlx_t5.training.whole_files import replace_file
 
 TOP_K = 8  # they hold 0.999 of the bundled target's mass
 SHARD = 64  # examples in a file
@@ -87,7 +88,7 @@ class Answers:
         answer: Answer,
         temp: float,
         keep_states: bool,
-        tell: Callable[[int], object],
+        tell: Callable[[], object],
     ) -> None:
         """Has the target answer what is left.
 
@@ -96,35 +97,58 @@ class Answers:
             answer: generates the answers.
             temp: temperature of the probabilities.
             keep_states: whether to keep the encoder's output.
-            tell: is called with the number of examples of each file that is written.
+            tell: is called after every answer.
 
         Raises:
-            OSError: the disk is full.
+            UserError: the disk is full.
         """
         first = self.done
         left = self.examples[first:]
         unanswered = [i for i, example in enumerate(left, first) if example.answer is None]
         made = answer([self.examples[i].source for i in unanswered], unanswered)
         for start in range(0, len(left), SHARD):
-            part = left[start : start + SHARD]
-            pairs = [(e.source, next(made) if e.answer is None else e.answer) for e in part]
-            good = [(source, found) for source, found in pairs if found]
+            good = []
+            for example in left[start : start + SHARD]:
+                found = next(made) if example.answer is None else example.answer
+                good += [(example.source, found)] if found else []
+                tell()
             self._write((first + start) // SHARD, teach(target, good, temp), keep_states)
-            tell(len(part))
 
     def labelled(self) -> list[LabelledExample]:
-        """All of them, without the examples whose answers failed."""
+        """All of them, without the examples whose answers failed.
+
+        Raises:
+            UserError: a file is damaged.
+        """
         found: list[LabelledExample] = []
         for shard in range(-(-len(self.examples) // SHARD)):
-            with np.load(self._file(shard)) as arrays:
-                kept = self._states(shard) if arrays["states"] else None
-                lengths = arrays["lengths"]
-                sources = _cut(arrays["sources"], lengths[:, 0])
-                rest = [_cut(arrays[n], lengths[:, 1]) for n in ("answers", "top_ids", "top_p")]
-            firsts = accumulate(lengths[:, 0].tolist(), initial=0)
-            for source, answer, ids, p, first in zip(sources, *rest, firsts, strict=False):
-                found.append(LabelledExample(source, answer, ids, p, kept, first))
+            try:
+                found += self._read(shard)
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                reason = shown(str(error).split("\n")[0])
+                raise UserError(
+                    f"{self._file(shard)} is damaged ({reason}); remove it, and its prompts are "
+                    "answered again"
+                ) from None
         return found
+
+    def _read(self, shard: int) -> list[LabelledExample]:
+        with np.load(self._file(shard)) as arrays:
+            kept = self._states(shard) if arrays["states"] else None
+            lengths = arrays["lengths"]
+            names = ("sources", "answers", "top_ids", "top_p")
+            parts = [_cut(arrays[name], lengths[:, int(name != "sources")]) for name in names]
+        positions = sum(lengths[:, 0].tolist())
+        if kept and len(np.load(kept, mmap_mode="r" if positions else None)) != positions:
+            raise ValueError(f"{kept.name} is of other prompts")
+        asked = {e.source for e in self.examples[shard * SHARD : (shard + 1) * SHARD]}
+        if not asked.issuperset(tuple(source.tolist()) for source in parts[0]):
+            raise ValueError("it is of other prompts")
+        firsts = accumulate(lengths[:, 0].tolist(), initial=0)
+        return [
+            LabelledExample(source, answer, ids, p, kept, first)
+            for source, answer, ids, p, first in zip(*parts, firsts, strict=False)
+        ]
 
     def _file(self, shard: int) -> Path:
         return self.folder / f"answers-{shard:05}.npz"
@@ -136,7 +160,7 @@ class Answers:
         """Writes a file of answers and, before it, that of the encoder's output."""
         if keep_states:
             states = [np.asarray(each.states, np.float16) for each in taught]
-            _replace(self._states(shard), lambda file: np.save(file, _joined(states, np.float16)))
+            replace_file(self._states(shard), lambda f: np.save(f, _joined(states, np.float16)))
         parts: dict[str, tuple[list, type]] = {
             "sources": ([each.source for each in taught], np.int32),
             "answers": ([each.answer for each in taught], np.int32),
@@ -147,7 +171,7 @@ class Answers:
         lengths = [(len(each.source), len(each.answer)) for each in taught]
         arrays["lengths"] = np.array(lengths, np.int64).reshape(-1, 2)
         arrays["states"] = np.array(keep_states)
-        _replace(self._file(shard), lambda file: np.savez(file, **arrays))
+        replace_file(self._file(shard), lambda file: np.savez(file, **arrays))
 
 
 @dataclass(frozen=True)
@@ -221,15 +245,11 @@ def _joined(parts: Sequence[object], kind: type) -> np.ndarray:
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """The opposite, for parts of these lengths."""
+    """The opposite, for parts of these lengths.
+
+    Raises:
+        ValueError: the array has another length.
+    """
+    if len(array) != sum(lengths.tolist()):
+        raise ValueError("it lacks some of its rows")
     return np.split(array, np.cumsum(lengths)[:-1]) if len(lengths) else []
-
-
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file that is there whole or not at all, also after a crash."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

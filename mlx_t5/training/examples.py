@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, shown
 from mlx_t5.text.prompts import token_ids
 
 LEAST = 32  # prompts; a draft that has seen fewer has learned them by heart
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 128
 LINES_NAMED = 10  # of those that cannot be used
+LONGEST = 8192  # tokens of a prompt: memory is set aside for the longest, and T5 learned from 512
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,11 @@ class Example:
 
 
 def read_examples(
-    lines: Iterable[Any], tokenizer: Any, vocab_size: int, tell: Callable[[str], None]
+    lines: Iterable[Any],
+    tokenizer: Any,
+    vocab_size: int,
+    max_tokens: int,
+    tell: Callable[[str], None],
 ) -> list[Example]:
     """Reads prompts, and leaves out what cannot be used.
 
@@ -42,6 +47,7 @@ def read_examples(
             `cli.input.Lines`.
         tokenizer: of the target.
         vocab_size: V of the target.
+        max_tokens: of an answer; what a completion has beyond them is cut off.
         tell: is told about the lines that are left out.
 
     Returns:
@@ -57,14 +63,13 @@ def read_examples(
             if isinstance(line, UserError):
                 raise line
             prompt, completion = line
-            source = tuple(token_ids(prompt, tokenizer, vocab_size))
-            answer = completion and tuple(token_ids(completion, tokenizer, vocab_size))
+            example = _example(prompt, completion, tokenizer, vocab_size, max_tokens)
         except UserError as error:
             bad += 1
             if bad <= LINES_NAMED:
                 tell(f"left out: {error}")
             continue
-        found.setdefault(source, Example(source, answer))
+        found.setdefault(example.source, example)
     if bad > LINES_NAMED:
         tell(f"left out: {bad - LINES_NAMED} more lines")
     if len(found) < LEAST:
@@ -73,6 +78,21 @@ def read_examples(
             "better thousands"
         )
     return list(found.values())
+
+
+def _example(
+    prompt: str, completion: str | None, tokenizer: Any, vocab_size: int, max_tokens: int
+) -> Example:
+    try:
+        source = token_ids(prompt, tokenizer, vocab_size)
+        if len(source) > LONGEST:
+            raise UserError(f"it has {len(source)} tokens, and {LONGEST} are the most")
+        if completion is None:
+            return Example(tuple(source))
+        answer = token_ids(completion, tokenizer, vocab_size, "completion")[:max_tokens]
+    except UserError as error:
+        raise UserError(f"the prompt {shown(prompt, 40)!r}: {error}") from None
+    return Example(tuple(source), tuple(answer))
 
 
 def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:

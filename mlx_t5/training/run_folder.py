@@ -1,8 +1,7 @@
 """What a run keeps on disk so that another can go on: settings, answers, state, best draft.
 
-Each file is written under another name and then renamed, so that whatever stops a run leaves the
-old one or the new one. `best` is written before the `state` that speaks of it; a run that goes on
-from an older state comes to the same one again.
+Whatever stops a run leaves the old file or the new one. `best` is written before the `state` that
+speaks of it; a run that goes on from an older state comes to the same one again.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, shown
 from mlx_t5.training.learner import Arrays, State
+from mlx_t5.training.whole_files import PARTIAL, replace_file
 
 SETTINGS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"
 
@@ -53,8 +53,36 @@ class RunFolder:
         """Where the target's answers are."""
         return self.path / ANSWERS
 
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Makes the folder and keeps other runs out of it, where the file system can do that.
+
+        Raises:
+            UserError: another run is at work in there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"another run is at work in {self.path}; wait for its end, or choose another "
+                    "--output"
+                ) from None
+            except OSError:  # there are no locks
+                pass
+            yield
+        finally:
+            os.close(descriptor)
+
     def open(self, answers: Mapping[str, Any], training: Mapping[str, Any], resume: bool) -> bool:
-        """Makes the folder, or checks that what is there belongs to these settings.
+        """Writes the settings, or checks that what is there belongs to them.
 
         Args:
             answers: what the target's answers depend on, by the name that the user knows.
@@ -84,7 +112,10 @@ class RunFolder:
             for name in (STATE, BEST):
                 (self.path / name).unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._replace(SETTINGS, lambda path: path.write_text(json.dumps(wanted), encoding="utf-8"))
+        replace_file(
+            self.path / SETTINGS,
+            lambda path: path.write_text(json.dumps(wanted), encoding="utf-8"),
+        )
         return dropped
 
     def save(self, state: State, progress: Progress) -> None:
@@ -92,37 +123,48 @@ class RunFolder:
         arrays = {f"weights.{name}": array for name, array in state.weights.items()}
         arrays |= {f"moments.{name}": array for name, array in state.moments.items()}
         facts = {"step": str(state.step), "progress": json.dumps(asdict(progress))}
-        self._replace(STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
+        replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
-    def state(self) -> tuple[State, Progress] | None:
+    def state(self, like: State) -> tuple[State, Progress] | None:
         """The state that was written last; None if there is none.
 
+        Args:
+            like: the state before the first step, whose arrays have the same names and shapes.
+
         Raises:
-            UserError: it cannot be read.
+            UserError: it cannot be read, or belongs to another draft.
         """
         if not (self.path / STATE).exists():
             return None
         try:
             arrays, facts = mx.load(str(self.path / STATE), return_metadata=True)
             step, progress = int(facts["step"]), Progress(**json.loads(facts["progress"]))
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            weights, moments = (_under(f"{kind}.", arrays) for kind in ("weights", "moments"))
+            _require_like(weights, like.weights)
+            _require_like(moments, like.moments)
+            mx.eval(weights, moments)
+        except (RuntimeError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(STATE, error) from None
-        weights, moments = (_under(f"{kind}.", arrays) for kind in ("weights", "moments"))
-        mx.eval(weights, moments)
+        if progress.best is not None:
+            self.best(like.weights)  # better now than after hours
         return State(weights, moments, step), progress
 
     def save_best(self, weights: Arrays) -> None:
         """Writes the best weights so far."""
-        self._replace(BEST, lambda path: mx.save_safetensors(str(path), weights))
+        replace_file(self.path / BEST, lambda path: mx.save_safetensors(str(path), weights))
 
-    def best(self) -> Arrays:
+    def best(self, like: Arrays) -> Arrays:
         """The best weights.
 
+        Args:
+            like: has the same names and shapes.
+
         Raises:
-            UserError: they cannot be read.
+            UserError: they cannot be read, or are another draft's.
         """
         try:
             weights = mx.load(str(self.path / BEST))
+            _require_like(weights, like)
             mx.eval(weights)
         except (RuntimeError, ValueError) as error:
             raise self._damaged(BEST, error) from None
@@ -138,40 +180,31 @@ class RunFolder:
         """The settings of the run before; None if there was none."""
         file = self.path / SETTINGS
         if not file.exists():
-            if self.path.exists() and any(self.path.iterdir()):
+            ours = f"{PARTIAL}{SETTINGS}"  # of a run that was killed at once
+            if self.path.exists() and any(f.name != ours for f in self.path.iterdir()):
                 raise UserError(
-                    f"{self.path} is no folder of an earlier run; choose another output"
+                    f"{self.path} is no folder of an earlier run; choose another --output"
                 )
             return None
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             return {part: dict(found[part]) for part in ("answers", "training")}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._damaged(SETTINGS, error) from None
+            raise self._damaged(SETTINGS, error, "the folder to begin anew") from None
 
-    def _damaged(self, name: str, error: Exception) -> UserError:
-        reason = str(error).split("\n")[0]
-        return UserError(f"{self.path / name} is damaged ({reason}); remove it and go on without")
-
-    def _replace(self, name: str, write: Any) -> None:
-        """Writes a file that is there whole or not at all, also after a crash."""
-        partial = self.path / f".partial-{name}"  # with the name's ending, which MLX looks at
-        try:
-            write(partial)
-        except RuntimeError as error:  # what MLX makes of a full disk
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise OSError(
-                f"cannot write {self.path / name}: {str(error).splitlines()[0]}"
-            ) from None
-        descriptor = os.open(partial, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(partial, self.path / name)
+    def _damaged(
+        self, name: str, error: Exception, removed: str = f"{STATE} and {BEST} to train anew"
+    ) -> UserError:
+        reason = shown(str(error).split("\n")[0])
+        return UserError(f"{self.path / name} is damaged ({reason}); remove {removed}")
 
 
 def _under(prefix: str, arrays: Arrays) -> Arrays:
     """The arrays whose names begin so, under the rest of their names."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def _require_like(arrays: Arrays, like: Arrays) -> None:
+    """Raises `ValueError` unless two sets of arrays have the same names and shapes."""
+    if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
+        raise ValueError("it is another draft's")

@@ -86,7 +86,8 @@ class Trainer:
             folder,
         )
         self.evaluate, self.tell = evaluate, tell
-        self.state, self.progress = folder.state() or (learner.begin(), Progress())
+        first = learner.begin()
+        self.state, self.progress = folder.state(first) or (first, Progress())
         self.loss = math.nan
 
     @property
@@ -110,7 +111,7 @@ class Trainer:
             if self.progress.best is not None:
                 self.folder.save(self.state, self.progress)
             raise
-        self.learner.put(self.folder.best())
+        self.learner.put(self.folder.best(self.state.weights))
 
     def _train(self, steps: Iterable[int]) -> None:
         began = time.perf_counter()

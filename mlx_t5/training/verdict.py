@@ -60,6 +60,16 @@ class Counts:
         return cls(share, decided / max(calls, 1), alpha or 0.0, decided)
 
 
+def typical(results: Sequence[Result]) -> Sequence[Result]:
+    """The texts that came to an end; all texts if these are fewer than half.
+
+    A text without end mostly repeats itself: it is the longest by far, and guessed either
+    altogether or not at all. A few of them would decide which draft is the best.
+    """
+    ended = [result for result in results if result.finish_reason == "stop"]
+    return ended if 2 * len(ended) >= len(results) else results
+
+
 @dataclass(frozen=True)
 class Way:
     """One way of proposing, and how it fared.
@@ -145,10 +155,11 @@ def recommended(ways: Sequence[Way], new: str) -> Way | None:
         ways: without regular decoding.
         new: the name of the new draft, which has to be faster than the others to replace them.
     """
-    fastest = max(way.measured.value for way in ways)
+    useful = [way for way in ways if way.counts.acceptance]  # else what is faster is chance
+    fastest = max((way.measured.value for way in useful), default=0.0)
     if fastest <= 1 + NEAR:
         return None
-    near = [way for way in ways if way.measured.value >= (1 - NEAR) * fastest]
+    near = [way for way in useful if way.measured.value >= (1 - NEAR) * fastest]
     return min(near, key=lambda way: (way.name == new, -way.measured.value))
 
 
@@ -187,4 +198,6 @@ def advice(ways: Sequence[Way], new: str) -> str:
     if best is None:
         return "keep --draft-model none: no way of proposing is faster than regular decoding here"
     line = f"--draft-model {best.name} --num-draft {best.num_draft}, {best.measured} times as fast"
+    if best.name == LOOKUP:
+        return f"keep to copying, without a draft: {line}"
     return f"recommended: {line}" if best.name == new else f"keep what you have: {line}"

@@ -145,8 +145,21 @@ def test_weights_are_wired_while_they_are_loaded(monkeypatch):
     monkeypatch.setattr(model_module, "fill", fill)
     load(BUNDLED / "target", "bfloat16")
     assert seen == [[held + weights + memory.SLACK]], "before the first weight"
-    assert metal.cleared == 1 and metal.cached == 0
+    assert metal.cleared and metal.cached == 0
     assert metal.limits[1:] == [held + weights + memory.SLACK], "what did not fit is, afterwards"
+
+
+def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
+    kept, join = [], model_module.join
+
+    def joined(*layers):
+        join(*layers)
+        kept.append(mx.get_cache_memory())
+
+    monkeypatch.setattr(model_module, "join", joined)
+    loaded, _ = load(BUNDLED / "target", "float32")
+    weights = held(array for _, array in tree_flatten(loaded.parameters()))
+    assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
 
 
 def test_caches_are_wired_and_nothing_beyond_what_macos_recommends(monkeypatch):

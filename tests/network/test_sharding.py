@@ -174,14 +174,23 @@ def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
     assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
 
 
-def test_no_other_part_is_read(root, monkeypatch):
-    read = []
-    original = StoredTensor._read_into
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
+def test_a_rank_reads_and_holds_its_share_and_what_all_hold(root, monkeypatch, name, size):
+    read, original = [], StoredTensor._read_into
     monkeypatch.setattr(
         StoredTensor, "_read_into", lambda *a: (read.append(a[1].nbytes), original(*a))[1]
     )
-    held = [array.nbytes for part in parts(root / "gated") for array in part.values()]
-    assert sum(read) == sum(held)
+    held = [{n: array.nbytes for n, array in part.items()} for part in parts(root / name, size)]
+    bytes_read, whole = sum(read), load(root / name, "float32")[0]
+    sizes = {n: array.nbytes for n, array in tree_flatten(whole.parameters())}
+    common = sum(n for key, n in sizes.items() if key.startswith("shared.") or "norm." in key)
+    head = sum(n for key, n in sizes.items() if key.startswith("lm_head."))
+    layers = (sum(sizes.values()) - common - head) // size
+    rows = [Ranks(Group(rank, size)).share(shared_models.V) for rank in range(size)]
+    heads = [head * (own.stop - own.start) // shared_models.V for own in rows]
+    assert [sum(own.values()) for own in held] == [common + layers + own for own in heads]
+    assert bytes_read == size * (common + layers) + head
 
 
 def test_what_does_not_divide_is_told_with_the_numbers_that_do():

@@ -31,7 +31,7 @@ def read(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(content)
         told = []
         lines = Lines(str(tmp_path / name), completions=True)
-        return read_examples(lines, Tokenizer(), 1 << 21, told.append), told
+        return read_examples(lines, Tokenizer(), 1 << 21, 5, told.append), told
 
     return reader
 
@@ -47,8 +47,21 @@ def test_objects_with_and_without_completions_and_bad_ones(read):
     lines += [b'{"prompt": "d", "completion": 2}', b'{"prompt": "e", "completion": " "}']
     found, told = read("a.jsonl", b"\n".join(lines))
     assert [e.answer for e in found] == [None, tuple(letters("c"))]
-    reasons = ["line 3 has no prompt", "line 4 is not JSON", "line 5 has a completion", "line 6 is"]
+    reasons = [
+        "line 3 has no prompt",
+        "line 4 is not JSON",
+        "line 5 has a completion",
+        "line 6 has",
+    ]
     assert all(reason in line for reason, line in zip(reasons, told, strict=True))
+
+
+def test_long_completions_are_cut_and_long_prompts_left_out(read, monkeypatch):
+    monkeypatch.setattr(examples, "LONGEST", 20)
+    lines = [b'{"prompt": "a", "completion": "more than five"}', b'{"prompt": "%s"}' % (b"y" * 20)]
+    found, told = read("a.jsonl", b"\n".join(lines))
+    assert found == [Example((97, 1), tuple(b"more "))]  # the rest would never be generated
+    assert told == [f"left out: the prompt '{'y' * 20}': it has 21 tokens, and 20 are the most"]
 
 
 def test_many_bad_lines_are_counted(read):
@@ -59,7 +72,7 @@ def test_many_bad_lines_are_counted(read):
 def test_hardly_any_prompts_are_refused():
     lines = [("same", None)] * 100
     with pytest.raises(UserError, match="has 1 different prompts that can be used; give 32"):
-        read_examples(lines, Tokenizer(), 1 << 21, print)
+        read_examples(lines, Tokenizer(), 1 << 21, 5, print)
 
 
 def test_the_held_out_part_follows_from_the_seed():

@@ -9,6 +9,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.training.learner import State
 from mlx_t5.training.run_folder import BEST, SETTINGS, STATE, Progress, RunFolder
 
+NONE = State({}, {})
 ANSWERS, TRAINING = {"--data": "abc", "--temp": 0.0}, {"iters": 10}
 
 
@@ -20,10 +21,12 @@ def folder(tmp_path):
 
 
 def test_a_state_comes_back_to_the_bit(folder):
-    assert folder.state() is None
+    assert folder.state(NONE) is None
     arrays = {"a.b.0": mx.array([1 / 3, 2e-30]), "step": mx.array(3, mx.uint64)}
-    folder.save(State(arrays, {"m": mx.ones(2)}, 7), Progress(best=2.5, judged=5, behind=1))
-    state, progress = folder.state()
+    saved = State(arrays, {"m": mx.ones(2)}, 7)
+    folder.save_best(arrays)
+    folder.save(saved, Progress(best=2.5, judged=5, behind=1))
+    state, progress = folder.state(saved)
     assert progress == Progress(best=2.5, judged=5, behind=1) and state.step == 7
     assert state.weights.keys() == arrays.keys() and state.moments["m"].tolist() == [1, 1]
     assert all(mx.array_equal(state.weights[n], a) for n, a in arrays.items())
@@ -37,8 +40,8 @@ def test_an_earlier_run_goes_on_only_when_asked_for_and_with_the_same_answers(fo
         again.open(ANSWERS | {"--temp": 1.0}, TRAINING, resume=True)
     folder.save(State({}, {}, 1), Progress())
     folder.save_best({"a": mx.ones(1)})
-    assert not again.open(ANSWERS, TRAINING, resume=True) and again.state()
-    assert again.open(ANSWERS, {"iters": 20}, resume=True) and again.state() is None
+    assert not again.open(ANSWERS, TRAINING, resume=True) and again.state(NONE)
+    assert again.open(ANSWERS, {"iters": 20}, resume=True) and again.state(NONE) is None
     assert not again.open(ANSWERS, {"iters": 20}, resume=True)
 
 
@@ -54,12 +57,34 @@ def test_damaged_files_are_named(folder, name, content):
     folder.save(State({}, {}, 1), Progress())
     (folder.path / name).write_bytes(content)
     again = lambda: folder.open(ANSWERS, TRAINING, resume=True)  # noqa: E731
-    read = {SETTINGS: again, STATE: folder.state, BEST: folder.best}
-    if name == BEST and content.endswith(b" "):
-        assert read[name]() == {}  # whole, and empty
-        return
+    like = {"a": mx.ones(1)}
+    read = {
+        SETTINGS: again,
+        STATE: lambda: folder.state(State(like, {})),
+        BEST: lambda: folder.best(like),
+    }
     with pytest.raises(UserError, match=f"{name} is damaged"):
         read[name]()
+
+
+def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):
+    one, other = ({"a": mx.ones(n)} for n in (1, 2))
+    folder.save(State(one, {}, 1), Progress(best=1.5))
+    with pytest.raises(UserError, match=f"{BEST} is damaged .*remove {STATE} and {BEST}"):
+        folder.state(State(one, {}))
+    folder.save_best(one)
+    assert folder.state(State(one, {}))
+    for like in (State(other, {}), State(one, other)):
+        with pytest.raises(UserError, match=f"{STATE} is damaged .it is another draft's"):
+            folder.state(like)
+
+
+def test_two_runs_never_share_a_folder(folder):
+    other = RunFolder(folder.path)
+    with folder.claimed(), pytest.raises(UserError, match="another run is at work in"):
+        other.claimed().__enter__()
+    with other.claimed():
+        pass
 
 
 def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
@@ -70,9 +95,11 @@ def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
         raise RuntimeError("[save_safetensors] Failed to write")
 
     monkeypatch.setattr(mx, "save_safetensors", full)
-    with pytest.raises(OSError, match="cannot write .*best.safetensors"):
+    with pytest.raises(UserError, match="cannot write .*best.safetensors .*go on with --resume"):
         folder.save_best({"a": mx.zeros(1)})
-    assert folder.best()["a"].tolist() == [1] and not list(folder.path.glob(".partial*"))
+    assert folder.best({"a": mx.ones(1)})["a"].tolist() == [1] and not list(
+        folder.path.glob(".partial*")
+    )
 
 
 def test_what_is_left_at_the_end(folder):
@@ -80,4 +107,4 @@ def test_what_is_left_at_the_end(folder):
     (folder.answers / "answers-00000.npz").write_bytes(b"12345")
     folder.save(State({}, {}, 1), Progress())
     settings = json.dumps({"answers": ANSWERS, "training": TRAINING})
-    assert folder.finish() == 5 + len(settings) and folder.state() is None
+    assert folder.finish() == 5 + len(settings) and folder.state(NONE) is None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
+from mlx_t5.errors import UserError
 from mlx_t5.training import answers
 from mlx_t5.training.answers import Answers, teach
 from mlx_t5.training.examples import Example
@@ -58,12 +59,13 @@ def test_a_stopped_run_goes_on_behind_its_last_file(target, tmp_path, monkeypatc
     monkeypatch.setattr(answers, "SHARD", 4)
     examples = [Example((3 + i, 1)) for i in range(12)] + [Example((50, 1), (42, 1))]
     first, told = Answers(tmp_path, examples), []
+    tell = lambda: told.append(1)  # noqa: E731
     with pytest.raises(KeyboardInterrupt):
-        first.complete(target, Teacher(stopped_after=6), 0.0, True, told.append)
-    assert told == [4] and first.done == 4
+        first.complete(target, Teacher(stopped_after=6), 0.0, True, tell)
+    assert len(told) == 6 and first.done == 4
     again, teacher = Answers(tmp_path, examples), Teacher()
-    again.complete(target, teacher, 0.0, True, told.append)
-    assert teacher.places == [4, 5, 6, 7, 8, 9, 10, 11] and again.done == 13 == sum(told)
+    again.complete(target, teacher, 0.0, True, tell)
+    assert teacher.places == [4, 5, 6, 7, 8, 9, 10, 11] and again.done == 13 and len(told) == 6 + 9
     labelled = again.labelled()
     assert [each.source.tolist()[0] for each in labelled] == [*range(3, 13), 14, 50]
     assert labelled[0].answer.tolist() == [1, 3] and labelled[-1].answer.tolist() == [42, 1]
@@ -75,6 +77,25 @@ def test_a_stopped_run_goes_on_behind_its_last_file(target, tmp_path, monkeypatc
 
 def test_states_are_kept_on_request_only(target, tmp_path):
     kept = Answers(tmp_path, [Example((5, 1))])
-    kept.complete(target, Teacher(), 0.0, False, len_of := [].append)
-    assert len_of and kept.labelled()[0].file is None
+    kept.complete(target, Teacher(), 0.0, False, lambda: None)
+    assert kept.labelled()[0].file is None
     assert [file.name for file in tmp_path.iterdir()] == ["answers-00000.npz"]
+
+
+def test_damaged_answers_are_named(target, tmp_path):
+    made = Answers(tmp_path, [Example((5, 1)), Example((6, 7, 1))])
+    made.complete(target, Teacher(), 0.0, True, lambda: None)
+    answered, states = (tmp_path / f"{n}" for n in ("answers-00000.npz", "states-00000.npy"))
+    whole = {file: file.read_bytes() for file in (answered, states)}
+    for file, content in whole.items():
+        for damaged in (b"", content[: len(content) // 2], bytes(len(content))):
+            file.write_bytes(damaged)
+            with pytest.raises(UserError, match="answers-00000.npz is damaged .*; remove it, and"):
+                made.labelled()
+        file.write_bytes(content)
+    assert len(made.labelled()) == 2
+    with pytest.raises(UserError, match="is of other prompts"):
+        Answers(tmp_path, [Example((5, 1)), Example((6, 8, 1))]).labelled()
+    states.unlink()
+    with pytest.raises(UserError, match="is damaged .*No such file"):
+        made.labelled()

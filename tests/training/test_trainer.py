@@ -122,7 +122,7 @@ def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(target, tmp_
     progress = run.progress
     assert (progress.best, progress.best_step, progress.behind) == (3.0, 2, 2)
     assert "(the best so far)" in told[1] and told[3].endswith("(2 behind)")
-    best, last = run.folder.best(), run.state.weights
+    best, last = run.folder.best(run.state.weights), run.state.weights
     name = "decoder.norm.weight"
     assert mx.array_equal(run.learner.draft.decoder.norm.weight, best[name])
     assert not mx.array_equal(best[name], last[name])
@@ -138,6 +138,6 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(target, tmp_p
     )
     run.run(plain)
     assert "step 4: the loss or its gradient is no number; stopped" in told[-1]
-    best = run.folder.best()["decoder.norm.weight"]
+    best = run.folder.best(run.state.weights)["decoder.norm.weight"]
     assert run.progress == Progress(2.0, 2, 2, 0, run.progress.seconds)
     assert mx.array_equal(run.learner.draft.decoder.norm.weight, best)

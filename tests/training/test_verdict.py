@@ -1,19 +1,30 @@
 """The verdict, on numbers that can be checked by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlx_t5.drafting.costs import Costs
 from mlx_t5.requests import Result, Stats
 from mlx_t5.timing import Ratio
 from mlx_t5.training import verdict
-from mlx_t5.training.verdict import Counts, Way, advice, best_num_draft, judge, report
+from mlx_t5.training.verdict import (
+    LOOKUP,
+    Counts,
+    Way,
+    advice,
+    best_num_draft,
+    judge,
+    report,
+    typical,
+)
 
 FLAT = {1: 1.0, 64: 1.0}
 COSTS = Costs(target=FLAT, draft={1: 0.1})
 
 
-def way(name, speed, num_draft=5):
-    return Way(name, num_draft, Counts(0.8, 4.2, 0.9), 0.1, 2.0, Ratio(speed, speed, speed))
+def way(name, speed, acceptance=0.8):
+    return Way(name, 5, Counts(acceptance, 4.2, 0.9), 0.1, 2.0, Ratio(speed, speed, speed))
 
 
 def test_the_number_of_proposals_that_should_gain_most():
@@ -32,6 +43,13 @@ def test_what_is_recommended():
     # As fast as the new one is not slower than what is there.
     assert advice([way("new", 2.0), way("old", 1.97)], "new").startswith("keep what you have: ")
     assert advice([way("new", 1.01)], "new").startswith("keep --draft-model none")
+    assert advice([way("new", 1.5), way(LOOKUP, 2.0)], "new").startswith("keep to copying, without")
+
+
+@pytest.mark.parametrize("acceptance", (0.0, None))
+def test_what_proposes_in_vain_is_faster_by_chance_only(acceptance):
+    assert advice([way("new", 2.0, acceptance)], "new").startswith("keep --draft-model none")
+    assert advice([way("new", 2.0, acceptance), way("old", 1.5)], "new").startswith("keep what")
 
 
 def result(drafted, accepted, calls, decided):
@@ -46,6 +64,12 @@ def test_counts_add_up():
     counts = Counts.of([result(4, 3, 4, 7), result(2, 1, 2, 3)])
     assert counts == Counts(4 / 6, 10 / 6, pytest.approx(4 / 6), 10)
     assert Counts.of([result(0, 0, 3, 3)]) == Counts(None, 1.0, 0.0, 3)
+
+
+def test_a_few_texts_without_end_do_not_choose_the_draft():
+    ended, endless = result(2, 1, 2, 3), replace(result(9, 9, 9, 99), finish_reason="length")
+    assert typical([ended, endless, ended]) == [ended, ended]
+    assert typical([ended, endless, endless]) == [ended, endless, endless]
 
 
 def test_every_way_is_measured_with_its_own_number_and_fits_the_table(monkeypatch):
