@@ -1,4 +1,4 @@
-"""What the training of both models shares: batches, the trainer and its checkpoints, export."""
+"""How the target is trained: batches, the trainer and its checkpoints, export."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -29,14 +29,21 @@ Rows = list[tuple[list[int], list[int]]]  # token ids of sources and targets
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """The size of a model and how it is trained, on `examples` in the whole run."""
+class Shape:
+    """The size of a model."""
 
     d_model: int
     d_ff: int
     num_heads: int
     num_layers: int
     num_decoder_layers: int
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The size of a model and how it is trained, on `examples` in the whole run."""
+
+    shape: Shape
     examples: int
     batch: int
     relative_rate: float
@@ -44,16 +51,12 @@ class TrainingConfig:
     decay_share: float = 0.45  # the last part of the run, linear to zero
 
 
-def make_model(config: TrainingConfig, vocab_size: int) -> T5ForConditionalGeneration:
+def make_model(shape: Shape, vocab_size: int) -> T5ForConditionalGeneration:
     """A T5 (v1.0 style: ReLU, tied and scaled embeddings) with random weights."""
-    shape = T5Config(
+    config = T5Config(
+        **asdict(shape),
         vocab_size=vocab_size,
-        d_model=config.d_model,
         d_kv=64,
-        d_ff=config.d_ff,
-        num_heads=config.num_heads,
-        num_layers=config.num_layers,
-        num_decoder_layers=config.num_decoder_layers,
         feed_forward_proj="relu",
         tie_word_embeddings=True,
         dropout_rate=0.0,
@@ -63,7 +66,7 @@ def make_model(config: TrainingConfig, vocab_size: int) -> T5ForConditionalGener
         relative_attention_num_buckets=32,
         relative_attention_max_distance=128,
     )
-    model = T5ForConditionalGeneration(shape)
+    model = T5ForConditionalGeneration(config)
     model.set_attn_implementation("eager")  # on a CPU faster than the fused kernel's backward pass
     point_heads(model)
     return model

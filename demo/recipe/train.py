@@ -4,31 +4,40 @@
     python -m demo.recipe.train --stage target
     python -m demo.recipe.train --stage draft
 
-Every stage resumes from its last checkpoint under --work-dir. Fresh examples are drawn chunk by
-chunk, chunk i from seed and i alone, so nothing is seen twice and a resumed run continues the
-same stream. The finished folders are --work-dir/target and --work-dir/draft.
+Every stage resumes from its last checkpoint under --work-dir. The target's examples are drawn chunk
+by chunk, chunk i from seed and i alone, so nothing is seen twice and a resumed run continues the
+same stream. The draft is the work of the project's own `distill.py`; this makes its prompts and the
+random model that it starts from. The finished folders are --work-dir/target and --work-dir/draft.
 """
 
 import argparse
 import sys
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import distributed, multiprocessing
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-from demo.recipe import distill, learning
-from demo.recipe.learning import Trainer, TrainingConfig
+import distill
+from demo.recipe import corpus, learning
+from demo.recipe.learning import Shape, Trainer, TrainingConfig
 from demo.recipe.tokenizer import train as train_tokenizer
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.weights import read_config, tensor_names
 
 FOLDER = Path(__file__).resolve().parent
-CONFIGS = {
-    "target": TrainingConfig(256, 1024, 4, 3, 3, examples=450_000, batch=64, relative_rate=1.5e-2),
-    "draft": TrainingConfig(
-        96, 256, 2, 2, 1, examples=160_000, batch=96, relative_rate=3e-2, warmup_steps=100
-    ),
-}
+TARGET = TrainingConfig(
+    Shape(d_model=256, d_ff=1024, num_heads=4, num_layers=3, num_decoder_layers=3),
+    examples=450_000,
+    batch=64,
+    relative_rate=1.5e-2,
+)
+DRAFT = Shape(d_model=96, d_ff=256, num_heads=2, num_layers=2, num_decoder_layers=1)
+DRAFT_CHUNKS = (10_000, 10_001)  # of prompts, which the target has not learned from
+DRAFT_OPTIONS = ("--iters", "2000", "--batch-size", "96", "--steps-per-eval", "200")
 CHECK_EVERY = 3  # chunks
 
 
@@ -36,7 +45,9 @@ def train_target(args: argparse.Namespace, config: TrainingConfig) -> None:
     """Trains the large model and writes work/target."""
     tokenizer = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
     torch.manual_seed(args.seed)
-    trainer = Trainer("target", config, learning.make_model(config, len(tokenizer)), args.work_dir)
+    trainer = Trainer(
+        "target", config, learning.make_model(config.shape, len(tokenizer)), args.work_dir
+    )
     describe(trainer)
     while not trainer.done:
         rows = learning.chunk_rows(tokenizer, args.seed, trainer.chunk)
@@ -48,25 +59,37 @@ def train_target(args: argparse.Namespace, config: TrainingConfig) -> None:
             learning.export(trainer.model, args.work_dir / "tokenizer", args.work_dir / "target")
 
 
-def train_draft(args: argparse.Namespace, config: TrainingConfig) -> None:
-    """Distils work/target into work/draft."""
-    tokenizer = AutoTokenizer.from_pretrained(args.work_dir / "tokenizer")
-    target = distill.load_target(args.work_dir / "target")
-    torch.manual_seed(args.seed)
-    trainer = Trainer("draft", config, learning.make_model(config, len(tokenizer)), args.work_dir)
-    describe(trainer)
-    pool = distill.answers(target, tokenizer, args.seed, args.work_dir / "answers.pt")
-    check = distill.held_out_answers(target, tokenizer, args.check)
-    while not trainer.done:
-        rows = distill.portion(pool, trainer.chunk)
-        batches = learning.shared_batches(rows, config.batch, f"draft {args.seed} {trainer.chunk}")
-        trainer.run_chunk(
-            distill.distillation_loss(trainer.model, target, batch) for batch in batches
-        )
-        if learning.rank() == 0:
-            rate = distill.acceptance(trainer.model, check)
-            print(f"draft: {trainer.seconds:.0f} s, held-out acceptance {rate:.3f}", flush=True)
-            learning.export(trainer.model, args.work_dir / "tokenizer", args.work_dir / "draft")
+def train_draft(args: argparse.Namespace) -> int:
+    """Distils work/target into work/draft; returns the exit status of `distill.py`."""
+    work = args.work_dir
+    prompts, start, found = work / "prompts.txt", work / "draft-start", work / "draft-found"
+    if not start.exists():
+        streams = (corpus.examples(f"train {args.seed} {chunk}") for chunk in DRAFT_CHUNKS)
+        drawn = (example for stream in streams for example in islice(stream, learning.CHUNK))
+        prompts.write_text("".join(f"{example.source}\n" for example in drawn), encoding="utf-8")
+        tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+        torch.manual_seed(args.seed)
+        learning.export(learning.make_model(DRAFT, len(tokenizer)), work / "tokenizer", start)
+    if not found.exists():
+        names = {"--model": work / "target", "--draft-model": start, "--data": prompts}
+        options = [str(part) for pair in names.items() for part in pair]
+        options += ["--output", str(found), "--seed", str(args.seed), *DRAFT_OPTIONS, "--resume"]
+        if status := distill.main(options):
+            return status
+    learning.export(hugging_face_model(found, start), work / "tokenizer", work / "draft")
+    return 0
+
+
+def hugging_face_model(found: Path, like: Path) -> T5ForConditionalGeneration:
+    """The model of an MLX folder that `distill.py` wrote, which began as that of `like`."""
+    model = T5ForConditionalGeneration.from_pretrained(like)
+    weights = load_file(found / "model.safetensors")
+    with torch.no_grad():
+        for theirs, ours in tensor_names(T5Config.from_dict(read_config(found))).items():
+            if ours in weights:
+                model.get_parameter(theirs).copy_(weights.pop(ours))
+    assert not weights, "all tensors have a place"
+    return model
 
 
 def describe(trainer: Trainer) -> None:
@@ -87,7 +110,7 @@ def worker(index: int, args: argparse.Namespace, config: TrainingConfig) -> None
         distributed.init_process_group(
             "gloo", init_method=store, rank=index, world_size=args.processes
         )
-    {"target": train_target, "draft": train_draft}[args.stage](args, config)
+    train_target(args, config)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -119,9 +142,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.stage == "tokenizer":
         train_tokenizer(args.work_dir / "tokenizer", args.seed)
         return 0
-    config = CONFIGS[args.stage]
-    if args.examples:
-        config = replace(config, examples=args.examples)
+    if args.stage == "draft":
+        return train_draft(args)
+    config = replace(TARGET, examples=args.examples) if args.examples else TARGET
     if args.processes > 1:
         (args.work_dir / f"rendezvous {args.stage}").unlink(missing_ok=True)
         multiprocessing.spawn(worker, (args, config), nprocs=args.processes)

@@ -6,23 +6,17 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from demo.recipe import corpus, evaluate
+from mlx_t5.backend import mx
 from model import load
-
-
-def test_counting_accepted_tokens():
-    pytest.importorskip("torch")
-    from demo.recipe.distill import count_accepted
-
-    assert count_accepted([True] * 6, 5) == (5, 5)  # five drafted, the sixth is the target's own
-    assert count_accepted([True, False, True, True], 5) == (3, 6)
-    assert count_accepted([False] * 3, 2) == (0, 5)
 
 
 def test_rate_warms_up_and_decays_to_zero():
     pytest.importorskip("torch")
-    from demo.recipe.learning import TrainingConfig, rate_factor
+    from demo.recipe.learning import Shape, TrainingConfig, rate_factor
 
-    config = TrainingConfig(8, 8, 1, 1, 1, examples=1, batch=1, relative_rate=1.0, warmup_steps=10)
+    config = TrainingConfig(
+        Shape(8, 8, 1, 1, 1), examples=1, batch=1, relative_rate=1.0, warmup_steps=10
+    )
     rates = [rate_factor(step, 100, config) for step in range(101)]
     assert rates[0] == 0.1 and rates[30] == 1.0 and rates[100] == 0.0
     assert rates[60:] == sorted(rates[60:], reverse=True)
@@ -33,11 +27,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     from demo.recipe import learning
 
     config = learning.TrainingConfig(
-        32,
-        32,
-        1,
-        1,
-        1,
+        learning.Shape(32, 32, 1, 1, 1),
         examples=2 * learning.CHUNK,
         batch=learning.CHUNK // 3,
         relative_rate=1e-1,
@@ -48,7 +38,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     def trainer(folder):
         torch.manual_seed(0)
         folder.mkdir(exist_ok=True)
-        return learning.Trainer("tiny", config, learning.make_model(config, 16), folder)
+        return learning.Trainer("tiny", config, learning.make_model(config.shape, 16), folder)
 
     def run(one):
         one.run_chunk(learning.token_loss(one.model, batch) for _ in range(3))
@@ -66,14 +56,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 def test_both_stages_write_a_model(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from demo.recipe import distill, learning, train
+    from demo.recipe import learning, train
 
-    tiny = learning.TrainingConfig(
-        32, 32, 1, 1, 1, examples=8, batch=4, relative_rate=1e-2, warmup_steps=2
-    )
-    monkeypatch.setattr(train, "CONFIGS", {"target": tiny, "draft": tiny})
-    for module in (learning, distill):
-        monkeypatch.setattr(module, "CHUNK", 8)
+    shape = learning.Shape(32, 32, 1, 1, 1)
+    tiny = learning.TrainingConfig(shape, examples=8, batch=4, relative_rate=1e-2, warmup_steps=2)
+    monkeypatch.setattr(train, "TARGET", tiny)
+    monkeypatch.setattr(train, "DRAFT", shape)
+    monkeypatch.setattr(train, "DRAFT_OPTIONS", ("--iters", "2", "--batch-size", "4"))
+    monkeypatch.setattr(learning, "CHUNK", 20)
     shutil.copytree(evaluate.DEMO / "target", tmp_path / "tokenizer")
     options = ["--work-dir", str(tmp_path), "--check", "2", "--processes", "1"]
     assert train.main(["--stage", "target", *options]) == 0
@@ -82,7 +72,10 @@ def test_both_stages_write_a_model(tmp_path, monkeypatch):
 
     shutil.copytree(evaluate.DEMO / "target", tmp_path / "target", dirs_exist_ok=True)
     assert train.main(["--stage", "draft", *options]) == 0
-    assert load(tmp_path / "draft")[0].config.d_model == 32
+    found, written = (load(tmp_path / name)[0] for name in ("draft-found", "draft"))
+    assert written.config.d_model == 32
+    source, target = mx.array([[5, 6, 1]]), mx.array([[0, 7]])
+    assert mx.array_equal(found(source, target), written(source, target))
 
 
 def test_bundled_pair_meets_its_goals_on_a_small_held_out_sample():
@@ -96,4 +89,4 @@ def test_bundled_pair_meets_its_goals_on_a_small_held_out_sample():
     assert figures["translate"]["exact_match"] >= 0.9  # 95 % measured on many more
     assert figures["fix"]["exact_match"] >= 0.8
     accepted = sum(f["accepted"] for f in figures.values())
-    assert 0.6 <= accepted / sum(f["drafted"] for f in figures.values()) <= 0.9
+    assert 0.8 <= accepted / sum(f["drafted"] for f in figures.values()) < 1  # 0.89 on many more
