@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import Stack
-from mlx_t5.network.linear import Embedding, Linear, join
+from mlx_t5.network.linear import Embedding, Linear
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.ranks import ALONE, Ranks
@@ -120,14 +119,9 @@ class T5(nn.Module):
 
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
-        own = (self[stack].layers for stack in ("encoder", "decoder") if stack in self)
-        for layer in chain.from_iterable(own):
-            join(*(layer.self_attention[part] for part in "qkv"))
-            if "cross_attention" in layer:
-                join(*(layer.cross_attention[part] for part in "kv"))
-            if "wi_0" in layer.feed_forward:
-                join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
-            mx.clear_cache()  # of the parts, in whose place the next layer's can be joined
+        for stack in ("encoder", "decoder"):
+            if stack in self:
+                self[stack].join()
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""

@@ -16,7 +16,7 @@ from mlx_t5.network.bias import RelativeBias
 from mlx_t5.network.blocks import Blocks
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.linear import Linear, added, together
+from mlx_t5.network.linear import Linear, added, join, together
 from mlx_t5.network.ranks import ALONE, Ranks
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -169,6 +169,16 @@ class Stack(nn.Module):
         self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
         self.norm = RMSNorm(config)
         self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)
+
+    def join(self) -> None:
+        """See `T5.join`."""
+        for layer in self.layers:
+            join(*(layer.self_attention[part] for part in "qkv"))
+            if "cross_attention" in layer:
+                join(*(layer.cross_attention[part] for part in "kv"))
+            if "wi_0" in layer.feed_forward:
+                join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
+            mx.clear_cache()  # of the parts, in whose place the next layer's can be joined
 
     def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
         """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.

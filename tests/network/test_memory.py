@@ -12,7 +12,7 @@ from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.network import memory
+from mlx_t5.network import layers, memory
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import (
     cache_bytes,
@@ -150,13 +150,13 @@ def test_weights_are_wired_while_they_are_loaded(monkeypatch):
 
 
 def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
-    kept, join = [], model_module.join
+    kept, join = [], layers.join
 
-    def joined(*layers):
-        join(*layers)
+    def joined(*parts):
+        join(*parts)
         kept.append(mx.get_cache_memory())
 
-    monkeypatch.setattr(model_module, "join", joined)
+    monkeypatch.setattr(layers, "join", joined)
     loaded, _ = load(BUNDLED / "target", "float32")
     weights = held(array for _, array in tree_flatten(loaded.parameters()))
     assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
