@@ -1,5 +1,7 @@
 """Forms of a product: the same numbers, and each only where it is known to be faster."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -97,8 +99,10 @@ def test_layers_over_the_same_input_are_one_product(monkeypatch, bits):
     mx.eval(own, apart)
     memory = mx.get_active_memory()
     join(*own)
-    mx.synchronize()  # until then, what was joined may still be held
-    assert mx.get_active_memory() <= memory + 1024  # nothing is held twice
+    end = time.monotonic() + 5  # the thread that joined may hold the parts a moment longer
+    while mx.get_active_memory() > memory + 1024:  # else something is held twice
+        assert time.monotonic() < end
+        time.sleep(0.01)
     called = []
     kind = type(own[0])
     monkeypatch.setattr(kind, "__call__", lambda s, x, f=kind.__call__: called.append(s) or f(s, x))
