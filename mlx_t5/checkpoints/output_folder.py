@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER
+from mlx_t5.disk import sync
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
@@ -80,13 +81,13 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         try:
             partial.mkdir()
             yield partial
-            _sync(partial)
+            sync(partial)
             if os.path.lexists(path):
                 if not overwrite:
                     raise UserError(f"{path} has been made in the meantime; nothing is changed")
                 path.rename(old)
             partial.rename(path)
-            _sync(path.parent)
+            sync(path.parent)
         except BaseException:
             _undo(path, partial, old)
             raise
@@ -166,12 +167,3 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _sync(folder: Path) -> None:
-    """Flushes the folder's entries to the disk, where the system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

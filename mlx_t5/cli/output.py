@@ -6,7 +6,6 @@ Everything written is UTF-8.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from mlx_t5.disk import lock
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
@@ -51,13 +51,9 @@ def opened(path: str, keep: int = 0) -> TextIO:
     """
     file = open(path, "a", encoding="utf-8", errors="backslashreplace")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file.fileno()):
             file.close()
-            raise UserError(f"{path} is being written by another process; wait for it") from None
-        except OSError:  # a file system without locks
-            pass
+            raise UserError(f"{path} is being written by another process; wait for it")
         if os.fstat(file.fileno()).st_size < keep:
             file.close()
             raise UserError(f"{path} has become shorter since it was read; start again")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.disk import lock
 from mlx_t5.errors import UserError, shown
 from mlx_t5.training.learner import Arrays, State
 from mlx_t5.training.whole_files import PARTIAL, replace_file
@@ -61,22 +62,13 @@ class RunFolder:
             UserError: another run is at work in there.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock(descriptor):
                 raise UserError(
                     f"another run is at work in {self.path}; wait for its end, or choose another "
                     "--output"
-                ) from None
-            except OSError:  # there are no locks
-                pass
+                )
             yield
         finally:
             os.close(descriptor)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from mlx_t5.disk import sync
 from mlx_t5.errors import UserError
 
 PARTIAL = ".partial-"  # before the name of a file that is being written
@@ -25,11 +26,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f"{PARTIAL}{path.name}")
     try:
         write(partial)
-        descriptor = os.open(partial, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(partial)
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:  # the latter is what MLX makes of a full disk
         with contextlib.suppress(OSError):
