@@ -13,13 +13,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlx_t5.cli.output import LineFile, writing
+from mlx_t5.cli.output import ARRAY, LineFile, opened_array, require_there, writing
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from mlx_t5.pairs import Score
 
-ARRAY = ".npy"
 _HEADER_BYTES = 128  # room for a shape of any size
 _MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -66,7 +65,11 @@ class ArrayFile:
                 self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Writes one vector, or a row of NaN for an error."""
+        """Writes one vector, or a row of NaN for an error.
+
+        Raises:
+            UserError: the file cannot be written, or is no longer there.
+        """
         with writing(self._path):
             self._write(outcome)
 
@@ -74,7 +77,7 @@ class ArrayFile:
         self._rows += 1
         if not self._file and not isinstance(outcome, Exception):
             self._width = len(outcome)
-            self._file = open(self._path, "wb")
+            self._file = opened_array(self._path)
             self._file.write(self._header())
             self._write_rows(np.full((self._rows - 1, self._width), np.nan))
         if self._file:
@@ -88,6 +91,7 @@ class ArrayFile:
         self._file.write(self._header())
         self._file.seek(0, os.SEEK_END)
         self._file.flush()
+        require_there(self._file, self._path)
 
     def _header(self) -> bytes:
         shape = f"({self._rows}, {self._width})"

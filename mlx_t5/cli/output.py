@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from mlx_t5.disk import lock
 from mlx_t5.errors import UserError
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from mlx_t5.requests import Result, Stats
     from mlx_t5.text.detokenizer import StreamingDetokenizer
 
+ARRAY = ".npy"  # how the name of an array of NumPy's ends
 Own = TypeVar("Own", bound="LineFile")
+File = TypeVar("File", bound=IO[Any])
 
 
 def check_output_file(output_file: str, input_file: str | None) -> None:
     """Checks, before the work begins, that its results can be written.
 
     Raises:
-        UserError: the folder is missing or closed, or the file is the input itself.
+        UserError: the folder is missing or closed, the file is the input itself, or an array is to
+            be written where nothing can be rewritten.
     """
     path = Path(output_file)
     if path.is_dir():
@@ -41,15 +44,39 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
         raise UserError(f"{output_file} may not be written; choose another place")
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
         raise UserError(f"{output_file} is the input file too; give the results another name")
+    if output_file.endswith(ARRAY) and path.exists() and not path.is_file():
+        cure = "name a file, or have JSON lines written"
+        raise UserError(f"{output_file} is a pipe or a device, which no array fits into; {cure}")
 
 
 def opened(path: str, keep: int = 0) -> TextIO:
-    """Opens a file for results, after so many bytes of what it holds.
+    """Opens a file for lines of text, after so many bytes of what it holds.
 
     Raises:
         UserError: another process writes it, or has changed it meanwhile.
     """
-    file = open(path, "a", encoding="utf-8", errors="backslashreplace")
+    return claimed(open(path, "a", encoding="utf-8", errors="backslashreplace"), path, keep)
+
+
+def opened_array(path: str) -> IO[bytes]:
+    """Opens a file for bytes that are written and rewritten; what it held is gone.
+
+    Raises:
+        UserError: another process writes it.
+    """
+
+    def as_it_is(name: str, flags: int) -> int:
+        return os.open(name, flags & ~os.O_TRUNC, 0o666)
+
+    return claimed(open(path, "wb", opener=as_it_is), path)
+
+
+def claimed(file: File, path: str, keep: int = 0) -> File:
+    """Makes an open file this process's alone, and cuts off what is not kept of it.
+
+    Raises:
+        UserError: another process writes it, or has changed it meanwhile; the file is closed then.
+    """
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         if not lock(file.fileno()):
             file.close()
@@ -59,6 +86,12 @@ def opened(path: str, keep: int = 0) -> TextIO:
             raise UserError(f"{path} has become shorter since it was read; start again")
         file.truncate(keep)
     return file
+
+
+def require_there(file: IO[Any], path: str) -> None:
+    """Raises `UserError` if a file was removed while it is written."""
+    if not os.fstat(file.fileno()).st_nlink:
+        raise UserError(f"{path} was removed while it was written; start again")
 
 
 @contextlib.contextmanager
@@ -74,7 +107,7 @@ def writing(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         cure = "make room, or name another --output-file"
-        raise UserError(f"cannot write {path}: {error.strerror}; {cure}") from None
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {cure}") from None
 
 
 class LineFile:
@@ -111,8 +144,7 @@ class LineFile:
         with writing(self._path):
             self._file = self._file or opened(self._path, self._keep)
             print(line, file=self._file, flush=True)
-            if not os.fstat(self._file.fileno()).st_nlink:
-                raise UserError(f"{self._path} was removed while it was written; start again")
+            require_there(self._file, self._path)
 
 
 class Painter:
