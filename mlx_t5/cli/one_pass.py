@@ -17,6 +17,7 @@ from mlx_t5.cli.output import ARRAY, LineFile, opened_array, require_there, writ
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
+    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.pairs import Score
 
 _HEADER_BYTES = 128  # room for a shape of any size
@@ -30,15 +31,22 @@ class JsonLines(LineFile):
         path: see `LineFile`.
         record: makes the object of an item and its outcome.
         keep: see `LineFile`.
+        run: see `LineFile`.
     """
 
-    def __init__(self, path: str | None, record: Callable[[Any, Any], dict], keep: int = 0):
-        super().__init__(path, keep)
-        self._record = record
+    def __init__(
+        self,
+        path: str | None,
+        record: Callable[[Any, Any], dict],
+        keep: int = 0,
+        run: RunRecord | None = None,
+    ):
+        super().__init__(path, keep, run)
+        self._object_of = record
 
     def write(self, item: Any, outcome: Any) -> None:
         """Writes one result."""
-        record = self._record(item, outcome)
+        record = self._object_of(item, outcome)
         self.write_line(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
@@ -123,10 +131,12 @@ def error_of(outcome: Any) -> str | None:
     return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
 
 
-def output_of_vectors(path: str | None, keep: int = 0) -> JsonLines | ArrayFile:
+def output_of_vectors(
+    path: str | None, keep: int = 0, run: RunRecord | None = None
+) -> JsonLines | ArrayFile:
     """Where vectors go: an array where the name says so, and JSON lines otherwise."""
     is_array = path is not None and path.endswith(ARRAY)
-    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep)
+    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep, run)
 
 
 def summary(count: int, seconds: float, peak_memory_bytes: int) -> str:

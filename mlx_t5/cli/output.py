@@ -20,6 +20,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
+    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.requests import Result, Stats
     from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -118,10 +119,11 @@ class LineFile:
     Args:
         path: file to write, left as it is until there is a result; None is standard output.
         keep: bytes at the beginning of the file that are kept.
+        record: what lies beside it while it is written.
     """
 
-    def __init__(self, path: str | None, keep: int = 0):
-        self._path, self._keep = path, keep
+    def __init__(self, path: str | None, keep: int = 0, record: RunRecord | None = None):
+        self._path, self._keep, self._record = path, keep, record
         self._file: TextIO | None = None if path else sys.stdout
 
     def __enter__(self: Own) -> Own:
@@ -132,8 +134,12 @@ class LineFile:
             with writing(self._path):
                 self._file.close()
 
-    def write_line(self, line: str) -> None:
+    def write_line(self, line: str, failed: int | None = None) -> None:
         """Writes one line.
+
+        Args:
+            line: without its end.
+            failed: the number of its prompt, if that has ended in an error.
 
         Raises:
             UserError: the file cannot be written, or is no longer there.
@@ -142,7 +148,12 @@ class LineFile:
             print(line, file=self._file, flush=True)
             return
         with writing(self._path):
-            self._file = self._file or opened(self._path, self._keep)
+            if not self._file:
+                self._file = opened(self._path, self._keep)
+                if self._record:
+                    self._record.begin()
+            if failed and self._record:
+                self._record.fail(failed)
             print(line, file=self._file, flush=True)
             require_there(self._file, self._path)
 
@@ -196,6 +207,7 @@ class Results(LineFile):
         paint: makes a coloured line of a result; where results go to a file or are JSON, it is
             shown on standard error besides.
         keep: see `LineFile`.
+        record: see `LineFile`.
     """
 
     def __init__(
@@ -204,20 +216,27 @@ class Results(LineFile):
         as_json: bool,
         paint: Callable[[Result], str] | None = None,
         keep: int = 0,
+        record: RunRecord | None = None,
     ):
-        super().__init__(path, keep)
+        super().__init__(path, keep, record)
         self._as_json, self._paint = as_json, paint
         self._aside = path is not None or as_json
 
-    def write(self, prompt: str, result: Result) -> None:
-        """Writes one result; an empty line, or JSON with the error, where there is no text."""
+    def write(self, prompt: str, result: Result, number: int | None = None) -> None:
+        """Writes one result; an empty line, or JSON with the error, where there is no text.
+
+        Args:
+            prompt: its prompt.
+            result: what became of that.
+            number: which prompt of the input it is, from 1.
+        """
         paint = None if result.error else self._paint
         line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
         if paint and self._aside:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
-        self.write_line(line)
+        self.write_line(line, number if result.error else None)
 
 
 def one_line(text: str) -> str:
