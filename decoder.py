@@ -49,6 +49,7 @@ from mlx_t5.text.prompts import (
 from model import T5
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
+EARLY_BYTES = 64 << 20  # a pass begun early copies the caches that it writes, if they are so small
 DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
 
 
@@ -136,12 +137,16 @@ class Engine(Batch):
         """Hands a lone row's next pass to the device before the host reads this step's token.
 
         Where the text ends, that pass was in vain: one a text. In a batch, whose rows come and go,
-        it would often be in vain.
+        it would often be in vain. Caches of a pass in flight are copied to be written, which takes
+        longer than it saves once they are large.
         """
         self.begun = None
+        if not self.begins_early:
+            return
         row, position = self.rows[0], len(self.rows[0].committed)
         alone = len(self.rows) == 1 and not self.drafter and not row.search
-        if self.begins_early and alone and row.decided + 1 < row.settings.max_tokens:
+        more = row.decided + 1 < row.settings.max_tokens
+        if alone and more and self.target.cache_memory(1, 0, position + 1) <= EARLY_BYTES:
             mx.async_eval(outcome)
             self.cache.reserve(position + 1)
             self.begun = self.target.decode(tokens, self.cache, [position])
@@ -215,8 +220,8 @@ class SpeculativeDecoder(Scoring, Embedding):
         self.codec = Codec(tokenizer, model.config.vocab_size)
         draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
         self.exact, self._exact_targets = exact, dict[int, ExactTarget]()
-        longest = {"longest": LONGEST_AUTO} if exact else {}
-        self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, **longest)
+        most = LONGEST_AUTO if exact else None
+        self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, most)
 
     def generate(
         self,

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.backend import cpu_only, mx
+from mlx_t5.backend import device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.blocks import block_queries
@@ -43,7 +43,7 @@ WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 def limit() -> int:
     """Bytes that may be used: what the GPU recommends or has, else most of the machine's memory."""
-    facts = mx.device_info()
+    facts = device_info()
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
             return int(facts[name])
@@ -70,7 +70,7 @@ def wire(needed: int) -> None:
     Args:
         needed: bytes to come; what macOS recommends is the most in any case.
     """
-    most = mx.device_info().get(WORKING_SET)
+    most = device_info().get(WORKING_SET)
     if most:
         held = mx.get_active_memory() + mx.get_cache_memory() + SLACK
         mx.set_wired_limit(min(int(most), held + needed))
@@ -205,7 +205,7 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
 def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
     if stored.dtype(name) not in WIDTHS:  # quantised
         return stored.nbytes(name)
-    width = WIDTHS.get(dtype or ("float32" if cpu_only() else stored.dtype(name)), 4)
+    width = WIDTHS.get(dtype or ("float32" if on_cpu() else stored.dtype(name)), 4)
     return math.prod(stored.shape(name)) * width
 
 
@@ -225,7 +225,7 @@ def warning(
     target, *others = (stored_bytes(folder, dtype) for folder in folders)
     others += [head_bytes(folders[0], dtype)] if whole_head else []
     needed, there = target // ranks + sum(others), limit()
-    facts = mx.device_info()
+    facts = device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
     if needed <= comfortable:
         return None
@@ -250,7 +250,7 @@ def dtype_hint(folder: Path, dtype: str | None) -> str | None:
     Raises:
         UserError: the folder holds no readable checkpoint.
     """
-    if cpu_only() or dtype:
+    if on_cpu() or dtype:
         return None
     with open_checkpoint(folder) as stored:
         if stored.metadata.get("format") == "mlx" or stored_dtype(stored) != "float32":
