@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import decoder
-from decoder import Engine, SpeculativeDecoder
+from decoder import EARLY_BYTES, Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
@@ -77,6 +77,18 @@ def test_with_proposals_or_beams_nothing_begins_early(early):
         engine.insert(rows(SOURCES[:1], max_tokens=9, **settings))
         engine.step()
         assert len(model.calls) == 1
+
+
+def test_large_caches_are_not_copied_for_it(early):
+    model = FakeModel(without(TABLE, EOS), V)
+    model.cache_memory = lambda prompts, source, target: (target - 2) * EARLY_BYTES
+    engine = Engine(model, None)
+    engine.insert(rows(SOURCES[:1], max_tokens=9))
+    fed = []
+    for _ in range(4):
+        engine.step()
+        fed.append(len(model.calls))
+    assert fed == [2, 3, 3, 4], "early up to 3 positions"
 
 
 def test_the_bundled_target_writes_the_same(early, monkeypatch):
