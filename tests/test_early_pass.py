@@ -81,7 +81,7 @@ def test_with_proposals_or_beams_nothing_begins_early(early):
 
 def test_large_caches_are_not_copied_for_it(early):
     model = FakeModel(without(TABLE, EOS), V)
-    model.cache_memory = lambda prompts, source, target: (target - 2) * EARLY_BYTES
+    model.cache_memory = lambda prompts, source, target, rows=0: (target - 2) * EARLY_BYTES
     engine = Engine(model, None)
     engine.insert(rows(SOURCES[:1], max_tokens=9))
     fed = []
