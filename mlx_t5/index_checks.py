@@ -9,11 +9,15 @@ described, within `mx.compile`, have no values yet: there the axis alone is look
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import mlx.core as mx
 
-Restore = Callable[[], None]
+FUNCTIONS = (
+    *((mx, name) for name in ("take", "take_along_axis", "put_along_axis")),
+    *((mx.array, name) for name in ("__getitem__", "__setitem__")),
+)
 
 
 def require_within(index: Any, size: int, call: str) -> None:
@@ -30,45 +34,42 @@ def require_within(index: Any, size: int, call: str) -> None:
         raise IndexError(f"{call}: indices from {least} to {most} into an axis of {size}")
 
 
-def install() -> Restore:
-    """Has the functions of MLX that take indices check them; returns what ends that."""
-    named = {name: getattr(mx, name) for name in ("take", "take_along_axis", "put_along_axis")}
-    subscripts = {name: getattr(mx.array, name) for name in ("__getitem__", "__setitem__")}
-
-    def along(name: str) -> Callable[..., mx.array]:
-        def checked(a: mx.array, indices: Any, *rest: Any, **options: Any) -> mx.array:
-            axis = options["axis"] if "axis" in options else rest[-1] if rest else None
-            require_within(indices, a.size if axis is None else a.shape[axis], name)
-            return named[name](a, indices, *rest, **options)
-
-        return checked
-
-    def subscript(name: str) -> Callable[..., Any]:
-        def checked(a: mx.array, key: Any, *value: Any) -> Any:
-            _check_subscript(a, key, name)
-            return subscripts[name](a, key, *value)
-
-        return checked
-
-    for name in named:
-        setattr(mx, name, along(name))
-    for name in subscripts:
-        setattr(mx.array, name, subscript(name))
-
-    def restore() -> None:
-        for owner, functions in ((mx, named), (mx.array, subscripts)):
-            for name, function in functions.items():
-                setattr(owner, name, function)
-
-    return restore
+def install() -> None:
+    """Has the functions of MLX that take indices check them, until `remove`."""
+    remove()
+    for owner, name in FUNCTIONS:
+        check = _check_subscript if owner is mx.array else _check_along
+        setattr(owner, name, _checked(getattr(owner, name), check))
 
 
-def _check_subscript(a: mx.array, key: Any, call: str) -> None:
+def remove() -> None:
+    """Has them check nothing."""
+    for owner, name in FUNCTIONS:
+        function = getattr(owner, name)
+        setattr(owner, name, getattr(function, "__wrapped__", function))
+
+
+def _checked(function: Callable, check: Callable[..., None]) -> Callable:
+    @wraps(function)
+    def checked(array: mx.array, index: Any, *rest: Any, **options: Any) -> Any:
+        check(function.__name__, array, index, *rest, **options)
+        return function(array, index, *rest, **options)
+
+    return checked
+
+
+def _check_along(call: str, array: mx.array, index: Any, *rest: Any, **options: Any) -> None:
+    """Looks at indices along the axis, which is the last argument; None is all entries."""
+    axis = options.get("axis", rest[-1] if rest else None)
+    require_within(index, array.size if axis is None else array.shape[axis], call)
+
+
+def _check_subscript(call: str, array: mx.array, key: Any, *value: Any) -> None:
     """Looks at the parts of a subscript up to an ellipsis; each takes one axis but None."""
     axis = 0
     for part in key if isinstance(key, tuple) else (key,):
         if part is Ellipsis or (isinstance(part, mx.array) and part.dtype == mx.bool_):
             return
         if part is not None:
-            require_within(part, a.shape[axis], call)
+            require_within(part, array.shape[axis], call)
             axis += 1

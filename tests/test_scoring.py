@@ -13,6 +13,7 @@ from families import torch
 from mlx_t5 import pairs, passes, scoring
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.cache import source_width
 from mlx_t5.pairs import Pair, Score, ranking
 from model import load
 
@@ -68,7 +69,7 @@ def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkey
     monkeypatch.setattr(type(model), "decode", watched)
     together = decoder.score(SOURCES[0], TARGETS, batch_size=2)
     assert [s.logprob for s in together] == pytest.approx(alone, abs=1e-5)
-    assert encoded == [(1, len(SOURCES[0]))], "once, for all three passes"
+    assert encoded == [(1, source_width(len(SOURCES[0])))], "once, for all three passes"
     assert cross == [(2, 1), (2, 1), (1, 1)], "the rows of a pass read one source"
 
 

@@ -143,7 +143,7 @@ def test_8_bits_change_an_embedding_little(tiny, tmp_path):
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
 def test_the_type_of_a_model_whose_embedding_is_quantised(tiny, tmp_path, dtype, monkeypatch):
     """Without a wish a GPU computes in the folder's type, and memory is counted in that one."""
-    monkeypatch.setattr(weights_module, "cpu_only", lambda: False)
+    monkeypatch.setattr(weights_module, "on_cpu", lambda: False)
     out = convert(tiny, tmp_path / "out", dtype, quantize=True, quant_predicate="embed_8")
     quantised, plain = load(out)[0], load(tiny, dtype)[0]
     assert quantised.dtype == quantised.shared.scales.dtype == getattr(mx, dtype)

@@ -168,7 +168,7 @@ def test_other_special_tokens_are_another_vocabulary():
             DraftModel(FakeModel(good(TABLE), V, **{name: 3}), target)
 
 
-def test_samples_of_one_source_are_encoded_once(monkeypatch):
+def test_samples_of_one_source_are_encoded_once(monkeypatch, unpadded):
     shapes, encode = [], FakeModel.encode
     monkeypatch.setattr(
         FakeModel,

@@ -209,7 +209,7 @@ def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     until(lambda: worker.rows == (0, 0))
 
 
-def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
+def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve, unpadded):
     class Broken(Gated):
         def encode(self, ids, mask=None):
             if ids.shape[1] > 9:
@@ -222,7 +222,7 @@ def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
     until(lambda: worker.rows == (0, 0))
 
 
-def test_a_prompt_without_memory_fails_alone(serve):
+def test_a_prompt_without_memory_fails_alone(serve, unpadded):
     class Small(Gated):
         def encode(self, ids, mask=None):
             if ids.shape[1] > 9:
@@ -240,7 +240,7 @@ def test_a_prompt_without_memory_fails_alone(serve):
     assert len(small.results()[0].tokens) == 5
 
 
-def test_a_prompt_waits_where_others_have_the_memory(serve):
+def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
     class Small(Gated):
         def cache_memory(self, prompts, source, target, rows=0):
             return (source > 9 or prompts > 1) * 10**18
