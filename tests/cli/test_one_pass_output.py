@@ -15,7 +15,7 @@ def test_the_array_is_as_numpy_writes_it(tmp_path):
     np.save(tmp_path / "theirs.npy", VECTORS)
     ours, theirs = (tmp_path / f"{name}.npy" for name in ("vectors", "theirs"))
     assert np.array_equal(np.load(ours), VECTORS) and np.load(ours).dtype == np.float32
-    assert ours.stat().st_size == theirs.stat().st_size
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_rows_stay_those_of_the_prompts(tmp_path):
