@@ -100,7 +100,6 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
     add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
-    add("--max-body", 1 << 20, "bytes of a request")
     add("--stall-seconds", 60, "time without a step after which /health says that decoding hangs")
     add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
 
@@ -191,7 +190,7 @@ def _application(
     service = _service(args, lambda: _load(args, chosen, ranks), chosen, limits, metrics, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
-    return create_app(service, metrics, args.api_key, args.max_body, names)
+    return create_app(service, metrics, args.api_key, names)
 
 
 def _service(

@@ -91,7 +91,6 @@ RANGES = MappingProxyType(
         ),
         "no_repeat_ngram_size": _count(0, _OFF),
         "min_tokens": _count(0, _OFF),
-        "block_verification": Range(bool, 0, 1, "True or False"),
         "num_beams": Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
         "length_penalty": Range(float, -10, 10, "a number from -10 to 10"),
         "early_stopping": Range(bool, 0, 1, 'True, False or "never"', besides=("never",)),

@@ -44,8 +44,6 @@ class Settings:
         logits_processors: callables that change the target's logits, in order, after the three
             above and before the temperature; see `processors.LogitsProcessor`.
         stop: a string or several; the text ends before the first of them.
-        block_verification: where it samples without relaxation, judge the proposals of a step
-            together; False judges them one by one. The distribution is the same.
         num_beams: hypotheses of a beam search, which drafts and samples nothing; 1 is none.
         length_penalty: beams are ranked by log-probability / length**length_penalty.
         early_stopping: when a search ends, as in transformers: True, False or "never".
@@ -67,7 +65,6 @@ class Settings:
     min_tokens: int = 0
     logits_processors: Iterable[LogitsProcessor] = ()
     stop: str | Iterable[str] = ()
-    block_verification: bool = True
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False

@@ -29,7 +29,6 @@ def sampling_of(rows: Sequence[Row], eos: Sequence[int], by_position: int = 0) -
         each("top_k"),
         each("top_p"),
         each("delta"),
-        each("block_verification"),
         processing_of(settings, eos),
     )
     if sampling.all_greedy:

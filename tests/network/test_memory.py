@@ -78,7 +78,7 @@ def test_weights_as_they_are_and_quantised(tmp_path):
         "mxfp4": (None, None, "mxfp4"),
         "mxfp8": (None, None, "mxfp8"),
         "nvfp4": (None, None, "nvfp4"),
-        "mixed": (None, 64, "affine", "vo_3_5"),
+        "mixed": (None, 64, "affine", "vo_4_5"),
         "embedding": (8, None, "affine", "embed_8"),
     }.items():
         path = tmp_path / name

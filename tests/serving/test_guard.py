@@ -17,7 +17,7 @@ BODY = {"type": "http.request", "body": b"{}", "more_body": False}
 def ask(app, receive, send, scope=SCOPE):
     """One request; returns the statuses that were counted."""
     metrics = Metrics()
-    answer = Guard(app, None, 10, metrics, {"/predict"})(scope, receive, send)
+    answer = Guard(app, None, metrics, {"/predict"})(scope, receive, send)
     asyncio.run(asyncio.wait_for(answer, 5))
     samples = metrics.requests.collect()[0].samples
     return {s.labels["status"]: s.labels["path"] for s in samples if s.name.endswith("_total")}
