@@ -237,6 +237,9 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Team | None) -> Specula
     from model import load
 
     target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, leading(ranks))
+    if args.exact and not target.can_decode:
+        alone = f"{model_name(chosen)} is an encoder alone"
+        raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
     return SpeculativeDecoder(
         target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
     )
