@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATUS = {"input": 400, "memory": 503, "internal": 500}  # of `Failure.kind`
+STATUS = {"input": 400, "memory": 503, "stopping": 503, "internal": 500}  # of `Failure.kind`
 
 
 class Decoder(Protocol):
@@ -100,7 +100,7 @@ class Failure:
     """The end of a job without a result.
 
     Attributes:
-        kind: "input", "memory" or "internal": whose fault it is.
+        kind: "input", "memory", "stopping" or "internal": why.
         message: for the client.
     """
 

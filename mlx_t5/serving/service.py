@@ -206,7 +206,7 @@ class Service:
             headers = {"Retry-After": str(error.retry_after)}
             raise ApiError(429, str(error), code="queue_full", headers=headers) from None
         except Stopped as error:
-            raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
+            raise ApiError(503, str(error)) from None
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
         """The task that a request names; one that wants nothing where it names none.
