@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.passes import by_length
 from mlx_t5.text.prompts import token_ids
+
+if TYPE_CHECKING:
+    from mlx_t5.network.cache import Cache
 
 # Of monoT5, which was trained on prompts of so many tokens at most. Of a longer one the document is
 # cut, so that the question stays: https://github.com/terrierteam/pyterrier_t5.
@@ -30,6 +33,19 @@ class Pair:
 
     source: tuple[int, ...]
     target: tuple[int, ...]
+
+
+@dataclass
+class LastEncoded:
+    """The prompts that were scored last, encoded; of all scorers that take turns there is one.
+
+    Attributes:
+        sources: their tokens.
+        cache: with their cross-attention; None if there are none.
+    """
+
+    sources: list[tuple[int, ...]] = field(default_factory=list)
+    cache: Cache | None = None
 
 
 @dataclass
