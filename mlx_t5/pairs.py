@@ -115,7 +115,7 @@ def relevance_pairs(
     vocab_size: int,
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
-) -> list[Pair]:
+) -> Iterator[Pair]:
     """What is scored to rank documents: of each, whether it is relevant, and whether it is not.
 
     Args:
@@ -137,14 +137,12 @@ def relevance_pairs(
     def read(text: str) -> tuple[int, ...]:
         return tuple(token_ids(text, tokenizer, vocab_size))
 
-    pairs: list[Pair] = []
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"the {name} is empty or no text; give a text")
         if name != "query":
             source = _relevance_prompt(query, text, read, max_prompt_tokens)
-            pairs += [Pair(source, (answer,)) for answer in answers]
-    return pairs
+            yield from (Pair(source, (answer,)) for answer in answers)
 
 
 def _relevance_prompt(

@@ -227,13 +227,15 @@ class Scoring:
         Raises:
             UserError: a text is empty, or the model is none that says these words.
         """
-        pairs = relevance_pairs(
-            query,
-            documents,
-            self.codec.tokenizer,
-            self.model.config.vocab_size,
-            words,
-            checked("max_tokens", max_prompt_tokens),
+        pairs = list(
+            relevance_pairs(
+                query,
+                documents,
+                self.codec.tokenizer,
+                self.model.config.vocab_size,
+                words,
+                checked("max_tokens", max_prompt_tokens),
+            )
         )
         size = checked("batch_size", batch_size)
         parts = Scorer(self.model, 2 * size).parts

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
+PASSES_A_TEXT = 16  # full passes of scores or embeddings that count as one text in the queue
 NO_TASK = Preset("no task")
 
 
@@ -130,7 +131,7 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = [await self.reader.token_ids(prompt, prefix=task.prefix) for prompt in prompts]
+        ids = await self.reader.all_token_ids(prompts, prefix=task.prefix)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
@@ -174,11 +175,8 @@ class Service:
         receive: Callable[[], Any],
     ) -> list[Any]:
         """Hands a task to the thread and waits for its values."""
-        size = math.ceil(count / self.worker.max_batch)
-        if size > self.limits.rows:
-            most = self.limits.rows * self.worker.max_batch
-            message = f"{count} inputs are more than one request may have here ({most})"
-            raise ApiError(400, f"{message}; send several requests")
+        # However small the queue is, the largest request finds room in it when nothing waits.
+        size = min(math.ceil(count / self.worker.max_batch / PASSES_A_TEXT), self.limits.rows)
         exchange = Exchange(self.worker.cancel)
         exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
         self._hand_in(exchange.job)

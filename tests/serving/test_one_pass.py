@@ -155,6 +155,18 @@ def test_ranks(ranker, decoder):
     assert set(bare["results"][0]) == {"index", "relevance_score"}
 
 
+def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, decoder):
+    documents = ["b " * 99 + "a cat", "two dogs", "the tale " * 5000, "the tale " * 5001]
+    body = {"query": "cat", "documents": documents}
+    answer = ranker.http.post("/v1/rerank", json=body).json()
+    expected = decoder.rerank("cat", documents, max_prompt_tokens=60)
+    found = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
+    assert found == pytest.approx({e.index: np.exp(e.score) for e in expected}, abs=1e-4)
+    assert found[2] == pytest.approx(found[3], abs=1e-6), "what differs is cut off"
+    short = len(decoder.tokenizer("Query: cat Document: two dogs Relevant:").input_ids)
+    assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
+
+
 def test_the_bundled_pair_does_not_rank(server):
     answer = server.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
     assert answer.status_code == 400
@@ -171,7 +183,7 @@ def test_the_bundled_pair_does_not_rank(server):
         ("embeddings", {"input": [99]}, "input", "outside the model's vocabulary"),
         ("embeddings", {"input": "a " * 100}, "input", "tokens; at most 60"),
         ("embeddings", {"input": ["a"] * 2049}, "input", "at most 2048"),
-        ("embeddings", {"input": ["a"] * 13}, None, r"13 inputs are more than .* \(12\)"),
+        ("embeddings", {"input": [" "] + ["a " * 200]}, "input", "has more tokens; at most 60"),
         ("embeddings", {"input": "a", "dimensions": 5}, "dimensions", "not supported"),
         ("embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
         ("embeddings", {"input": "a", "temperature": 1}, "temperature", "no such field"),
@@ -184,7 +196,9 @@ def test_the_bundled_pair_does_not_rank(server):
         ("embeddings", {"input": [5], "task": "telling"}, "task", "send that as text"),
         ("rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
         ("rerank", {"query": "a", "documents": ["b", " "]}, "documents", "document 1 is empty"),
-        ("rerank", {"query": "a", "documents": ["b " * 99]}, "documents", "at most 60"),
+        ("rerank", {"query": "a", "documents": ["b"] * 1025}, "documents", "at most 1024"),
+        ("rerank", {"query": "a " * 999, "documents": ["b"]}, "query", "at most 60"),
+        ("rerank", {"query": "a " * 30, "documents": ["b"]}, "documents", "room .* in 60 tokens"),
         ("rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "greater than"),
     ],
 )
