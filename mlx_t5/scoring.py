@@ -32,7 +32,7 @@ from mlx_t5.pairs import (
     relevance_pairs,
 )
 from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
-from mlx_t5.ranges import checked
+from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.text.prompts import padded, split, token_ids
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # Logits are computed for so many positions at once that there are no more numbers than this.
 MAX_LOGITS = 1 << 24
+PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
 
 Prompt = str | Sequence[int]
@@ -169,7 +170,7 @@ class Scoring:
             UserError: there are as many neither, or the only target cannot be scored.
         """
         prompts, single = split(prompts)
-        targets, _ = split(targets)
+        targets, _ = split(targets, "targets")
         if single:
             prompts = prompts * len(targets)
         if len(prompts) != len(targets):
@@ -190,7 +191,12 @@ class Scoring:
 
         An exception in the place of a pair that could not be read becomes the error of its score.
         Pairs of one prompt share its encoding if they stand near each other.
+
+        Raises:
+            UserError: `pairs` is no iterable of pairs, or `batch_size` is out of range.
         """
+        if not is_listlike(pairs):
+            raise refusal("pairs", pairs, f"a list, each {PAIR}")
         size = checked("batch_size", batch_size)
         parts = Scorer(self.model, size).parts
         return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
@@ -221,12 +227,15 @@ class Scoring:
             documents: texts.
             top_n: return only so many, the most relevant.
             batch_size: documents of a pass, times two.
-            words: what the model says if a document is relevant, and if it is not.
+            words: what the model says if a document is relevant, and if it is not: two.
             max_prompt_tokens: documents are cut so that a prompt has no more.
 
         Raises:
-            UserError: a text is empty, or the model is none that says these words.
+            UserError: a value is of the wrong kind or out of range, a text is empty, or the model
+                is none that says these words.
         """
+        size = checked("batch_size", batch_size)
+        most = None if top_n is None else checked("top_n", top_n, POSITIVE)
         pairs = list(
             relevance_pairs(
                 query,
@@ -234,17 +243,21 @@ class Scoring:
                 self.codec.tokenizer,
                 self.model.config.vocab_size,
                 words,
-                checked("max_tokens", max_prompt_tokens),
+                checked("max_prompt_tokens", max_prompt_tokens, POSITIVE),
             )
         )
-        size = checked("batch_size", batch_size)
         parts = Scorer(self.model, 2 * size).parts
-        return ranking([Score.of(each) for each in in_order(pairs, 2 * size, parts)], top_n)
+        return ranking([Score.of(each) for each in in_order(pairs, 2 * size, parts)], most)
 
     def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
         read = partial(
             token_ids, tokenizer=self.codec.tokenizer, vocab_size=self.model.config.vocab_size
         )
-        return each_read(
-            pairs, lambda pair: Pair(tuple(read(pair[0])), tuple(read(pair[1], what="target")))
-        )
+
+        def pair_of(given: Any) -> Pair:
+            both = listed(given)
+            if both is None or len(both) != 2:
+                raise refusal("a pair", given, PAIR)
+            return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
+
+        return each_read(pairs, pair_of)
