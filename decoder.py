@@ -33,7 +33,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.ranges import checked
+from mlx_t5.ranges import FLAG, checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_TOKEN, verify
 from mlx_t5.sampling.commit import commit, no_choice
@@ -219,8 +219,9 @@ class SpeculativeDecoder(Scoring, Embedding):
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
         draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
-        self.exact, self._exact_targets = exact, dict[int, ExactTarget]()
-        most = LONGEST_AUTO if exact else None
+        self.exact = checked("exact", exact, FLAG)
+        self._exact_targets = dict[int, ExactTarget]()
+        most = LONGEST_AUTO if self.exact else None
         self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, most)
 
     def generate(

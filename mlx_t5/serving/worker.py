@@ -22,7 +22,7 @@ from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.requests import AUTO, Row
 from mlx_t5.sampling.lanes import texts_of
-from mlx_t5.serving.errors import place
+from mlx_t5.serving.errors import STOPPING_MESSAGE, place
 from mlx_t5.serving.intake import Intake
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
 from mlx_t5.serving.logprobs import LogprobRecorder
@@ -34,7 +34,6 @@ from mlx_t5.text.prompts import random_keys
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # without a step, although there is something to do
-STOPPING_MESSAGE = "the server is shutting down"
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 
 
@@ -110,6 +109,13 @@ class Worker:
         self._intake.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Takes no more jobs, withdraws the others and tells whoever waits for them."""
+        self._intake.close(STOPPING_MESSAGE)
+        for job in self._intake.left():
+            self.cancel(job)
+            self._put(job, Failure("stopping", STOPPING_MESSAGE))
 
     @property
     def alive(self) -> bool:
