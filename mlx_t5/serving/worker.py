@@ -21,7 +21,7 @@ from typing import Any
 from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.requests import AUTO, Row
-from mlx_t5.sampling.lanes import texts_of
+from mlx_t5.sampling.beams import texts_of
 from mlx_t5.serving.errors import place
 from mlx_t5.serving.intake import Intake
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
