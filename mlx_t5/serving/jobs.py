@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.passes import Part
+    from mlx_t5.scoring import LastEncoded
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ class Decoder(Protocol):
     ) -> Iterator[Part]:
         """Vectors of prompts, pass by pass."""
 
-    def scoring_parts(self, pairs: Any, batch_size: int, most_tokens: float) -> Iterator[Part]:
+    def scoring_parts(
+        self, pairs: Any, batch_size: int, most_tokens: float, last: LastEncoded
+    ) -> Iterator[Part]:
         """Scores of pairs, pass by pass."""
 
     def engine(self, settings: Settings, batch_size: int) -> Any:

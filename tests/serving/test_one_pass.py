@@ -21,6 +21,7 @@ from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.pass_queue import PassQueue
 from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.worker import Worker
@@ -260,6 +261,34 @@ def test_passes_take_turns_with_steps(start):
     assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
     assert len(text.results()[0].tokens) == 9
     assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
+
+
+def test_requests_take_turns_pass_by_pass():
+    """A small one waits for one pass of each that came before, however large these are."""
+    order, answered = [], []
+
+    def named(name, passes):
+        def parts(_):
+            for i in range(passes):
+                order.append(name)
+                yield [(i, (name, i))]
+
+        return PassJob("embed", parts, passes, 0, 1, answered.append)
+
+    tasks = PassQueue(
+        None, Metrics(), lambda: 0.0, lambda job, rows: None, lambda job, values: job.put(values)
+    )
+    tasks.add(named("a", 5))
+    tasks.advance()
+    tasks.add(named("b", 1))
+    tasks.add(gone := named("c", 2))
+    while tasks:
+        tasks.advance()
+        gone.cancelled = "c" in order
+        if len(order) == 5:
+            tasks.add(named("d", 2))
+    assert "".join(order) == "aabcaadad"
+    assert [[name for name, _ in each.values] for each in answered] == [["b"], ["a"] * 5, ["d"] * 2]
 
 
 @pytest.mark.parametrize(
