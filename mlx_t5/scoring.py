@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,18 +45,44 @@ NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in
 Prompt = str | Sequence[int]
 
 
+@dataclass
+class LastEncoded:
+    """The prompts that were scored last, encoded; of all scorers that take turns there is one.
+
+    Attributes:
+        sources: their tokens.
+        cache: with their cross-attention; None if there are none.
+    """
+
+    sources: list[tuple[int, ...]] = field(default_factory=list)
+    cache: Cache | None = None
+
+
 class Scorer:
     """Scores pairs, pass by pass. A prompt whose targets take several passes is encoded once."""
 
-    def __init__(self, model: Seq2Seq, batch_size: int, most_tokens: float = math.inf) -> None:
-        """Scores at most `batch_size` targets a pass, see `passes.by_length` for `most_tokens`.
+    def __init__(
+        self,
+        model: Seq2Seq,
+        batch_size: int,
+        most_tokens: float = math.inf,
+        last: LastEncoded | None = None,
+    ) -> None:
+        """Prepares for a model.
+
+        Args:
+            model: see `network.interface.Seq2Seq`.
+            batch_size: targets of a pass at most.
+            most_tokens: of a pass, see `passes.by_length`.
+            last: of the scorers whose passes come between those of this one. Each begins anew
+                after another, so that memory does not grow with their number.
 
         Raises:
             UserError: the model is an encoder alone.
         """
         require_decoder(model)
         self.model, self.batch_size, self.most_tokens = model, batch_size, most_tokens
-        self._encoded: tuple[list[tuple[int, ...]], Cache] | None = None  # the last sources
+        self._last = last or LastEncoded()
 
     def parts(self, pairs: Sequence[Pair]) -> Iterator[Part]:
         """Scores all pairs.
@@ -63,9 +90,12 @@ class Scorer:
         Yields:
             After each pass, places of pairs with their scores, or their errors.
         """
-        for places in passes(pairs, self.batch_size, self.most_tokens):
-            values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
-            yield list(zip(places, values, strict=True))
+        try:
+            for places in passes(pairs, self.batch_size, self.most_tokens):
+                values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
+                yield list(zip(places, values, strict=True))
+        finally:
+            self._last.cache = None
 
     def _score(self, pairs: Sequence[Pair]) -> list[Score | UserError]:
         scores: dict[int, Score | UserError] = {}
@@ -85,15 +115,14 @@ class Scorer:
         rows, length = len(pairs), max(len(pair.target) for pair in pairs)
         targets = targets[:, :length]  # a source may be padded beyond the longest
         width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
-        known = self._encoded is not None and self._encoded[0] == sources
-        if not known:
-            self._encoded = None  # let go before there is another one
-        self._require([] if known else sources, rows, length, width)
-        if not known:
+        encoded = self._last.cache if self._last.sources == sources else None
+        self._last.cache = encoded  # the other is let go before there is a new one
+        self._require([] if encoded else sources, rows, length, width)
+        if encoded is None:
             ids, mask = padded(sources, config.pad_token_id)
-            self._encoded = sources, self.model.cache(self.model.encode(ids, mask), mask)
-        assert self._encoded is not None, "just made"
-        cache = self._encoded[1].shared(rows // len(sources), length)
+            encoded = self.model.cache(self.model.encode(ids, mask), mask)
+            self._last.sources, self._last.cache = sources, encoded
+        cache = encoded.shared(rows // len(sources), length)
         start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
         inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
         parts = []
@@ -180,10 +209,14 @@ class Scoring:
         return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
 
     def scoring_parts(
-        self, pairs: Sequence[Pair], batch_size: int, most_tokens: float = math.inf
+        self,
+        pairs: Sequence[Pair],
+        batch_size: int,
+        most_tokens: float = math.inf,
+        last: LastEncoded | None = None,
     ) -> Iterator[Part]:
         """`Scorer.parts` with this model, for who wants to do something else between two passes."""
-        return Scorer(self.model, batch_size, most_tokens).parts(pairs)
+        return Scorer(self.model, batch_size, most_tokens, last).parts(pairs)
 
     def rerank(
         self,

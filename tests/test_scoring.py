@@ -1,6 +1,7 @@
 """Scores against transformers' log softmax, family by family, and what shares a pass with what."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -70,6 +71,35 @@ def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkey
     assert [s.logprob for s in together] == pytest.approx(alone, abs=1e-5)
     assert encoded == [(1, len(SOURCES[0]))], "once, for all three passes"
     assert cross == [(2, 1), (2, 1), (1, 1)], "the rows of a pass read one source"
+
+
+def test_of_scorers_that_take_turns_one_has_its_prompt_encoded(made, monkeypatch):
+    model = load(made("flan").folder)[0]
+    decoder, caches, held = SpeculativeDecoder(model), [], []
+    make = model.cache
+
+    def noted(self, *inputs):
+        caches.append(weakref.ref(cache := make(*inputs)))
+        return cache
+
+    monkeypatch.setattr(type(model), "cache", noted)
+    targets, last = list(map(tuple, TARGETS)), scoring.LastEncoded()
+    works = [
+        decoder.scoring_parts([Pair(tuple(source), t) for t in targets], 2, last=last)
+        for source in SOURCES[:2]
+    ]
+    found = [{}, {}]
+    for i in (0, 0, 1, 0, 1, 1):  # three passes each
+        found[i].update(next(works[i]))
+        held.append([c() is not None for c in caches])
+    assert held == [[1], [1], [0, 1], [0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1]], "none, or the last"
+    del works
+    assert last.cache is None
+    for source, scores in zip(SOURCES, found, strict=False):
+        alone = decoder.score(source, targets)
+        assert [scores[i].logprob for i in range(5)] == pytest.approx(
+            [score.logprob for score in alone], abs=1e-5
+        )
 
 
 def test_logits_of_long_targets_are_made_a_few_positions_at_a_time(made, monkeypatch):

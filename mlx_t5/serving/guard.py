@@ -5,6 +5,7 @@ Plain ASGI, so that nothing comes between a streaming response and its client.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from mlx_t5.serving.errors import ApiError, place
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, place
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class Guard:
             await self._app(scope, _replay(body, receive), exchange.send)
         except ApiError as error:
             await exchange.refuse(error)
+        except asyncio.CancelledError:  # the server does not wait any longer
+            await exchange.refuse(ApiError(503, STOPPING_MESSAGE))
         except Exception as error:  # no traceback: it may show what a client sent
             log.error("%s %s failed: %s", scope["method"], path, place(error))
             await exchange.refuse(ApiError(500, "internal error; the server's log says where"))

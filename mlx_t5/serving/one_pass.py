@@ -17,7 +17,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from mlx_t5.pairs import Pair, ranking, relevance_pairs
-from mlx_t5.serving.answers import json_number
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError
@@ -185,9 +184,9 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
         data = [
             ScoreEntry(
                 index=i,
-                logprob=json_number(each.logprob),
+                logprob=each.logprob,
                 tokens=[service.spell(token).text for token in each.tokens],
-                token_logprobs=list(map(json_number, each.token_logprobs)),
+                token_logprobs=each.token_logprobs,
             )
             for i, each in enumerate(scores)
         ]

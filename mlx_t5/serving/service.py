@@ -22,6 +22,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.pairs import Pair, Score, ranks_by
 from mlx_t5.requests import Settings, check_exact
+from mlx_t5.scoring import LastEncoded
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
@@ -86,6 +87,7 @@ class Service:
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = Speller(self.reader.tokenizer)
+        self._last_encoded = LastEncoded()
         self._watching: set[asyncio.Task] = set()
 
     @property
@@ -158,7 +160,8 @@ class Service:
         self._require_decoder()
 
         def parts(decoder: Any) -> Iterator[Part]:
-            return decoder.scoring_parts(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
+            size, last = self.worker.max_batch, self._last_encoded
+            return decoder.scoring_parts(pairs, size, MAX_JOINING_TOKENS, last)
 
         tokens = sum(map(len, {pair.source for pair in pairs}))
         return await self._run(kind, parts, len(pairs), tokens, receive)
@@ -206,7 +209,7 @@ class Service:
             headers = {"Retry-After": str(error.retry_after)}
             raise ApiError(429, str(error), code="queue_full", headers=headers) from None
         except Stopped as error:
-            raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
+            raise ApiError(503, str(error)) from None
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
         """The task that a request names; one that wants nothing where it names none.

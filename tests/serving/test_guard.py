@@ -72,6 +72,21 @@ def test_a_client_that_goes_away_before_its_body_has_come(monkeypatch):
     assert ask(unreachable, gone, answering(None)) == {"499": "/predict"}
 
 
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so():
+    sent = []
+
+    async def cut_off(*_):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    async def send(message):
+        sent.append(message)
+
+    assert ask(unreachable, cut_off, send) == {"503": "/predict"}
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["message"] == "the server is shutting down" and len(sent) == 2
+
+
 @pytest.mark.parametrize("path", ["/predict", "/a\nERROR forged", "/confidential"])
 def test_an_error_is_logged_without_what_the_client_said(caplog, path):
     async def app(scope, receive, send):

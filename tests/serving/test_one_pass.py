@@ -5,6 +5,7 @@ import base64
 import queue
 import re
 
+import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
@@ -16,9 +17,11 @@ from fake_model import FakeModel, random_table
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
 from mlx_t5.errors import UserError
 from mlx_t5.passes import NotFinite
+from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.pass_queue import PassQueue
 from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.worker import Worker
@@ -94,6 +97,29 @@ def test_scores(ranker, decoder):
     prompt = len(decoder.tokenizer("the tale").input_ids)
     written = sum(len(entry["tokens"]) for entry in answer["data"])
     assert answer["usage"] == {"prompt_tokens": prompt, "total_tokens": prompt + written}
+
+
+def test_scores_are_as_they_are_however_unlikely(folder):
+    """OpenAI's API has no log-probability below -9999; scores are no part of it."""
+    model, tokenizer = load(folder, "float32")
+    model.shared.weight = 1e4 * model.shared.weight  # which is the head as well
+    decoder = SpeculativeDecoder(model, None, tokenizer)
+    (score,) = decoder.score("a cat", "mouse")
+    assert score.logprob < min(score.token_logprobs) < -9999
+    service = Service(Worker(lambda: decoder, 2, 4, Metrics()), RequestLimits(60, 20, 6), "far", 0)
+    transport = httpx.ASGITransport(create_app(service, Metrics(), None, 1000))
+
+    async def ask():
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": "a cat", "targets": ["mouse"]}
+            return (await client.post("/v1/score", json=body)).json()
+
+    try:
+        (entry,) = asyncio.run(asyncio.wait_for(ask(), PATIENCE))["data"]
+    finally:
+        assert service.worker.stop(PATIENCE)
+    assert entry["logprob"] == pytest.approx(score.logprob, rel=1e-5)
+    assert entry["token_logprobs"] == pytest.approx(score.token_logprobs, rel=1e-5)
 
 
 def test_the_prefix_of_a_task_is_put_before_what_is_scored_or_embedded(ranker, decoder):
@@ -235,6 +261,34 @@ def test_passes_take_turns_with_steps(start):
     assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
     assert len(text.results()[0].tokens) == 9
     assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
+
+
+def test_requests_take_turns_pass_by_pass():
+    """A small one waits for one pass of each that came before, however large these are."""
+    order, answered = [], []
+
+    def named(name, passes):
+        def parts(_):
+            for i in range(passes):
+                order.append(name)
+                yield [(i, (name, i))]
+
+        return PassJob("embed", parts, passes, 0, 1, answered.append)
+
+    tasks = PassQueue(
+        None, Metrics(), lambda: 0.0, lambda job, rows: None, lambda job, values: job.put(values)
+    )
+    tasks.add(named("a", 5))
+    tasks.advance()
+    tasks.add(named("b", 1))
+    tasks.add(gone := named("c", 2))
+    while tasks:
+        tasks.advance()
+        gone.cancelled = "c" in order
+        if len(order) == 5:
+            tasks.add(named("d", 2))
+    assert "".join(order) == "aabcaadad"
+    assert [[name for name, _ in each.values] for each in answered] == [["b"], ["a"] * 5, ["d"] * 2]
 
 
 @pytest.mark.parametrize(
