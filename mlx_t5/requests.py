@@ -227,8 +227,8 @@ class Row:
             asks for it before the end.
         ended: whether the last token is the end token.
         task: the tokens of its task prefix, () without one.
-        search: its beams, while it is in a batch; None if it has none. Until they are done,
-            `committed` holds the start token alone.
+        search: what its beams have found; None if it has none. Until it ends, `committed` is the
+            best beam.
         score: of the text that its search has found.
         states: (S, d_model) the target's encoder output, while the row waits; None if it has not
             been encoded.
@@ -257,11 +257,6 @@ class Row:
         """
         settings = self.settings
         return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
-
-    @property
-    def lanes(self) -> list[list[int]]:
-        """The tokens of each sequence that the target continues: of its beams, or `committed`."""
-        return [beam.tokens for beam in self.search.beams] if self.search else [self.committed]
 
     @property
     def decided(self) -> int:

@@ -201,7 +201,7 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
                 by_task[row.task] = adaptive.limits(row.task, len(rows))
             limit = by_task[row.task]
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
-        limits.append(usable if remaining and num_draft and not row.search else {})
+        limits.append(usable if remaining and num_draft else {})
     return limits
 
 

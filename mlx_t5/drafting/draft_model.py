@@ -63,8 +63,8 @@ class Proposal:
     sound: mx.array | None = None
 
     @property
-    def judged(self) -> mx.array:
-        """How many proposals (B,) of each row are to be judged: those up to an unsound one."""
+    def valid_lengths(self) -> mx.array:
+        """How many proposals (B,) of each row count: those before logits that were not finite."""
         lengths = mx.array(self.lengths, mx.int32)
         return lengths if self.sound is None else accepted_length(self.sound, lengths)
 

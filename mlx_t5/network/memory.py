@@ -94,7 +94,11 @@ def clear_large_cache() -> None:
 
 
 def require_for(
-    models: Sequence[Any], new: Sequence[Any], running: Sequence[Any], ahead: Sequence[Any] = ()
+    models: Sequence[Any],
+    new: Sequence[Any],
+    running: Sequence[Any],
+    ahead: Sequence[Any] = (),
+    copies: int = 1,
 ) -> None:
     """Checks that there is room to encode new rows and to decode them beside the running ones.
 
@@ -108,19 +112,19 @@ def require_for(
         running: likewise.
         ahead: likewise, to be encoded only. They fill up a pass, whose work takes several times the
             memory of the states that it leaves behind.
+        copies: sequences of each row that are decoded, its beams.
 
     Raises:
         RuntimeError: there is not.
     """
     rows = [*running, *new]
-    lanes = sum(row.settings.num_beams for row in rows)
     source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
     sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
     longest = source_width(max(map(len, sources)))
     together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
     needed = sum(
-        model.cache_memory(len(rows), source, target, lanes)
+        model.cache_memory(len(rows), source, target, copies * len(rows))
         + model.encoder_memory(together, longest)
         for model in models
         if model

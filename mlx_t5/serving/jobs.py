@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.pairs import LastEncoded
     from mlx_t5.passes import Part
+    from mlx_t5.scoring import LastEncoded
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class Decoder(Protocol):
 
     def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
+
+    def beams(self, settings: Settings) -> Any:
+        """An empty batch of rows that search, see `batching.Engine`."""
 
 
 class QueueFull(Exception):

@@ -248,15 +248,15 @@ def prepared(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     states: Sequence[mx.array],
-    lanes: Sequence[int] = (),
+    copies: int = 1,
 ) -> Cache:
-    """A decoder's cache with a row for each source, not waited for; equal ones share the work.
+    """A decoder's cache with rows for each source, not waited for; equal ones share the work.
 
     Args:
         model: whose decoder it is for.
         sources: source tokens of each row.
         states: what `encoder_states` returned for them.
-        lanes: how many sequences of each row are decoded; () is one of each.
+        copies: rows of each source.
     """
     keys = [tuple(source) for source in sources]
     different = dict(zip(keys, states, strict=True))
@@ -268,9 +268,7 @@ def prepared(
     if len(different) < len(keys):
         places = {key: place for place, key in enumerate(different)}
         cache.keep([places[key] for key in keys])
-    if any(count > 1 for count in lanes):
-        cache.fan_out(lanes)
-    return cache
+    return cache if copies == 1 else cache.shared(copies, 1)
 
 
 def encoded(
