@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,19 +44,6 @@ PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
 
 Prompt = str | Sequence[int]
-
-
-@dataclass
-class LastEncoded:
-    """The prompts that were scored last, encoded; of all scorers that take turns there is one.
-
-    Attributes:
-        sources: their tokens.
-        cache: with their cross-attention; None if there are none.
-    """
-
-    sources: list[tuple[int, ...]] = field(default_factory=list)
-    cache: Cache | None = None
 
 
 class Scorer:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
     from mlx_t5.pairs import LastEncoded
     from mlx_t5.passes import Part
-    from mlx_t5.scoring import LastEncoded
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
 from mlx_t5.pairs import LastEncoded, Pair, Score, ranks_by
 from mlx_t5.requests import Settings, check_exact
-from mlx_t5.scoring import LastEncoded
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
