@@ -32,6 +32,7 @@ from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, not_giv
 from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import EARLY_STOPPING, build_parser, check_options
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
+from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines import team
 from mlx_t5.requests import Settings
@@ -87,17 +88,30 @@ def _run(args: argparse.Namespace, rank: Rank | None, ranks: Team | None) -> int
     vars(args).update(vars(settings))
     if args.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+    prefix = "".join(preset.prefix for preset in presets)
+    record = RunRecord()
+    if prompts:
+        from mlx_t5.cli.job_facts import record_of
+
+        record = record_of(args, settings, prefix, chosen, work.is_json(args))
     with work.Job.of(prompts, rank, args, _tell) as job:
+        job.record, job.failed = record, record.failed_of(job.first) or job.failed
         if job.done:
-            _tell(f"all {job.first} prompts are done")
-            return 0
+            return _nothing_left(job)
+        if job.first and not record.found:
+            _tell(f"warning: there is no {record.path}, so nothing says what made the output")
         decoder = _load(args, chosen, settings, ranks)
         generates = not (args.score or args.embed)
         for note in filter(None, (preset.note for preset in presets if generates)):
             _tell(note)
         if not (args.prompt or args.input_file):
             _tell(f"prompt: {DEFAULT_PROMPT}")
-        return _decode(decoder, job, "".join(p.prefix for p in presets), settings, args)
+        return _decode(decoder, job, prefix, settings, args)
+
+
+def _nothing_left(job: Job) -> int:
+    _tell(f"all {job.first} prompts are done" + (", some with an error" if job.failed else ""))
+    return job.record.finish(BAD_INPUT if job.failed else 0)
 
 
 def _decode(
@@ -231,11 +245,13 @@ def _write_all(
 
     texts = _texts_a_prompt(args)
     unit = "prompts" if texts == 1 else "texts"
-    began, totals, status = time.perf_counter(), Totals(), 0
+    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
     in_hand: work.InHand = deque()
     as_json = work.is_json(args)
     with (
-        Results(args.output_file, as_json, paint if painter else None, job.keep) as output,
+        Results(
+            args.output_file, as_json, paint if painter else None, job.keep, job.record
+        ) as output,
         _bar(job, unit, args) as bar,
     ):
         try:
@@ -251,7 +267,7 @@ def _write_all(
     done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
     _tell(done + totals.summary(time.perf_counter() - began, unit))
     job.report(args.verbose)
-    return status
+    return job.record.finish(status)
 
 
 def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> int:
@@ -268,10 +284,10 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     in_hand: work.InHand = deque()
     output: one_pass.JsonLines | one_pass.ArrayFile
     if args.score:
-        output = one_pass.JsonLines(args.output_file, one_pass.score_record, job.keep)
+        output = one_pass.JsonLines(args.output_file, one_pass.score_record, job.keep, job.record)
     else:
-        output = one_pass.output_of_vectors(args.output_file, job.keep)
-    began, done, status = time.perf_counter(), 0, 0
+        output = one_pass.output_of_vectors(args.output_file, job.keep, job.record)
+    began, done, status = time.perf_counter(), 0, BAD_INPUT * job.failed
     mx.reset_peak_memory()
     with output, _bar(job, "prompts", args) as bar:
         try:
@@ -291,7 +307,7 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     seconds = time.perf_counter() - began
     _tell(interrupted + one_pass.summary(done, seconds, mx.get_peak_memory()))
     job.report(args.verbose)
-    return status
+    return job.record.finish(status)
 
 
 def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
@@ -323,7 +339,7 @@ def _agreed(
 def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
     unread = isinstance(prompt, UserError)
-    output.write(prompt if isinstance(prompt, str) else "", result)
+    output.write(prompt if isinstance(prompt, str) else "", result, n)
     if not result.error:
         return 0
     _tell("error: " + ("" if unread else f"prompt {n}: ") + result.error)

@@ -14,13 +14,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlx_t5.cli.output import LineFile, writing
+from mlx_t5.cli.output import ARRAY, LineFile, opened_array, require_there, writing
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
+    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.pairs import Score
-
-ARRAY = ".npy"
 
 
 class JsonLines(LineFile):
@@ -30,15 +29,22 @@ class JsonLines(LineFile):
         path: see `LineFile`.
         record: makes the object of an item and its outcome.
         keep: see `LineFile`.
+        run: see `LineFile`.
     """
 
-    def __init__(self, path: str | None, record: Callable[[Any, Any], dict], keep: int = 0):
-        super().__init__(path, keep)
-        self._record = record
+    def __init__(
+        self,
+        path: str | None,
+        record: Callable[[Any, Any], dict],
+        keep: int = 0,
+        run: RunRecord | None = None,
+    ):
+        super().__init__(path, keep, run)
+        self._object_of = record
 
     def write(self, item: Any, outcome: Any) -> None:
         """Writes one result."""
-        record = self._record(item, outcome)
+        record = self._object_of(item, outcome)
         self.write_line(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
@@ -63,7 +69,11 @@ class ArrayFile:
                 self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Writes one vector, or a row of NaN for an error."""
+        """Writes one vector, or a row of NaN for an error.
+
+        Raises:
+            UserError: the file cannot be written, or is no longer there.
+        """
         with writing(self._path):
             self._write(outcome)
 
@@ -71,7 +81,7 @@ class ArrayFile:
         self._rows += 1
         if not self._file and not isinstance(outcome, Exception):
             self._width = len(outcome)
-            self._file = open(self._path, "wb")
+            self._file = opened_array(self._path)
             self._file.write(self._header())
             self._write_rows(np.full((self._rows - 1, self._width), np.nan))
         if self._file:
@@ -85,6 +95,7 @@ class ArrayFile:
         self._file.write(self._header())
         self._file.seek(0, os.SEEK_END)
         self._file.flush()
+        require_there(self._file, self._path)
 
     def _header(self) -> bytes:
         """NumPy's header, which has room for any number of rows and so keeps its length."""
@@ -117,10 +128,12 @@ def error_of(outcome: Any) -> str | None:
     return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
 
 
-def output_of_vectors(path: str | None, keep: int = 0) -> JsonLines | ArrayFile:
+def output_of_vectors(
+    path: str | None, keep: int = 0, run: RunRecord | None = None
+) -> JsonLines | ArrayFile:
     """Where vectors go: an array where the name says so, and JSON lines otherwise."""
     is_array = path is not None and path.endswith(ARRAY)
-    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep)
+    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep, run)
 
 
 def summary(count: int, seconds: float, peak_memory_bytes: int) -> str:

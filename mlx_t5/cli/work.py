@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, Kept, kept
+from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines import launched, team
 from mlx_t5.machines.block_links import BlockClient, BlockServer
@@ -78,11 +79,14 @@ class Job:
         count: how many there are, with those that are done; None where that is not known.
         first: how many are done.
         keep: bytes of their results in the output.
+        failed: whether one of those is an error.
+        record: what lies beside the output, for the next run.
     """
 
     def __init__(self, prompts: list[str] | Lines, done: Kept, args: argparse.Namespace) -> None:
         """This process does all prompts that are not done."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
+        self.failed, self.record = done.failed, RunRecord()
         self.count = prompts.count if isinstance(prompts, Lines) else len(prompts)
         self._args, self._ready = args, getattr(prompts, "ready", lambda: True)
 

@@ -54,6 +54,7 @@ class Hypothesis:
 
 
 NO_BEAM = np.float32(-np.inf)  # the score of a place that holds none
+WORST = np.finfo(np.float32).min  # the score of a text, at least
 
 
 class BeamSearch:
@@ -131,10 +132,16 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _final(self, text: Hypothesis) -> np.float32:
-        return text.score / self._penalty(len(text.tokens) - 1)
+        return self._by_length(text.score, len(text.tokens) - 1)
 
-    def _penalty(self, length: int) -> np.float32:
-        return np.float32(float(length) ** self.settings.length_penalty)
+    def _by_length(self, score: np.float32, length: int) -> np.float32:
+        """A sum divided by a length's penalty, which float32 may not hold: then by infinity or 0.
+
+        As in transformers, but for a text of so bad a score: it is finite, as JSON has no other.
+        """
+        with np.errstate(over="ignore", divide="ignore"):
+            penalty = np.float32(float(length) ** self.settings.length_penalty)
+            return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
         """Whether the search goes on, by its best beam."""
@@ -145,7 +152,7 @@ class BeamSearch:
             return False
         if settings.early_stopping == "never" and settings.length_penalty > 0:
             length = settings.max_tokens
-        return bool(best.score / self._penalty(length) > self.texts[-1].score)
+        return bool(self._by_length(best.score, length) > self.texts[-1].score)
 
 
 def become(row: Row, text: Hypothesis) -> Row:
