@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import Drafter
-from mlx_t5.network.exact import ExactTarget
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.requests import Row
 from mlx_t5.text.prompts import encoder_states, prepared
+
+if TYPE_CHECKING:
+    from mlx_t5.drafting.draft_model import Drafter
+    from mlx_t5.network.exact import ExactTarget
+    from mlx_t5.network.interface import Seq2Seq
 
 
 class Batch:
