@@ -18,6 +18,7 @@ transformers.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def read_generation_config(folder: Path) -> Preset:
         UserError: it is damaged, or a setting is out of range.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return Preset(FILE)
     config = read_object(folder / "config.json", _DAMAGED)
     try:

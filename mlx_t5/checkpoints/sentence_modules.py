@@ -8,13 +8,20 @@ weights, `3_Normalize`. All of it is treated as coming from a stranger.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
-from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, read_object, read_small
+from mlx_t5.checkpoints.small_files import (
+    MODULES,
+    SENTENCE_SETTINGS,
+    read_object,
+    read_small,
+    require_own,
+)
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network.pooling import ACTIVATIONS, MODES, Pooling, Step, normalized
 
@@ -48,6 +55,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
     for _, path in kinds:
         if type(path) is not str or path in (".", "..") or set(path) & set("/\\\0"):
             raise UserError(f"{file}: names {shown(path)!r}, which is no folder of its own")
+        require_own(folder / path, folder)
     return [(kind, folder / path) for kind, path in kinds]
 
 
@@ -61,23 +69,23 @@ def copy_modules(source: Path, target: Path) -> None:
     Raises:
         UserError: a file is damaged.
     """
-    if not (source / MODULES).exists():
+    if not os.path.lexists(source / MODULES):
         return
     listed = []
     for i, (kind, place) in enumerate(modules(source)):
         path = f"{i}_{kind}" if place != source else ""
         listed.append({"idx": i, "name": str(i), "path": path, "type": _CLASSES + kind})
-        if not path or not (place / CONFIG).is_file():
+        if not path or not os.path.lexists(place / CONFIG):
             continue
         (target / path).mkdir()
-        (target / path / CONFIG).write_bytes(read_small(place / CONFIG))
+        (target / path / CONFIG).write_bytes(read_small(place / CONFIG, root=source))
         if any((place / name).is_file() for name in (SAFETENSORS, TORCH)):
-            _copy_weights(place, target / path / SAFETENSORS)
+            _copy_weights(place, source, target / path / SAFETENSORS)
     (target / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_weights(place: Path, path: Path) -> None:
-    with open_checkpoint(place) as stored:
+def _copy_weights(place: Path, root: Path, path: Path) -> None:
+    with open_checkpoint(place, root=root) as stored:
         for name in stored.names:
             stored.require_readable(name)
         tensors = {name: (stored.dtype(name), stored.shape(name)) for name in stored.names}
@@ -96,7 +104,7 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     Raises:
         UserError: a file is damaged, or asks for what is not supported.
     """
-    if not (folder / MODULES).exists():
+    if not os.path.lexists(folder / MODULES):
         return Pooling()
     modes: tuple[str, ...] | None = None
     steps: list[Step] = []
@@ -105,10 +113,10 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
         if kind == "Transformer" and modes is None and place == folder:
             continue
         if kind == "Pooling" and modes is None:
-            modes = _modes(_object(place / CONFIG), place)
+            modes = _modes(_object(place / CONFIG, folder), place)
             width *= len(modes)
         elif kind == "Dense" and modes:
-            step, width = _dense(place, width)
+            step, width = _dense(place, folder, width)
             steps.append(step)
         elif kind == "Normalize" and modes:
             steps.append(normalized)
@@ -139,9 +147,9 @@ def _modes(raw: dict, place: Path) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in modes)
 
 
-def _dense(place: Path, width: int) -> tuple[Step, int]:
+def _dense(place: Path, root: Path, width: int) -> tuple[Step, int]:
     """The layer of a Dense module, and the width of what it gives."""
-    raw = _object(place / CONFIG)
+    raw = _object(place / CONFIG, root)
     name = str(raw.get("activation_function", "Tanh")).rpartition(".")[2]
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
@@ -150,7 +158,7 @@ def _dense(place: Path, width: int) -> tuple[Step, int]:
     if type(outputs) is not int or not 0 < outputs <= _MAX_WIDTH or type(bias) is not bool:
         raise UserError(f"{place}: config.json has no valid out_features and bias: fetch it again")
     expected = {"linear.weight": (outputs, width)} | ({"linear.bias": (outputs,)} if bias else {})
-    with open_checkpoint(place) as stored:
+    with open_checkpoint(place, root=root) as stored:
         found = {n: stored.shape(n) for n in stored.names}
         if found != expected:
             raise UserError(f"{place}: its tensors are not {expected}: fetch it again")
@@ -166,10 +174,10 @@ def _dense(place: Path, width: int) -> tuple[Step, int]:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """What is done to texts before the encoder reads them, as attributes of `Pooling`."""
-    reading, general = (_object(folder / name) for name in SENTENCE_SETTINGS)
+    reading, general = (_object(folder / name, folder) for name in SENTENCE_SETTINGS)
     longest, lower = reading.get("max_seq_length"), reading.get("do_lower_case", False)
     if longest is None:  # later versions leave it to the tokenizer
-        longest = _object(folder / TOKENIZER_SETTINGS).get("model_max_length")
+        longest = _object(folder / TOKENIZER_SETTINGS, folder).get("model_max_length")
         longest = None if longest in _UNLIMITED else longest
     name, prompts = general.get("default_prompt_name"), general.get("prompts") or {}
     try:
@@ -184,6 +192,6 @@ def _settings(folder: Path) -> dict[str, Any]:
     return {"max_tokens": longest, "lower_case": lower, "prompt": prompt}
 
 
-def _object(file: Path) -> dict:
-    """The object in a JSON file; {} if there is none."""
-    return read_object(file, "fetch it again") if file.exists() else {}
+def _object(file: Path, root: Path) -> dict:
+    """The object in a JSON file of the model folder `root`; {} if there is none."""
+    return read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
