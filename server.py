@@ -100,7 +100,6 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
     add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
-    add("--max-body", 1 << 20, "bytes of a request")
     add("--stall-seconds", 60, "time without a step after which /health says that decoding hangs")
     add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
 
@@ -133,7 +132,7 @@ def _main(args: argparse.Namespace) -> int:
             args.model, args.draft_model, convert, adapter=args.adapter_path
         )
         presets = _presets(args, chosen)
-        application = _application(args, chosen, presets, ranks)
+        application, service = _application(args, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host = f"[{args.host}]" if ":" in args.host else args.host
@@ -141,7 +140,7 @@ def _main(args: argparse.Namespace) -> int:
         print(
             f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
         )
-        serve(application, bound, args.shutdown_seconds)
+        serve(application, bound, args.shutdown_seconds, service.worker.give_up)
     return 0
 
 
@@ -179,7 +178,7 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
 
 def _application(
     args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Team | None
-) -> Guard:
+) -> tuple[Guard, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
@@ -191,7 +190,7 @@ def _application(
     service = _service(args, lambda: _load(args, chosen, ranks), chosen, limits, metrics, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
-    return create_app(service, metrics, args.api_key, args.max_body, names)
+    return create_app(service, metrics, args.api_key, names), service
 
 
 def _service(
@@ -237,6 +236,9 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Team | None) -> Specula
     from model import load
 
     target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, leading(ranks))
+    if args.exact and not target.can_decode:
+        alone = f"{model_name(chosen)} is an encoder alone"
+        raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
     return SpeculativeDecoder(
         target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
     )

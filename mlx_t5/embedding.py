@@ -25,8 +25,8 @@ from mlx_t5.passes import (
     each_read,
     in_order,
 )
-from mlx_t5.ranges import checked
-from mlx_t5.text.prompts import padded, split, token_ids
+from mlx_t5.ranges import FLAG, checked
+from mlx_t5.text.prompts import checked_prompts, padded, split, token_ids
 
 if TYPE_CHECKING:
     from mlx_t5.text.codec import Codec
@@ -96,14 +96,15 @@ class Embedding:
             batch_size: prompts of a pass at most; it bounds memory.
 
         Returns:
-            float32 (n, width), a row a prompt; width is d_model, if no dense layer changes it.
+            float32 (n, width), a row a prompt; width is d_model, if the folder says no other.
 
         Raises:
             UserError: a prompt cannot be embedded.
         """
         prompts, _ = split(prompts)
         if not prompts:
-            return np.zeros((0, self.model.config.d_model), np.float32)
+            width = self.model.pooling.width(self.model.config.d_model)
+            return np.zeros((0, width), np.float32)
         rows = []
         for i, row in enumerate(self.embeddings(prompts, normalize, batch_size), 1):
             if isinstance(row, Exception):
@@ -118,9 +119,14 @@ class Embedding:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """`embed` for any number of prompts, which are drawn as needed; an error in its place."""
-        size = checked("batch_size", batch_size)
-        parts = partial(self.embedding_parts, batch_size=size, normalize=bool(normalize))
+        """`embed` for any number of prompts, which are drawn as needed; an error in its place.
+
+        Raises:
+            UserError: `prompts` is no iterable of prompts, or another value of the wrong kind.
+        """
+        prompts, _ = checked_prompts(prompts)
+        size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
+        parts = partial(self.embedding_parts, batch_size=size, normalize=unit)
         ids = partial(embedding_ids, tokenizer=self.codec.tokenizer, model=self.model)
         return in_order(each_read(prompts, ids), size, parts, ready)
 

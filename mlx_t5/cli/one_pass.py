@@ -6,6 +6,7 @@ Scores and vectors are JSON lines; vectors are an array of NumPy's where the fil
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -19,9 +20,6 @@ from mlx_t5.sizes import readable
 if TYPE_CHECKING:
     from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.pairs import Score
-
-_HEADER_BYTES = 128  # room for a shape of any size
-_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 class JsonLines(LineFile):
@@ -56,8 +54,6 @@ class ArrayFile:
     A row of NaN stands for a prompt that cannot be embedded, so that rows stay those of the input.
     The header follows the rows, one by one, so that the file can be read however its writer ends.
     There is no file as long as there is no vector.
-
-    The format is described at https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
     """
 
     def __init__(self, path: str):
@@ -102,10 +98,11 @@ class ArrayFile:
         require_there(self._file, self._path)
 
     def _header(self) -> bytes:
-        shape = f"({self._rows}, {self._width})"
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-        room = _HEADER_BYTES - len(_MAGIC) - 2
-        return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1).encode() + b"\n"
+        """NumPy's header, which has room for any number of rows and so keeps its length."""
+        header = io.BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self._width)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        return header.getvalue()
 
 
 def score_record(item: Any, score: Score) -> dict:

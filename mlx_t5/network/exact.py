@@ -138,7 +138,6 @@ class PassSlots:
         offsets: position of the first new token of each row that is not padding.
         rows: the slots of these.
         mask: None, as no source is padded.
-        by_prompt: None, as every prompt has one row.
     """
 
     positions: mx.array
@@ -146,7 +145,6 @@ class PassSlots:
     offsets: list[int]
     rows: list[Slots]
     mask: None = None
-    by_prompt: None = None
 
 
 class Pass:

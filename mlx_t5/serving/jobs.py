@@ -16,12 +16,13 @@ from mlx_t5.serving.logprobs import TokenLogprob
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
+    from mlx_t5.pairs import LastEncoded
     from mlx_t5.passes import Part
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)
 
-STATUS = {"input": 400, "memory": 503, "internal": 500}  # of `Failure.kind`
+STATUS = {"input": 400, "memory": 503, "stopping": 503, "internal": 500}  # of `Failure.kind`
 
 
 class Decoder(Protocol):
@@ -54,11 +55,16 @@ class Decoder(Protocol):
     ) -> Iterator[Part]:
         """Vectors of prompts, pass by pass."""
 
-    def scoring_parts(self, pairs: Any, batch_size: int, most_tokens: float) -> Iterator[Part]:
+    def scoring_parts(
+        self, pairs: Any, batch_size: int, most_tokens: float, last: LastEncoded
+    ) -> Iterator[Part]:
         """Scores of pairs, pass by pass."""
 
     def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
+
+    def beams(self, settings: Settings) -> Any:
+        """An empty batch of rows that search, see `batching.Engine`."""
 
 
 class QueueFull(Exception):
@@ -100,7 +106,7 @@ class Failure:
     """The end of a job without a result.
 
     Attributes:
-        kind: "input", "memory" or "internal": whose fault it is.
+        kind: "input", "memory", "stopping" or "internal": why.
         message: for the client.
     """
 

@@ -20,7 +20,7 @@ from mlx_t5.batching import MAX_JOINING_TOKENS
 from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
-from mlx_t5.pairs import Pair, Score, ranks_by
+from mlx_t5.pairs import LastEncoded, Pair, Score, ranks_by
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
+PASSES_A_TEXT = 16  # full passes of scores or embeddings that count as one text in the queue
 NO_TASK = Preset("no task")
 
 
@@ -86,6 +87,7 @@ class Service:
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = Speller(self.reader.tokenizer)
+        self._last_encoded = LastEncoded()
         self._watching: set[asyncio.Task] = set()
 
     @property
@@ -129,7 +131,7 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = [await self.reader.token_ids(prompt, prefix=task.prefix) for prompt in prompts]
+        ids = await self.reader.all_token_ids(prompts, prefix=task.prefix)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
@@ -158,7 +160,8 @@ class Service:
         self._require_decoder()
 
         def parts(decoder: Any) -> Iterator[Part]:
-            return decoder.scoring_parts(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
+            size, last = self.worker.max_batch, self._last_encoded
+            return decoder.scoring_parts(pairs, size, MAX_JOINING_TOKENS, last)
 
         tokens = sum(map(len, {pair.source for pair in pairs}))
         return await self._run(kind, parts, len(pairs), tokens, receive)
@@ -172,11 +175,8 @@ class Service:
         receive: Callable[[], Any],
     ) -> list[Any]:
         """Hands a task to the thread and waits for its values."""
-        size = math.ceil(count / self.worker.max_batch)
-        if size > self.limits.rows:
-            most = self.limits.rows * self.worker.max_batch
-            message = f"{count} inputs are more than one request may have here ({most})"
-            raise ApiError(400, f"{message}; send several requests")
+        # However small the queue is, the largest request finds room in it when nothing waits.
+        size = min(math.ceil(count / self.worker.max_batch / PASSES_A_TEXT), self.limits.rows)
         exchange = Exchange(self.worker.cancel)
         exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
         self._hand_in(exchange.job)
@@ -206,7 +206,7 @@ class Service:
             headers = {"Retry-After": str(error.retry_after)}
             raise ApiError(429, str(error), code="queue_full", headers=headers) from None
         except Stopped as error:
-            raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
+            raise ApiError(503, str(error)) from None
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
         """The task that a request names; one that wants nothing where it names none.
