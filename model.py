@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.backend import announce_kernels, mx, nn, tree_flatten
 from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
@@ -323,6 +323,7 @@ def load(
             model.join()
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     model.adapted = adapter is not None or has_adapter(raw)
+    announce_kernels()
     return model, load_tokenizer(folder)
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, MutableMapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5 import blas
+from mlx_t5 import blas, cuda
 from mlx_t5.errors import UserError
 
 DEVICE = "T5_DEVICE"  # the user's wish: cpu or gpu
@@ -56,6 +57,7 @@ __all__ = [
     "DEVICE",
     "REHEARSE",
     "SETTINGS",
+    "announce_kernels",
     "blas_name",
     "choose_device",
     "cpu_only",
@@ -151,6 +153,32 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
         "hint: there is no fast BLAS, so MLX computes on one core and about 20 times slower; on "
         "x86-64: pip install -r requirements.txt, elsewhere the system's OpenBLAS is used\n"
     )
+
+
+def prepare_cuda(environment: MutableMapping[str, str]) -> None:
+    """See cuda.py; nothing where no NVIDIA GPU is to compute.
+
+    Raises:
+        UserError: there is none, or none for this rank.
+    """
+    if mx.cuda.is_available() and not on_cpu():  # it says how MLX was built
+        facts = mx.device_info()
+        try:
+            cuda.require_gpu(facts, environment)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        cuda.keep_kernels(environment, mx.__version__, facts)
+
+
+prepare_cuda(os.environ)
+
+
+@cache
+def announce_kernels() -> None:
+    """Says on standard error, the first time, if kernels are going to be compiled."""
+    if mx.cuda.is_available() and not on_cpu():
+        if cuda.kernels_to_come(os.environ, mx.__version__):
+            print(cuda.COMPILING, file=sys.stderr, flush=True)
 
 
 if sys.stderr:  # None where it is closed

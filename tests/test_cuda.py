@@ -1,0 +1,116 @@
+"""What is done for an NVIDIA GPU, with an MLX that says it has one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mlx_t5 import backend, cuda
+from mlx_t5.backend import mx
+from mlx_t5.cuda import KERNELS, keep_kernels, kernels_to_come, require_gpu
+from mlx_t5.errors import UserError
+
+FACTS = {"device_name": "NVIDIA H100", "architecture": "sm_90", "total_memory": 1}
+RANK = {"MLX_RANK": "1", "NCCL_HOST_IP": "127.0.0.1", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_kernels_are_kept_by_version_and_gpu_in_the_users_cache(tmp_path):
+    kept = {"XDG_CACHE_HOME": str(tmp_path)}
+    for version, architecture in (("0.32.4", "sm_90"), ("0.32.5", "sm_90"), ("0.32.5", "sm_89")):
+        # As by a process that has started another one, whose GPU may be another.
+        keep_kernels(kept, version, {**FACTS, "architecture": architecture})
+        assert kept[KERNELS] == str(tmp_path / "mlx" / version / "ptx" / architecture)
+        assert Path(kept[KERNELS]).is_dir()
+
+
+def test_the_users_folder_stays(tmp_path):
+    kept = {KERNELS: "/somewhere", "XDG_CACHE_HOME": str(tmp_path)}
+    keep_kernels(kept, "1", FACTS)
+    assert kept[KERNELS] == "/somewhere" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("facts", [{}, {"device_name": "a GPU"}])
+def test_without_an_architecture_mlx_has_its_own_way(facts, tmp_path):
+    kept = {"XDG_CACHE_HOME": str(tmp_path)}
+    keep_kernels(kept, "1", facts)
+    assert KERNELS not in kept and not list(tmp_path.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    kept = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    keep_kernels(kept, "1", FACTS)
+    assert KERNELS not in kept
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    keep_kernels(other := {"XDG_CACHE_HOME": str(tmp_path)}, "1", FACTS)
+    assert KERNELS not in other
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    keep_kernels(other := {"XDG_CACHE_HOME": "not/absolute"}, "1", FACTS)
+    assert KERNELS not in other
+
+
+def test_kernels_cut_short_are_removed(tmp_path):
+    """MLX would end with an error in every run. An ELF file says where it ends."""
+    kept = {"XDG_CACHE_HOME": str(tmp_path)}
+    keep_kernels(kept, "1", FACTS)
+    folder = Path(kept[KERNELS])
+    header = cuda.ELF.pack(b"\x7fELF", 1, 2, 3, 0, 0, 64, 0, 64, 0, 0, 64, 2, 0)
+    whole = {"whole": header + bytes(128), "text": b".version 8.0"}
+    damaged = {"cut": header + bytes(127), "header": header[:20], "empty": b""}
+    for name, content in (whole | damaged).items():
+        (folder / f"{name}.ptx").write_bytes(content)
+    keep_kernels(kept, "1", FACTS)
+    assert {path.stem for path in folder.iterdir()} == set(whole)
+
+
+def test_compiling_is_announced_once_and_only_the_first_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(mx, "device_info", lambda: FACTS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(KERNELS, "")
+    backend.prepare_cuda(os.environ)
+    told = []
+    for _ in ("one process", "another"):
+        backend.announce_kernels.cache_clear()
+        for _ in ("target", "draft"):
+            backend.announce_kernels()
+        told.append(capsys.readouterr().err)
+        nested = Path(os.environ[KERNELS]) / "a long name is a folder"
+        nested.mkdir(exist_ok=True)
+        (nested / "kernel.ptx").touch()
+    backend.announce_kernels.cache_clear()
+    assert told == ["compiling kernels for this GPU, once: up to a minute\n", ""]
+    monkeypatch.setattr(mx, "device_info", dict)
+    with pytest.raises(UserError, match="MLX finds no NVIDIA GPU"):
+        backend.prepare_cuda(os.environ)
+
+
+def test_where_mlx_keeps_kernels_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert kernels_to_come({}, "1")
+    (tmp_path / "mlx" / "1" / "ptx").mkdir(parents=True)
+    (tmp_path / "mlx" / "1" / "ptx" / "a.ptx").touch()
+    assert not kernels_to_come({}, "1") and kernels_to_come({}, "2")
+
+
+def test_no_other_device_is_asked(monkeypatch):
+    """That of a Mac has an architecture as well."""
+    if not mx.cuda.is_available():
+        monkeypatch.setattr(mx, "device_info", lambda: pytest.fail("asked"))
+        environment: dict[str, str] = {}
+        backend.prepare_cuda(environment)
+        assert not environment
+
+
+def test_a_rank_without_a_gpu_says_how_ranks_share_one():
+    """As `mlx.launch -n 2` starts it where there is one GPU: NCCL would end without a word."""
+    require_gpu(FACTS, RANK)
+    with pytest.raises(ValueError) as error:
+        require_gpu({}, RANK)
+    assert str(error.value) == (
+        "there is no GPU 1 for rank 1: mlx.launch gives each rank one of its own; to have ranks "
+        "share one: mlx.launch --backend ring -n 2 -- …"
+    )
+    with pytest.raises(ValueError, match="T5_DEVICE=cpu computes without"):
+        require_gpu({}, {"MLX_RANK": "0"})
