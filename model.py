@@ -38,6 +38,7 @@ from mlx_t5.network.weights import (
     check,
     compute_dtype,
     fill,
+    has_adapter,
     has_decoder,
     quantize,
     read_config,
@@ -65,6 +66,7 @@ class T5(nn.Module):
     Attributes:
         own: the shape of this rank's part; of one rank, `config`.
         folder: that `load` read it from.
+        adapted: whether an adapter was merged into it.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class T5(nn.Module):
         self.config, self.pooling = config, Pooling()
         self.shares_with: T5 | None = None
         self.ranks, self.own, self.folder = ranks, part_of(config, ranks), Path()
+        self.adapted = False
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -319,6 +322,7 @@ def load(
                 model = _load_hugging_face(config, part, dtype, adapter)
             model.join()
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
+    model.adapted = adapter is not None or has_adapter(raw)
     return model, load_tokenizer(folder)
 
 
