@@ -200,9 +200,12 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
         if kind is None:
             raise UserError(f"{CONFIG} has no peft_type; only adapters saved by PEFT can be merged")
         raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
-    if raw.get("bias", "none") not in ("none", "lora_only"):  # T5's linear layers have none
-        cause = f"bias {shown(raw['bias'])} means T5's tables of relative positions as well"
+    bias = raw.get("bias", "none")
+    if bias == "all":
+        cause = "bias all means T5's tables of relative positions as well"
         raise UserError(f"{CONFIG}: {cause}, which cannot be merged here; merge it with PEFT")
+    if bias not in ("none", "lora_only"):  # T5's linear layers have none
+        raise _refusal("bias", bias, "none, lora_only or all")
     _refuse_start(raw.get("init_lora_weights", True))
     for name, value in raw.items():
         # An entry unknown here may be a number or a name, which others refer to, but no switch.

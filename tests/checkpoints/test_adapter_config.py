@@ -106,6 +106,7 @@ def test_what_peft_writes_beside_is_no_obstacle():
         ),
         ({"use_dora": True}, "use_dora True"),
         ({"lora_bias": True}, "lora_bias True cannot be merged into a T5, by PEFT neither"),
+        ({"bias": True}, "bias must be none, lora_only or all, not True"),
         ({"bias": "all"}, "bias all means T5's tables of relative positions as well"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]"),
         ({"target_parameters": ["wi.weight"]}, "target_parameters"),
