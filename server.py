@@ -129,7 +129,7 @@ def _main(args: argparse.Namespace) -> int:
 
     with listener(args.host, args.port) as bound:
         chosen = models.choose_pair(
-            args.model, args.draft_model, convert, adapter=args.adapter_path
+            args.model, args.draft_model, convert, adapter=args.adapter_path, fetch=True
         )
         presets = _presets(args, chosen)
         application, service = _application(args, chosen, presets, ranks)
