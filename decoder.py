@@ -95,10 +95,11 @@ class Engine(Batch):
         p = self.sampling.process(logits, committed, x, proposal.lengths)
         # Accept: the longest acceptable prefix of x, and one token of the target's own.
         accepted, tokens = verify(p, x, q, lengths, self.sampling, keys)
-        searched = self.lanes.continuations(of_lanes)
+        searched = [*map(self.ranks.of_first, self.lanes.continuations(of_lanes))]
+        outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
+        tokens = outcome[:, 1:]
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
-        outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
         if searched:
             mx.eval(outcome, *searched)
         self._begin_next(tokens, outcome)
@@ -118,7 +119,10 @@ class Engine(Batch):
         if self.drafter:
             limits = proposal_limits(self.rows, self.drafter, self.adaptive)
             proposal = self.drafter.propose(committed, limits, self.sampling, keys)
-        return proposal or Proposal.nothing(len(committed))
+        proposal = proposal or Proposal.nothing(len(committed))
+        if proposal.tokens is not None:
+            proposal.tokens = self.ranks.of_first(proposal.tokens)
+        return proposal
 
     def _verify(self, x: mx.array | None) -> mx.array:
         """Logits (L, T, V) of the target after the last token of every lane and each of x."""

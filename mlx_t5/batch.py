@@ -15,6 +15,7 @@ from mlx_t5.drafting.draft_model import Drafter
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.memory import clear_large_cache, require_for
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.requests import Row
 from mlx_t5.sampling.commit import begin
 from mlx_t5.sampling.lanes import Lanes
@@ -30,6 +31,7 @@ class Batch:
         cache: the target's, a `Cache` while there are rows.
         sampling: the rows' settings and keys.
         lanes: of the target's passes; a row that searches has one for each beam.
+        ranks: that share the target; all take what rank 0 proposes and decides.
         begun: logits of the next step, if its pass is on its way.
     """
 
@@ -47,6 +49,7 @@ class Batch:
             clock: seconds, for the statistics.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
+        self.ranks = ranks_of(target)
         self.cache: Any = None
         self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
         self.begun: mx.array | None = None
@@ -67,20 +70,21 @@ class Batch:
         models = [self.target, self.drafter.model if self.drafter else None]
         require_for(models, rows, self.rows, ahead)
         new = [row for row in (*rows, *ahead) if row.states is None]
-        states = encoder_states(self.target, [row.ids for row in new])
-        by_row = {id(row): each for row, each in zip(new, states, strict=True)}
         lanes = [row.settings.num_beams for row in rows]
-        encoded = [by_row.get(id(r), r.states) for r in rows]
-        cache = prepared(self.target, sources, encoded, lanes)
-        mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
-        if self.drafter:
-            self.drafter.insert(sources, encoded)
-        try:
-            mx.eval(cache.state, states)
-        except RuntimeError:
+        with self.ranks.in_step():
+            states = encoder_states(self.target, [row.ids for row in new])
+            by_row = {id(row): each for row, each in zip(new, states, strict=True)}
+            encoded = [by_row.get(id(r), r.states) for r in rows]
+            cache = prepared(self.target, sources, encoded, lanes)
+            mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
             if self.drafter:
-                self.drafter.keep(range(len(self.rows)))
-            raise
+                self.drafter.insert(sources, encoded)
+            try:
+                mx.eval(cache.state, states)
+            except RuntimeError:
+                if self.drafter:
+                    self.drafter.keep(range(len(self.rows)))
+                raise
         if self.cache is None:
             self.cache = cache
         else:

@@ -19,6 +19,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.cache import Cache, source_width
 from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.pairs import (
     FALSE,
     RERANK_TOKENS,
@@ -89,19 +90,20 @@ class Scorer:
         if not known:
             self._encoded = None  # let go before there is another one
         self._require([] if known else sources, rows, length, width)
-        if not known:
-            ids, mask = padded(sources, config.pad_token_id)
-            self._encoded = sources, self.model.cache(self.model.encode(ids, mask), mask)
-        assert self._encoded is not None, "just made"
-        cache = self._encoded[1].shared(rows // len(sources), length)
-        start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
-        inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
-        parts = []
-        for i in range(0, length, width):
-            logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
-            parts.append(logprobs(logits, targets[:, i : i + width]))
-            mx.eval(parts)  # one block's logits at a time
-        return mx.concatenate(parts, axis=1).tolist()
+        with ranks_of(self.model).in_step():
+            if not known:
+                ids, mask = padded(sources, config.pad_token_id)
+                self._encoded = sources, self.model.cache(self.model.encode(ids, mask), mask)
+            assert self._encoded is not None, "just made"
+            cache = self._encoded[1].shared(rows // len(sources), length)
+            start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
+            inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
+            parts = []
+            for i in range(0, length, width):
+                logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
+                parts.append(logprobs(logits, targets[:, i : i + width]))
+                mx.eval(parts)  # one block's logits at a time
+            return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
         """Raises RuntimeError unless there is memory for a pass of so many rows.
@@ -117,7 +119,7 @@ class Scorer:
             source = source_width(max(map(len, new)))
             needed += model.encoder_memory(len(new), source)
             needed += model.cache_memory(len(new), source, 1)
-        memory.require(needed)
+        memory.require(needed, ranks_of(model))
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:

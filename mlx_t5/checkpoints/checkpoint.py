@@ -92,6 +92,11 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.blocks(self._open(tensor.path), max_bytes)
 
+    def sample(self, name: str, count: int) -> bytes:
+        """Some bytes of one tensor, from so many places between its first element and its last."""
+        tensor = self._tensors[name]
+        return tensor.sample(self._open(tensor.path), count)
+
     def items(self) -> Iterator[tuple[str, mx.array]]:
         """Yields every (name, tensor), one at a time, in the order of `names`."""
         return ((name, self.read(name)) for name in self.names)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_t5.cli.output import LineFile, writing
+from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
@@ -94,6 +95,16 @@ class ArrayFile:
         text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
         room = _HEADER_BYTES - len(_MAGIC) - 2
         return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1).encode() + b"\n"
+
+
+class ArrayOfLines(ArrayFile):
+    """An array of vectors that come as lines of JSON, see `embedding_record`."""
+
+    def write_line(self, line: str) -> None:
+        """Writes one vector."""
+        record = json.loads(line)
+        failed = UserError(record["error"]) if "error" in record else None
+        self.write(None, failed or np.array(record["embedding"], np.float32))
 
 
 def score_record(item: Any, score: Score) -> dict:

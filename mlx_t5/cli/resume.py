@@ -26,10 +26,12 @@ class Kept:
     Attributes:
         prompts: how many are done.
         size: bytes of their lines, from the beginning of the file.
+        all: whether there are no others.
     """
 
     prompts: int = 0
     size: int = 0
+    all: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
         pass
     except OSError as error:
         raise UserError(f"cannot read {output_file}: {error.strerror}") from None
-    return Kept(prompts, size)
+    return Kept(prompts, size, 0 < prompts == count)
 
 
 def _too_many(output_file: str, prompts: int) -> UserError:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.network.ranks import ALONE, Ranks
+from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
@@ -75,7 +75,7 @@ def measure(
     Ranks that share the target and measure together take rank 0's seconds, so that they make the
     same passes and find the same costs.
     """
-    ranks = target.ranks
+    ranks = ranks_of(target)
     width = getattr(target, "width", max(TARGET_POINTS))  # of exact decoding
     points = [n for n in TARGET_POINTS if n <= width]
     own = rising(ladder(timer(target, clock, ranks), points, BUDGET_SECONDS))

@@ -24,7 +24,7 @@ from mlx_t5.pairs import Pair, Score, ranks_by
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
+from mlx_t5.serving.jobs import Exchange, Job, Pairs, PassJob, Prompts, QueueFull, Stopped
 from mlx_t5.serving.presets import Presets, several
 from mlx_t5.serving.reading import Reader, RequestLimits
 from mlx_t5.serving.spelling import Speller
@@ -143,12 +143,7 @@ class Service:
         self, ids: Sequence[Sequence[int]], normalize: bool, receive: Callable[[], Any]
     ) -> list[np.ndarray]:
         """Vectors of prompts, as token ids; arguments and errors as of `submit`."""
-
-        def parts(decoder: Any) -> Iterator[Part]:
-            return decoder.embedding_parts(
-                ids, self.worker.max_batch, normalize, MAX_JOINING_TOKENS
-            )
-
+        parts = Prompts(ids, normalize, self.worker.max_batch, MAX_JOINING_TOKENS)
         return await self._run("embed", parts, len(ids), sum(map(len, ids)), receive)
 
     async def score(
@@ -156,10 +151,7 @@ class Service:
     ) -> list[Score]:
         """Scores of pairs; `kind` is for the metrics, the rest as of `submit`."""
         self._require_decoder()
-
-        def parts(decoder: Any) -> Iterator[Part]:
-            return decoder.scoring_parts(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
-
+        parts = Pairs(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
         tokens = sum(map(len, {pair.source for pair in pairs}))
         return await self._run(kind, parts, len(pairs), tokens, receive)
 
