@@ -2,15 +2,13 @@
 
     python benchmark.py compare    # all ways of proposing beside regular decoding, and theory
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
-    python benchmark.py beams      # what --num-beams costs and gives
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
     python benchmark.py quantize   # what fewer bits a weight cost
     python benchmark.py memory     # what the public models take
-    python benchmark.py scale      # one file, or one model, over several processes
     python benchmark.py server     # throughput and latency of server.py
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
-`sweep`, `beams`, `peers` and `quantize` need requirements/benchmark.txt, `server` needs
+`sweep`, `peers` and `quantize` need requirements/benchmark.txt, `server` needs
 requirements/server.txt. All that is timed takes turns; see mlx_t5/timing.py.
 """
 

@@ -298,7 +298,7 @@ def _parser() -> Parser:
         "--quant-predicate",
         choices=PREDICATES,
         metavar="NAME",
-        help="vo_4_6: 4 bits a weight, and 6 in attention's values and outputs; embed_8: the "
+        help="vo_4_5: 4 bits a weight, and 5 in attention's values and outputs; embed_8: the "
         f"embedding and the output head too, in 8 bits; one of {', '.join(PREDICATES)}",
     )
     add("--revision", help="branch, tag or commit of a Hub repository")

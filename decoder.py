@@ -1,18 +1,22 @@
 """Speculative decoding: a small draft proposes tokens, the target checks them in one pass.
 
+    draft    x (B, gamma) ~ q           by the draft model, or copied from the source: then q = 1
+    verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
+    accept   n (B,), next token (B,)    x_i stays while u_i < p(x_i) / q(x_i); then one token from
+                                        norm(max(0, p - q)), or from p if all of x stayed
+    commit   committed += x[:n] + next  the row's position is always len(committed) - 1
+
 The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
-(https://arxiv.org/abs/2302.01318). `Engine.step` is the loop, and everything uses it: one prompt is
-a batch of one row, a stream is the same steps watched, a server inserts rows while others run.
+(https://arxiv.org/abs/2302.01318). `Engine.step` is the loop: one prompt is a batch of one row, a
+stream is the same steps watched, a server inserts rows while others run, and decoding without a
+draft is the same loop with nothing proposed. Beams have a step of their own (beams.py).
 
-After every step the target's cache of a row holds exactly committed[:-1]: the last committed token
-is the first of the next block. Slots past it may hold rejected proposals; the next block overwrites
-them before they can be seen. So rolling back is no work at all: a row's position is
-len(committed) - 1. Decoding without a draft is the same loop with nothing proposed.
+After every step the target's cache of a row holds exactly committed[:-1]. Slots past it may hold
+rejected proposals; the next pass overwrites them before they can be seen. So rolling back is no
+work at all.
 
-A row that searches with beams (sampling/lanes.py) takes K lanes of the target's pass, others one.
-
-Symbols: B rows, L lanes, S source positions, gamma proposals x, T = gamma + 1 positions, V
-vocabulary; p target and q draft probabilities.
+Symbols: B rows, gamma proposals x, T = gamma + 1 positions, V vocabulary; p target and q draft
+probabilities.
 """
 
 from __future__ import annotations
@@ -23,20 +27,23 @@ from itertools import chain
 from typing import Any
 
 from mlx_t5 import batching
-from mlx_t5.backend import cpu_only, mx
+from mlx_t5.backend import mx
 from mlx_t5.batch import Batch
+from mlx_t5.beams import Beams
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.early_pass import EarlyPass
 from mlx_t5.embedding import Embedding
 from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.ranges import checked
+from mlx_t5.ranges import FLAG, checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
-from mlx_t5.sampling.acceptance import NO_TOKEN, verify
+from mlx_t5.sampling.acceptance import NO_TOKEN, accept
 from mlx_t5.sampling.commit import commit, no_choice
+from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.scoring import Scoring
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
@@ -56,8 +63,9 @@ class Engine(Batch):
     """Rows in flight, never aligned. `insert` adds some at any time, `step` advances all of them.
 
     Attributes:
+        sampling: the rows' settings and keys.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
-            tokens (B, T) as `acceptance.verify` returns them; all lazy, and not to be waited for.
+            tokens (B, T) as `acceptance.accept` returns them; all lazy, and not to be waited for.
     """
 
     def __init__(
@@ -78,97 +86,88 @@ class Engine(Batch):
         super().__init__(target, drafter, clock)
         draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
-        self.begins_early = not cpu_only()  # a GPU computes while the host describes
+        self.early = EarlyPass(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
         started = self.clock()
-        committed = [row.committed for row in self.rows]
         keys = self.sampling.step_keys([row.decided for row in self.rows])
-        # Draft: gamma tokens x, drawn from q by the draft model or copied from the source.
-        proposal = self._draft(committed, keys)
-        x, q, lengths = proposal.tokens, proposal.q, proposal.judged
-        # Verify: one pass of the target over the last token and x gives p after each of them.
-        of_lanes = self._verify(x)
-        logits = self.lanes.of_rows(of_lanes)
-        p = self.sampling.process(logits, committed, x, proposal.lengths)
-        # Accept: the longest acceptable prefix of x, and one token of the target's own.
-        accepted, tokens = verify(p, x, q, lengths, self.sampling, keys)
-        searched = [*map(self.ranks.of_first, self.lanes.continuations(of_lanes))]
-        outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
-        tokens = outcome[:, 1:]
-        if self.on_verified:
-            self.on_verified(self.rows, logits, tokens)
-        if searched:
-            mx.eval(outcome, *searched)
-        self._begin_next(tokens, outcome)
-        decided = outcome.tolist()  # the only wait, but where the line above has waited
-        # Commit: positions move on. Nothing is copied, and nothing has to be rolled back.
-        seconds = self.clock() - started
-        self._commit(proposal, decided, seconds)
-        self.lanes.commit(searched, logits.shape[-1], seconds)
-        if self.drafter:
-            self.drafter.note(committed)  # the same lists, grown
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
-        self.lanes.follow(self.cache)
+        proposal = self._draft(keys)
+        logits = self._verify(proposal)
+        outcome = self._read(self._accept(logits, proposal, keys))  # the only wait
+        self._commit(proposal, outcome, self.clock() - started)
 
-    def _draft(self, committed: Sequence[list[int]], keys: mx.array | None) -> Proposal:
-        """What the drafter proposes, which may be nothing."""
+    @property
+    def committed(self) -> list[list[int]]:
+        """The tokens of each row so far, the start token first."""
+        return [row.committed for row in self.rows]
+
+    def _draft(self, keys: mx.array | None) -> Proposal:
+        """gamma tokens x of each row, drawn from q by the draft or copied from the source."""
         proposal = None
         if self.drafter:
             limits = proposal_limits(self.rows, self.drafter, self.adaptive)
-            proposal = self.drafter.propose(committed, limits, self.sampling, keys)
-        proposal = proposal or Proposal.nothing(len(committed))
+            proposal = self.drafter.propose(self.committed, limits, self.sampling, keys)
+        proposal = proposal or Proposal.nothing(len(self.rows))
         if proposal.tokens is not None:
             proposal.tokens = self.ranks.of_first(proposal.tokens)
         return proposal
 
-    def _verify(self, x: mx.array | None) -> mx.array:
-        """Logits (L, T, V) of the target after the last token of every lane and each of x."""
-        if self.begun is not None:
-            return self.begun
-        lanes = self.lanes.tokens()
-        block = mx.array([[tokens[-1]] for tokens in lanes], mx.int32)
-        if x is not None:
-            block = mx.concatenate([block, self.lanes.spread(x)], axis=1)
-        positions = [len(tokens) - 1 for tokens in lanes]
-        self.cache.reserve(max(positions) + block.shape[1])
-        return self.target.decode(block, self.cache, positions)
+    def _verify(self, proposal: Proposal) -> mx.array:
+        """Logits (B, T, V) of the target after the last committed token and each of x."""
+        logits = self.early.take(self.rows)
+        if logits is not None:
+            return logits
+        tokens = mx.array([row[-1:] for row in self.committed], mx.int32)
+        if proposal.tokens is not None:
+            tokens = mx.concatenate([tokens, proposal.tokens], axis=1)
+        positions = [len(row) - 1 for row in self.committed]
+        self.cache.reserve(max(positions) + tokens.shape[1])
+        return self.target.decode(tokens, self.cache, positions)
 
-    def _begin_next(self, tokens: mx.array, outcome: mx.array) -> None:
-        """Hands a lone row's next pass to the device before the host reads this step's token.
+    def _accept(self, logits: mx.array, proposal: Proposal, keys: mx.array | None) -> mx.array:
+        """For each row how many of x are kept, then T tokens: those, and one of the target's own.
 
-        Where the text ends, that pass was in vain: one a text. In a batch, whose rows come and go,
-        it would often be in vain.
+        Of several ranks, all take what rank 0 decides.
         """
-        self.begun = None
-        row, position = self.rows[0], len(self.rows[0].committed)
-        alone = len(self.rows) == 1 and not self.drafter and not row.search
-        if self.begins_early and alone and row.decided + 1 < row.settings.max_tokens:
-            mx.async_eval(outcome)
-            self.cache.reserve(position + 1)
-            self.begun = self.target.decode(tokens, self.cache, [position])
-            mx.async_eval(self.begun)
+        x = proposal.tokens
+        processed = self.sampling.process(logits, self.committed, x, proposal.lengths)
+        accepted, tokens = accept(
+            processed, x, proposal.q, proposal.valid_lengths, self.sampling, keys
+        )
+        outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
+        if self.on_verified:
+            self.on_verified(self.rows, logits, outcome[:, 1:])
+        return outcome
+
+    def _read(self, outcome: mx.array) -> list[list[int]]:
+        """Waits for what `_accept` returns."""
+        if not self.drafter:
+            self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
+        return outcome.tolist()
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
-        """Gives every row what the step decided.
-
-        `outcome` holds for each row how many proposals were accepted and then the tokens, as
-        `acceptance.verify` returns both.
-        """
-        eos = self.target.config.eos_token_ids
+        """Gives every row its tokens. Positions move on, and nothing has to be rolled back."""
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            if row.search:
-                continue
-            sound = tokens[accepted] != NO_TOKEN
+            finite = tokens[accepted] != NO_TOKEN
             drafted, writer = proposal.lengths[i], proposal.writers[i]
-            written, kept = commit(row, tokens[: accepted + sound], drafted, accepted, writer, eos)
+            eos = self.target.config.eos_token_ids
+            written, kept = commit(row, tokens[: accepted + finite], drafted, accepted, writer, eos)
             row.stats.decode_seconds += seconds
-            if not sound and row.finish_reason is None:
+            if not finite and row.finish_reason is None:
                 no_choice(row, row.decided)
             if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
+        if self.drafter:
+            self.drafter.note(self.committed)
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        """Makes `rows` the batch, and collects their settings and keys."""
+        super()._set_rows(rows)
+        width = self.target.width if isinstance(self.target, ExactTarget) else 0
+        self.sampling = sampling_of(rows, self.target.config.eos_token_ids, width)
 
 
 class SpeculativeDecoder(Scoring, Embedding):
@@ -218,9 +217,10 @@ class SpeculativeDecoder(Scoring, Embedding):
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
         draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
-        self.exact, self._exact_targets = exact, dict[int, ExactTarget]()
-        longest = {"longest": LONGEST_AUTO} if exact else {}
-        self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, **longest)
+        self.exact = checked("exact", exact, FLAG)
+        self._exact_targets = dict[int, ExactTarget]()
+        most = LONGEST_AUTO if self.exact else None
+        self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, most)
 
     def generate(
         self,
@@ -291,7 +291,9 @@ class SpeculativeDecoder(Scoring, Embedding):
         pairs = zip(prompts, random_keys(seed, samples, indexes), strict=False)
         rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
-        finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
+        search = chosen.num_beams > 1
+        batch = self.beams(chosen) if search else self.engine(chosen, batch_size)
+        finished = batching.run(batch, rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
 
     def stream(
@@ -344,11 +346,22 @@ class SpeculativeDecoder(Scoring, Embedding):
         target = self.target(batch_size)
         if isinstance(target, ExactTarget):
             check_exact(settings, target.width)
-        drafter = self.drafter.fresh() if self.drafter and settings.num_beams == 1 else None
+        drafter = self.drafter.fresh() if self.drafter else None
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
         mx.reset_peak_memory()
         return Engine(target, drafter, self.clock, self.adaptive)
+
+    def beams(self, settings: Settings) -> Beams:
+        """An empty batch, for rows of so many beams; peak memory counts from here.
+
+        Raises:
+            UserError: decoding is exact.
+        """
+        if self.exact:
+            check_exact(settings, LONGEST_AUTO)
+        mx.reset_peak_memory()
+        return Beams(self.model, settings.num_beams, self.clock)
 
     def target(self, batch_size: int) -> T5 | ExactTarget:
         """The model that verifies; in exact decoding its passes have room for so many rows.

@@ -285,7 +285,7 @@ class Distillation:
         from mlx_t5.checkpoints.shared_draft import save_draft
 
         source = self.start if self.start and self.draft.shares_with is None else self.target_folder
-        return save_draft(self.draft, source, self.args.output, self.args.standalone)
+        return save_draft(self.draft, source, self.args.output)
 
     def _judged(self, path: Path) -> str:
         """The verdict: the new draft, as it was written, beside all other ways of proposing."""

@@ -34,6 +34,7 @@ from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import EARLY_STOPPING, build_parser, check_options
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines.agreement import agreeing
 from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
@@ -77,7 +78,14 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _main(args: argparse.Namespace) -> int:
-    ranks, given = _ranks(args), given_settings(args)
+    ranks = _ranks(args)
+    status = _run(args, ranks)
+    # The launcher ends all ranks once one has failed; rank 0 may not have told everything by then.
+    return 0 if ranks.rank and status == BAD_INPUT else status
+
+
+def _run(args: argparse.Namespace, ranks: Ranks) -> int:
+    given = given_settings(args)
     with agreeing(ranks):
         prompts = _prompts(args, ranks)
         if args.output_file and prompts:
@@ -88,29 +96,44 @@ def _main(args: argparse.Namespace) -> int:
         vars(args).update(vars(settings))
         if args.num_samples > 1 and settings.temp == 0:
             raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
-        done = work.done_of(prompts, args)
+        prefix = "".join(preset.prefix for preset in presets)
+        record = RunRecord()
+        if args.parallel or not ranks.rank:
+            from mlx_t5.cli.job_facts import record_of
+
+            record = record_of(args, settings, prefix, chosen, work.is_json(args))
+        done = work.done_of(prompts, args, record)
     done = Kept(*ranks.shared(astuple(done)))
     with agreeing(ranks) as facts:
-        job = work.Job.of(prompts, done, args, ranks)
-        if not done.all:
-            decoder = _load(args, chosen, ranks)
-            if ranks.size > 1:
-                from mlx_t5.machines.fingerprints import common_facts, of_file
+        job = work.Job.of(prompts, done, args, ranks, record)
+        decoder = None if done.all else _load(args, chosen, ranks)
+        if decoder and ranks.size > 1:
+            from mlx_t5.machines.fingerprints import common_facts, of_file
 
-                facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
-                facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
-    resumed = job.resumed()
-    if resumed and not done.all:
-        _tell(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
-    if done.all:
-        _tell(f"all {done.prompts} prompts are done")
-        return 0
+            facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
+            facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
+    if decoder is None:
+        return _nothing_left(done, record)
+    _tell_resumed(job, done, record)
     _begin(decoder, settings, chosen, args)
     for note in filter(None, (preset.note for preset in presets if not (args.score or args.embed))):
         _tell(note)
     if not (args.prompt or args.input_file):
         _tell(f"prompt: {DEFAULT_PROMPT}")
-    return _decode(decoder, job, "".join(p.prefix for p in presets), settings, args)
+    return _decode(decoder, job, prefix, settings, args)
+
+
+def _nothing_left(done: Kept, record: RunRecord) -> int:
+    _tell(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
+    return record.finish(BAD_INPUT if done.failed else 0)
+
+
+def _tell_resumed(job: Job, done: Kept, record: RunRecord) -> None:
+    if resumed := job.resumed():
+        _tell(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
+    for prompts, lying in {(done.prompts, record), (job.first, job.record)}:  # of a part, its own
+        if prompts and not lying.found:
+            _tell(f"warning: there is no {lying.path}, so nothing says what made the output")
 
 
 def _decode(
@@ -250,11 +273,13 @@ def _write_all(
 
     texts = _texts_a_prompt(args)
     unit = "prompts" if texts == 1 else "texts"
-    began, totals, status = time.perf_counter(), Totals(), 0
+    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
     in_hand: work.InHand = deque()
     as_json = work.is_json(args)
     with (
-        Results(job.output_file, as_json, paint if painter else None, job.keep) as output,
+        Results(
+            job.output_file, as_json, paint if painter else None, job.keep, job.record
+        ) as output,
         _bar(job, unit, args) as bar,
     ):
         try:
@@ -271,7 +296,7 @@ def _write_all(
     if status != INTERRUPTED:
         totals, status = job.finish(totals, status)
     _tell(done + totals.summary(time.perf_counter() - began, unit))
-    return status
+    return job.record.finish(status)
 
 
 def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> int:
@@ -288,10 +313,10 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     in_hand: work.InHand = deque()
     output: one_pass.JsonLines | one_pass.ArrayFile
     if args.score:
-        output = one_pass.JsonLines(job.output_file, one_pass.score_record, job.keep)
+        output = one_pass.JsonLines(job.output_file, one_pass.score_record, job.keep, job.record)
     else:
-        output = one_pass.output_of_vectors(job.output_file, job.keep)
-    began, totals, status = time.perf_counter(), Totals(), 0
+        output = one_pass.output_of_vectors(job.output_file, job.keep, job.record)
+    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
     mx.reset_peak_memory()
     with output, _bar(job, "prompts", args) as bar:
         try:
@@ -311,7 +336,7 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
         totals, status = job.finish(totals, status)
     seconds = time.perf_counter() - began
     _tell(interrupted + one_pass.summary(totals.results, seconds, totals.peak_memory_bytes))
-    return status
+    return job.record.finish(status)
 
 
 def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
@@ -332,7 +357,7 @@ def _texts_a_prompt(args: argparse.Namespace) -> int:
 def _write(job: Job, output: Results, n: int, prompt: str | UserError, result: Result) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
     unread = isinstance(prompt, UserError)
-    output.write(prompt if isinstance(prompt, str) else "", result)
+    output.write(prompt if isinstance(prompt, str) else "", result, n)
     if not result.error:
         return 0
     job.tell_error(("" if unread else f"prompt {n}: ") + result.error)

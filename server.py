@@ -101,7 +101,6 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
     add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
-    add("--max-body", 1 << 20, "bytes of a request")
     add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
 
 
@@ -157,7 +156,7 @@ def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
         with agreeing(ranks):
             chosen = _choose(args)
             presets = _presets(args, chosen)
-        application = _application(args, chosen, presets, ranks)
+        application, service = _application(args, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
         host = f"[{args.host}]" if ":" in args.host else args.host
@@ -165,7 +164,7 @@ def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
         print(
             f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
         )
-        serve(application, bound, args.shutdown_seconds)
+        serve(application, bound, args.shutdown_seconds, service.worker.give_up)
     return 0
 
 
@@ -201,7 +200,9 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
     return Presets(read_generation_config(chosen.target), tasks)
 
 
-def _application(args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Ranks) -> Guard:
+def _application(
+    args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Ranks
+) -> tuple[Guard, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
@@ -216,7 +217,7 @@ def _application(args: argparse.Namespace, chosen: Pair, presets: Presets, ranks
     service = _service(args, worker, chosen, limits, metrics, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
-    return create_app(service, metrics, args.api_key, args.max_body, names)
+    return create_app(service, metrics, args.api_key, names), service
 
 
 def _service(
@@ -243,6 +244,9 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
 
     with agreeing(ranks) as facts:
         target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, ranks.group)
+        if args.exact and not target.can_decode:
+            alone = f"{model_name(chosen)} is an encoder alone"
+            raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
         decoder = SpeculativeDecoder(
             target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
         )

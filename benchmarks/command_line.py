@@ -17,12 +17,10 @@ SUBCOMMANDS = MappingProxyType(
         "compare": "all ways of proposing beside regular decoding, and beside what theory predicts",
         "sweep": "tune --num-draft and --delta: speed, theory and quality over a grid, with a "
         "picture",
-        "beams": "what a beam search costs and gives, by the number of its hypotheses",
         "peers": "transformers and CTranslate2 on the same weights and prompts",
         "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
         "memory": "what the public models take, in bfloat16, 8 and 4 bits",
         "report": "one row about this machine, to paste, in under five minutes",
-        "scale": "one file, or one model, over 1, 2 and 4 processes of this machine",
         "server": "the server under load: a running batch against one request at a time",
     }
 )

@@ -31,9 +31,10 @@ COLUMNS: printing.Columns = {
     **printing.TEXTS,
 }
 NOTES = (
-    "Times are medians over the repeats, with the range of whole repeats. Tokens count the end "
-    "token, as a pass decides it too. Speed-up: over regular decoding in the same turns, encoding "
-    "included; predicted and measured below v(M) and c: of decoding alone. Of best: speed as a "
+    "Speed-up: over regular decoding in the same turns, encoding included, the median of the "
+    "repeats and their range; tokens/s are by the median time of each prompt, and count the end "
+    "token, as a pass decides it too. Predicted and measured below v(M) and c are of decoding "
+    "alone. Of best: speed as a "
     "share of the best fixed number's of the same way, which is chosen by one half of the repeats "
     "and compared in the other. c is what a draft pass costs, v(M) what a target pass over M "
     "positions does, in target passes over one."

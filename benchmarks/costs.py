@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.drafting.costs import chain
 from mlx_t5.network.cache import Cache
+from mlx_t5.network.compiled import CompiledStep
 from model import T5
 
 OFFSET = 16  # target position at which passes are measured: the middle of a sentence
 MEASURED_POSITIONS = 16  # v(M) is measured up to here at least, which is what auto uses at most
-CHAIN = 5  # draft passes that follow each other, as nothing waits for the device while drafting
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class CostMeter:
             num_draft: the most proposals of a step, if that is more than `MEASURED_POSITIONS` - 1.
             clock: seconds.
         """
-        self.target, self.draft, self.clock = target, draft, clock
+        self.target, self.step, self.clock = target, CompiledStep(draft), clock
         self.longest = max(MEASURED_POSITIONS, num_draft + 1)
         self.target_cache, self.draft_cache = (
             self._cache(model, source) for model in (target, draft)
@@ -85,21 +86,16 @@ class CostMeter:
 
     def target_seconds(self, width: int) -> float:
         """Seconds of a target pass over so many positions."""
-        return self._seconds(self.target, self.target_cache, width, 1)
-
-    def draft_seconds(self) -> float:
-        """Seconds of a draft pass over one position, in a chain of them."""
-        return self._seconds(self.draft, self.draft_cache, 1, CHAIN) / CHAIN
-
-    def _seconds(self, model: T5, cache: Cache, width: int, passes: int) -> float:
         tokens = mx.zeros((1, width), mx.int32)
         mx.eval(tokens)
         began = self.clock()
-        for i in range(passes):
-            logits = model.decode(tokens, cache, [OFFSET + i])
-            tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        mx.eval(tokens)
+        logits = self.target.decode(tokens, self.target_cache, [OFFSET])
+        mx.eval(mx.argmax(logits, axis=-1))
         return self.clock() - began
+
+    def draft_seconds(self) -> float:
+        """Seconds of a draft pass over one position, in a chain of them."""
+        return chain(self.step, mx.zeros((1, 1), mx.int32), self.draft_cache, OFFSET, self.clock)
 
     def _cache(self, model: T5, source: int) -> Cache:
         slots = OFFSET + self.longest

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 SECONDS_TO_ANSWER = 20  # of a program that is asked about the machine
@@ -125,15 +124,3 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
         return None
-
-
-def peak_resident() -> int:
-    """Most bytes that have been resident in this process."""
-    import resource
-
-    if sys.platform == "darwin":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # ru_maxrss on Linux starts from what the parent had when it forked; this does not.
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found, "Linux has it"
-    return 1024 * int(found[1])

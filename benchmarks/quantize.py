@@ -1,9 +1,12 @@
 """`quantize`: what fewer bits a weight cost, on the way to the bits that convert.py should write.
 
-The target is quantised in memory in every way that convert.py has and in some that it has not, to
-see which layers want more bits, and compared with itself as it was: its logits along the texts that
-it wrote, the texts that it writes now, and how many of an unquantised draft's proposals it keeps.
-Then the draft is quantised instead. Everything is computed in float32, and nothing is timed.
+The target is quantised in memory in the ways that convert.py has, and compared with itself as it
+was: its logits along the texts that it wrote, the texts that it writes now, and how many of an
+unquantised draft's proposals it keeps. Then the draft is quantised instead. Nothing is timed.
+
+Weights go through `quantization.py` as in convert.py, from its default bfloat16, and back into
+float32: the very numbers that a converted folder computes with, in ordinary matrix products, which
+without a GPU are many times faster than quantised ones.
 """
 
 from __future__ import annotations
@@ -11,52 +14,37 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks import options, printing, workload
 from benchmarks.extras import needed
 from benchmarks.quality import points, quality
-from benchmarks.quantized import Texts, difference, quantized
 from benchmarks.subject import Subject, begin, counts, decoding
 from benchmarks.workload import Workload
 from decoder import SpeculativeDecoder
-from mlx_t5.backend import nn, tree_flatten
+from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import (
     EMBED_8,
-    MIXED_BITS,
     MODES,
+    PREDICATES,
     Quantization,
     Recipe,
     quantize_predicate,
 )
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.errors import UserError
-from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import weight_bytes
+from mlx_t5.network.weights import HEAD, cast
 from mlx_t5.requests import Result
+from mlx_t5.text.prompts import padded
 from model import T5
 
 BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
+LOGITS_BATCH = 16  # texts whose logits are computed at the same time
 PLAIN = "bfloat16"
-# Layers that may need more bits: name → what to look for in their paths. `MIXED_BITS` has v and o.
-PARTS = MappingProxyType(
-    {
-        "q and k": r"\.[qk]$",
-        "v": r"\.v$",
-        "o": r"\.o$",
-        "wi": r"\.wi(_\d)?$",
-        "wo": r"\.wo$",
-        "v and wo": r"\.(v|wo)$",
-        "cross-attention": "cross_attention",
-        "encoder": "^encoder",
-        "decoder": "^decoder",
-        "first layers": r"layers\.0\.",
-    }
-)
 
 SIZE: printing.Columns = {
     "bytes": lambda row: f"{row['bytes']:,}",
@@ -66,7 +54,6 @@ TARGETS: printing.Columns = {
     "target": lambda row: row["way"],
     **SIZE,
     "logit error": lambda row: f"{row['error']:.4f}",
-    "of uniform": lambda row: f"{row['of_uniform']:.2f}" if row["of_uniform"] else "",
     "KL": lambda row: f"{row['kl']:.5f}",
     "same token": lambda row: f"{row['top_1']:.2%}",
     "same text": points("exact_match_lossless"),
@@ -83,10 +70,10 @@ DRAFTS: printing.Columns = {
     "same text": TARGETS["same text"],
 }
 NOTES = (
-    "Logit error: root mean square of the difference, relative to that of the unquantised logits; "
-    "of uniform: the same divided by that of uniform bits at equal size, so less than 1 pays. KL "
-    "in nats a token. Same token, same text and chrF to it: against the unquantised model; exact "
-    "match and chrF: against the right answers. Bytes: of the weights as convert.py writes them."
+    "Logit error: root mean square of the difference, relative to that of the unquantised logits. "
+    "KL in nats a token. Same token, same text and chrF to it: against the unquantised model; "
+    "exact match and chrF: against the right answers. Bytes: of the weights as convert.py writes "
+    "them."
 )
 
 
@@ -130,6 +117,18 @@ def require_unquantized(name: str, model: T5) -> None:
         raise UserError(f"{name} is quantised already; give the folder that it was made of")
 
 
+def recipes(model: T5) -> dict[str, Recipe | None]:
+    """The ways to quantise a model, by what a table calls them."""
+    group = group_size(model)
+    result: dict[str, Recipe | None] = {PLAIN: None}
+    result |= {f"{bits} bits": Recipe.from_options(bits, group) for bits in BITS}
+    result |= {mode: Recipe.from_options(mode=mode) for mode in MODES if mode != "affine"}
+    for bits in (8, 4):
+        result[f"{bits} bits, {EMBED_8}"] = Recipe.from_options(bits, group, predicate=EMBED_8)
+    others = [name for name in PREDICATES if name != EMBED_8]
+    return result | {name: Recipe.from_options(None, group, predicate=name) for name in others}
+
+
 def group_size(model: T5) -> int:
     """The group size of convert.py, or the smallest if rows of this model do not divide into it."""
     usual, *others = MODES["affine"][1]
@@ -139,62 +138,6 @@ def group_size(model: T5) -> int:
 
 def _layers(model: T5) -> list[nn.Module]:
     return [layer for path, layer in model.named_modules() if quantize_predicate(path, layer)]
-
-
-def uniform(group: int) -> dict[str, Recipe | None]:
-    """The same bits for every layer, and none at all."""
-    return {PLAIN: None} | {f"{bits} bits": Recipe.from_options(bits, group) for bits in BITS}
-
-
-def with_embedding(group: int) -> dict[str, Recipe | None]:
-    """The same bits for every layer, and 8 for the embedding and the output head."""
-    return {
-        f"{bits} bits, {EMBED_8}": Recipe.from_options(bits, group, predicate=EMBED_8)
-        for bits in (8, 4)
-    }
-
-
-def recipes(config: T5Config, group: int) -> dict[str, Recipe | None]:
-    """Every way to quantise the target: of convert.py first, then what it might have."""
-    result = uniform(group)
-    for size in sorted(set(MODES["affine"][1]) - {group}):
-        groups = f", groups of {size}"
-        result |= {f"{n} bits{groups}": Recipe.from_options(n, size) for n in (4, 3)}
-        result |= {f"vo_4_5{groups}": Recipe.from_options(None, size, predicate="vo_4_5")}
-    result |= {mode: Recipe.from_options(mode=mode) for mode in MODES if mode != "affine"}
-    result |= {name: Recipe.from_options(None, group, predicate=name) for name in MIXED_BITS}
-    result |= with_embedding(group)
-    both = f"vo_4_5+{EMBED_8}"
-    result[both] = Recipe.from_options(None, group, predicate=both)
-    last = rf"encoder\.layers\.{config.num_layers - 1}\.|"
-    last += rf"decoder\.layers\.{config.num_decoder_layers - 1}\."
-    four, five = Quantization.from_options(4, group), Quantization.from_options(5, group)
-    for part, where in {**PARTS, "last layers": last}.items():
-        result[f"4 bits, 5 in {part}"] = Recipe(four, five, where)
-    for low, high in ((2, 4), (2, 6), (3, 6), (4, 8)):
-        most, special = (Quantization.from_options(bits, group) for bits in (low, high))
-        result[f"{low} bits, {high} in v and o"] = Recipe(most, special)
-    return result
-
-
-def of_uniform(rows: Sequence[dict], size: int, error: float) -> float | None:
-    """An error divided by that of uniform bits at the same size.
-
-    Args:
-        rows: with the `bytes` and `error` of uniform bits; between them, the error's logarithm is
-            taken to be a straight line, which it nearly is.
-        size: bytes of the weights.
-        error: that they have.
-
-    Returns:
-        The quotient; None outside of what the rows span.
-    """
-    known = sorted((row["bytes"], math.log(row["error"])) for row in rows if row["error"] > 0)
-    for (small, high), (large, low) in zip(known, known[1:], strict=False):
-        if small <= size <= large:
-            share = (size - small) / (large - small)
-            return error / math.exp(high + share * (low - high))
-    return None
 
 
 class Trial:
@@ -216,24 +159,20 @@ class Trial:
 
     def targets(self) -> list[dict]:
         """The figures of every recipe for the target."""
-        target, group = self.subject.target, group_size(self.subject.target)
+        target, draft = self.subject.target, self.subject.draft
         rows = []
-        for way, recipe in recipes(target.config, group).items():
+        for way, recipe in recipes(target).items():
             model = quantized(target, recipe)
-            apart = asdict(difference(model, target, self.texts))
-            rows.append(self._row(way, target, recipe, (model, self.subject.draft)) | apart)
-        curve = [row for row in rows if row["way"] in uniform(group)]
-        for row in rows:
-            row["of_uniform"] = of_uniform(curve, row["bytes"], row["error"])
+            lost = asdict(difference(model, target, self.texts))
+            rows.append(self._row(way, target, recipe, (model, draft)) | lost)
         return rows
 
     def drafts(self) -> list[dict]:
         """The figures of a quantised draft with the target as it is."""
         target, draft = self.subject.target, self.subject.draft
-        group = group_size(draft)
         return [
             self._row(way, draft, recipe, (target, quantized(draft, recipe)))
-            for way, recipe in (uniform(group) | with_embedding(group)).items()
+            for way, recipe in recipes(draft).items()
         ]
 
     def _row(self, way: str, model: T5, recipe: Recipe | None, pair: tuple[T5, T5]) -> dict:
@@ -259,3 +198,87 @@ class Trial:
     def _decoded(self, decoder: SpeculativeDecoder) -> list[Result]:
         longest = self.args.max_tokens
         return decoding(decoder, [self.prompts.prompts], BATCH, max_tokens=longest)(0)
+
+
+def quantized(model: T5, recipe: Recipe | None) -> T5:
+    """The model that convert.py makes of this one.
+
+    Args:
+        model: in float32; left as it is.
+        recipe: how its layers are quantised; None rounds them to bfloat16, as convert.py does
+            without -q.
+    """
+    weights = []
+    for name, array in tree_flatten(model.parameters()):
+        rows = cast(name, array, mx.bfloat16)
+        how = recipe.for_layer(name, array.shape) if recipe else None
+        weights.append((name, _restored(how, name, rows) if how else rows.astype(mx.float32)))
+    result = T5(model.config, separate_head=any(name == HEAD for name, _ in weights))
+    result.load_weights(weights)
+    mx.eval(result.parameters())
+    return result
+
+
+def _restored(how: Quantization, name: str, rows: mx.array) -> mx.array:
+    """Rows quantised and put back; scales and offsets become float32 as on loading."""
+    arrays = [
+        array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
+        for array in how.quantize(name, rows).values()
+    ]
+    return mx.dequantize(*arrays, **asdict(how), dtype=mx.float32)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as the original decodes them, to compare logits along.
+
+    Attributes:
+        sources: token ids of the prompts.
+        fed: what the decoder is given of each: the start token and the text.
+    """
+
+    sources: Sequence[Sequence[int]]
+    fed: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far logits are from those of the original, over all positions of some texts.
+
+    Attributes:
+        error: root mean square of what differs, relative to that of the original's own logits;
+            both after subtracting each position's mean, which changes no probability.
+        kl: mean Kullback-Leibler divergence of the probabilities from the original's, in nats.
+        top_1: share of positions where both have the same likeliest token.
+    """
+
+    error: float
+    kl: float
+    top_1: float
+
+
+def difference(model: T5, original: T5, texts: Texts) -> Difference:
+    """Compares two models on the same texts, each position knowing the right ones before it."""
+    sums = [0.0] * 4
+    for first in range(0, len(texts.fed), LOGITS_BATCH):
+        rows = slice(first, first + LOGITS_BATCH)
+        ids, mask = padded(texts.sources[rows], model.config.pad_token_id)
+        tokens, counted = padded(texts.fed[rows], model.config.pad_token_id)
+        right, found = (each(ids, tokens, mask) for each in (original, model))
+        parts = _sums(right, found, mx.ones(tokens.shape) if counted is None else counted).tolist()
+        sums = [total + part for total, part in zip(sums, parts, strict=True)]
+    off, own, kl, same = sums
+    positions = sum(map(len, texts.fed))
+    return Difference(math.sqrt(off / own), max(0.0, kl / positions), same / positions)
+
+
+def _sums(right: mx.array, found: mx.array, counted: mx.array) -> mx.array:
+    """Four sums over the positions (B, T) that are `counted`; logits are (B, T, V)."""
+    right, found = (x - mx.mean(x, axis=-1, keepdims=True) for x in (right, found))
+    p, q = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (right, found))
+    off, own, kl = (
+        mx.sum(part, axis=-1)
+        for part in (mx.square(found - right), mx.square(right), mx.exp(p) * (p - q))
+    )
+    same = mx.argmax(right, axis=-1) == mx.argmax(found, axis=-1)
+    return mx.stack([mx.sum(mx.where(counted, part, 0.0)) for part in (off, own, kl, same)])

@@ -25,7 +25,7 @@ from benchmarks.subject import Run, Subject, decided
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
-from mlx_t5.backend import cpu_only
+from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.drafting import theory
@@ -123,7 +123,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
         raise UserError("a report needs a draft model: name one with --draft-model")
     if args.model or args.draft_model or pair.target.parent == models.CONVERTED:
         return str(pair.target), str(pair.draft), args.dtype
-    dtype = args.dtype or ("float32" if cpu_only() else "bfloat16")
+    dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
     for part, shape_name, name in GROWN:
         if not (models.CONVERTED / name).is_dir():
             tell(f"growing the bundled {part} to the shape of {shape_name}, once")

@@ -11,36 +11,65 @@ from typing import Any
 from benchmarks import machine, options, printing
 from benchmarks.options import DRAFT, LOOKUP, REGULAR
 from convert import convert
-from decoder import SpeculativeDecoder
+from decoder import Engine, SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import locate
 from mlx_t5.drafting.draft_model import Drafter, DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.requests import Result
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
 
 
 class Passes:
-    """A model that counts the passes of its decoder by how many positions they had.
+    """A draft that counts the passes of its decoder, those of a compiled step as well.
 
     Attributes:
-        model: the model.
-        widths: positions a row → passes.
+        model: the draft.
+        count: of the passes.
     """
 
     def __init__(self, model: T5):
-        self.model = model
-        self.widths: Counter[int] = Counter()
+        self.model, self.count = model, 0
+        self._step = CompiledStep(model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def decode(self, tokens: mx.array, *rest: Any) -> mx.array:
+    def decode(self, *args: Any, **options: Any) -> mx.array:
         """As `T5.decode`."""
-        self.widths[tokens.shape[1]] += 1
-        return self.model.decode(tokens, *rest)
+        self.count += 1
+        return self.model.decode(*args, **options)
+
+    def step(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
+        """As `CompiledStep`, which describes a pass once and runs it many times."""
+        self.count += 1
+        return self._step(tokens, cache, offsets)
+
+
+class Counting(SpeculativeDecoder):
+    """A decoder that counts its steps.
+
+    A pass that was begun early and that no step took is none of them.
+
+    Attributes:
+        widths: positions a row that the target verified → steps.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.widths: Counter[int] = Counter()
+
+    def engine(self, *args: Any, **options: Any) -> Engine:
+        """As `SpeculativeDecoder.engine`."""
+        engine = super().engine(*args, **options)
+        engine.on_verified = self._count
+        return engine
+
+    def _count(self, rows: Any, logits: mx.array, tokens: mx.array) -> None:
+        self.widths[logits.shape[1]] += 1
 
 
 @dataclass
@@ -49,7 +78,7 @@ class Run:
 
     Attributes:
         results: of its prompts.
-        widths: positions a row → passes of the target.
+        widths: positions a row → steps; each is a pass of the target.
         draft_passes: passes of the draft.
     """
 
@@ -68,8 +97,8 @@ class Subject:
         tokenizer: of both.
     """
 
-    target: Any  # T5, or `Passes` around one
-    draft: Any  # likewise
+    target: T5
+    draft: Any  # T5, or `Passes` around one
     tokenizer: Any
 
     @classmethod
@@ -93,7 +122,8 @@ class Subject:
 
     def drafter(self, way: str) -> Drafter:
         """What proposes: one of `WAYS`."""
-        model = DraftModel(self.draft, self.target)
+        step = self.draft.step if isinstance(self.draft, Passes) else None
+        model = DraftModel(self.draft, self.target, step)
         if way == DRAFT:
             return model
         copy = SourceCopy(self.tokenizer)
@@ -115,15 +145,15 @@ class Subject:
         **options: Any,
     ) -> Callable[[int], Run]:
         """What decodes the prompts of a turn, `REGULAR` or by one of `WAYS`, and counts passes."""
-        own = replace(self, target=Passes(self.target), draft=Passes(self.draft))
-        decoder = own.regular() if way == REGULAR else own.speculative(way, num_draft, delta)
+        own = replace(self, draft=Passes(self.draft))
+        drafter = None if way == REGULAR else own.drafter(way)
+        decoder = Counting(self.target, drafter, self.tokenizer, num_draft or None, delta)
         decode = decoding(decoder, turns, batch_size, **options)
 
         def run(turn: int) -> Run:
-            own.target.widths.clear()
-            own.draft.widths.clear()
+            decoder.widths, own.draft.count = Counter(), 0
             results = decode(turn)
-            return Run(results, Counter(own.target.widths), own.draft.widths.total())
+            return Run(results, decoder.widths, own.draft.count)
 
         return run
 

@@ -1,1 +1,1 @@
-"""The bundled pair, `grow.py` to give it a real model's size, and the recipe that made it."""
+"""The bundled pair and `grow.py`, which gives it a real model's size."""

@@ -20,6 +20,7 @@ from mlx_t5 import blas
 from mlx_t5.errors import UserError
 
 DEVICE = "T5_DEVICE"  # the user's wish: cpu or gpu
+REHEARSE = "T5_REHEARSE"  # if set, a CPU runs what only GPUs run; see `cpu_only`
 SETTINGS = MappingProxyType(
     {
         # float32 products are those of float32: TF32 has 10 bits of mantissa (CUDA, M5 and later).
@@ -53,13 +54,16 @@ from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 
 __all__ = [
     "DEVICE",
+    "REHEARSE",
     "SETTINGS",
     "blas_name",
     "choose_device",
     "cpu_only",
+    "device_info",
     "device_name",
     "hint",
     "mx",
+    "on_cpu",
     "nn",
     "optimizers",
     "prepare",
@@ -90,9 +94,34 @@ def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_devi
 choose_device(os.environ.get(DEVICE, ""))
 
 
-def cpu_only() -> bool:
+def on_cpu() -> bool:
     """Whether MLX computes on the CPU: it has no GPU here, or was told to leave it alone."""
     return mx.default_device().type == mx.cpu
+
+
+def cpu_only() -> bool:
+    """Whether things are done as on the CPU: `on_cpu`, unless this rehearses a GPU.
+
+    A rehearsal takes the paths that only GPUs take: compiled steps, padded sources, passes that
+    begin early, checks of memory. Types stay those of the CPU, which is slow in others.
+    """
+    return on_cpu() and not os.environ.get(REHEARSE)
+
+
+if on_cpu() and os.environ.get(REHEARSE):
+    from mlx_t5 import index_checks
+
+    index_checks.install()
+
+
+def device_info() -> dict[str, Any]:
+    """What MLX says of the device; a rehearsal adds what Metal says of its memory."""
+    facts = dict(mx.device_info())
+    if on_cpu() and not cpu_only():
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        metal = {"memory_size": memory, "max_recommended_working_set_size": memory * 3 // 4}
+        facts = metal | facts
+    return facts
 
 
 def blas_name() -> str:
@@ -103,7 +132,7 @@ def blas_name() -> str:
 def device_name() -> str:
     """What computes, as far as it decides about speed: the GPU, or the CPU, its cores and BLAS."""
     name = str(mx.device_info().get("device_name", "unknown"))
-    if not cpu_only():
+    if not on_cpu():
         return name
     return f"{name}, {os.cpu_count()} cores, {blas_name()}"
 
@@ -114,7 +143,7 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
     Args:
         blas_in_use: what `blas_name` returns.
         wish: the user's, from the environment; who wants no BLAS is not told to install one.
-        cpu: what `cpu_only` returns.
+        cpu: what `on_cpu` returns.
     """
     if blas_in_use != blas.REFERENCE or wish or not cpu:
         return ""
@@ -125,4 +154,4 @@ def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
 
 
 if sys.stderr:  # None where it is closed
-    sys.stderr.write(hint(blas_name(), os.environ.get(blas.VARIABLE, ""), cpu_only()))
+    sys.stderr.write(hint(blas_name(), os.environ.get(blas.VARIABLE, ""), on_cpu()))

@@ -1,26 +1,26 @@
 """The rows in flight: how they join and leave.
 
-A batch is what `decoder.Engine` advances. Sources are encoded when a row joins, or ahead; then the
-batch holds the row's cache, and its drafter what it needs for the row. Rows keep their order.
+A batch is what `decoder.Engine` or `beams.Beams` advances. Sources are encoded when a row joins, or
+ahead; then the batch holds the row's cache, and its drafter what it needs for the row. Rows keep
+their order.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import Drafter
-from mlx_t5.network.exact import ExactTarget
-from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.requests import Row
-from mlx_t5.sampling.commit import begin
-from mlx_t5.sampling.lanes import Lanes
-from mlx_t5.sampling.rows import sampling_of
 from mlx_t5.text.prompts import encoder_states, prepared
+
+if TYPE_CHECKING:
+    from mlx_t5.drafting.draft_model import Drafter
+    from mlx_t5.network.exact import ExactTarget
+    from mlx_t5.network.interface import Seq2Seq
 
 
 class Batch:
@@ -29,11 +29,11 @@ class Batch:
     Attributes:
         rows: those in flight.
         cache: the target's, a `Cache` while there are rows.
-        sampling: the rows' settings and keys.
-        lanes: of the target's passes; a row that searches has one for each beam.
+        copies: sequences of each row that the target continues.
         ranks: that share the target; all take what rank 0 proposes and decides.
-        begun: logits of the next step, if its pass is on its way.
     """
+
+    copies = 1
 
     def __init__(
         self,
@@ -51,8 +51,7 @@ class Batch:
         self.target, self.drafter, self.clock = target, drafter, clock
         self.ranks = ranks_of(target)
         self.cache: Any = None
-        self.by_position = target.width if isinstance(target, ExactTarget) else 0  # see `Sampling`
-        self.begun: mx.array | None = None
+        self.rows: list[Row] = []
         self._set_rows([])
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
@@ -68,14 +67,13 @@ class Batch:
         started = self.clock()
         sources = [row.ids for row in rows]
         models = [self.target, self.drafter.model if self.drafter else None]
-        require_for(models, rows, self.rows, ahead)
+        require_for(models, rows, self.rows, ahead, self.copies)
         new = [row for row in (*rows, *ahead) if row.states is None]
-        lanes = [row.settings.num_beams for row in rows]
         with self.ranks.in_step():
             states = encoder_states(self.target, [row.ids for row in new])
             by_row = {id(row): each for row, each in zip(new, states, strict=True)}
             encoded = [by_row.get(id(r), r.states) for r in rows]
-            cache = prepared(self.target, sources, encoded, lanes)
+            cache = prepared(self.target, sources, encoded, self.copies)
             mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
             if self.drafter:
                 self.drafter.insert(sources, encoded)
@@ -94,7 +92,7 @@ class Batch:
             row.stats.encode_seconds += seconds
             row.states = by_row.get(id(row), row.states)
         for row in rows:
-            begin(row, self.target.config)
+            row.committed = [self.target.config.decoder_start_token_id]
             row.stats.prompt_tokens = len(row.ids)
             row.states = None
         self._set_rows(self.rows + list(rows))
@@ -110,14 +108,12 @@ class Batch:
         if left:
             self.cache.keep(rows)
             # In a batch that never empties, one long prompt would make all rows as wide for good.
-            longest = max(len(row.lanes[0]) for row in left)
+            longest = max(len(row.committed) for row in left)
             self.cache.trim(max(len(row.ids) for row in left), longest - 1)
         else:
             self.cache = None
         self._set_rows(left)
 
     def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch and collects their settings, keys and lanes."""
-        self.rows, eos = rows, self.target.config.eos_token_ids
-        self.sampling, self.lanes = sampling_of(rows, eos, self.by_position), Lanes(rows, eos)
-        self.begun = None
+        """Makes `rows` the batch."""
+        self.rows = rows

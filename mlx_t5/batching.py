@@ -22,7 +22,7 @@ MAX_JOINING_TOKENS = 1024
 
 
 class Engine(Protocol):
-    """What batching needs of `decoder.Engine`."""
+    """What batching needs of `decoder.Engine` and `beams.Beams`."""
 
     rows: list[Row]
 
@@ -31,6 +31,9 @@ class Engine(Protocol):
 
     def step(self) -> None:
         """Advances all of them; those that finish leave the batch."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, in this order; the others leave the batch."""
 
 
 class Queue:

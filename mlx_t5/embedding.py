@@ -26,8 +26,8 @@ from mlx_t5.passes import (
     each_read,
     in_order,
 )
-from mlx_t5.ranges import checked
-from mlx_t5.text.prompts import padded, split, token_ids
+from mlx_t5.ranges import FLAG, checked
+from mlx_t5.text.prompts import checked_prompts, padded, split, token_ids
 
 if TYPE_CHECKING:
     from mlx_t5.text.codec import Codec
@@ -121,9 +121,14 @@ class Embedding:
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
-        """`embed` for any number of prompts, which are drawn as needed; an error in its place."""
-        size = checked("batch_size", batch_size)
-        parts = partial(self.embedding_parts, batch_size=size, normalize=bool(normalize))
+        """`embed` for any number of prompts, which are drawn as needed; an error in its place.
+
+        Raises:
+            UserError: `prompts` is no iterable of prompts, or another value of the wrong kind.
+        """
+        prompts, _ = checked_prompts(prompts)
+        size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
+        parts = partial(self.embedding_parts, batch_size=size, normalize=unit)
         ids = partial(embedding_ids, tokenizer=self.codec.tokenizer, model=self.model)
         return in_order(each_read(prompts, ids), size, parts, ready)
 

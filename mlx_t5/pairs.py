@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.passes import by_length
+from mlx_t5.ranges import is_listlike, listed, refusal
 from mlx_t5.text.prompts import token_ids
+
+if TYPE_CHECKING:
+    from mlx_t5.network.cache import Cache
 
 # Of monoT5, which was trained on prompts of so many tokens at most. Of a longer one the document is
 # cut, so that the question stays: https://github.com/terrierteam/pyterrier_t5.
@@ -30,6 +34,19 @@ class Pair:
 
     source: tuple[int, ...]
     target: tuple[int, ...]
+
+
+@dataclass
+class LastEncoded:
+    """The prompts that were scored last, encoded; of all scorers that take turns there is one.
+
+    Attributes:
+        sources: their tokens.
+        cache: with their cross-attention; None if there are none.
+    """
+
+    sources: list[tuple[int, ...]] = field(default_factory=list)
+    cache: Cache | None = None
 
 
 @dataclass
@@ -99,7 +116,7 @@ def relevance_pairs(
     vocab_size: int,
     words: Sequence[str] = (TRUE, FALSE),
     max_prompt_tokens: int = RERANK_TOKENS,
-) -> list[Pair]:
+) -> Iterator[Pair]:
     """What is scored to rank documents: of each, whether it is relevant, and whether it is not.
 
     Args:
@@ -112,23 +129,26 @@ def relevance_pairs(
 
     Raises:
         UserError: the query or a document is empty or no text, the query leaves no room for a
-            document, or a word is no token.
+            document, a word is no token, or there are not two.
     """
     if tokenizer is None:
         raise UserError("ranking needs a tokenizer; this model folder has none")
-    answers = [_word(word, tokenizer) for word in words]
+    if not is_listlike(documents):
+        raise refusal("documents", documents, "a list of texts")
+    both = listed(words) or []
+    if len(both) != 2 or both[0] == both[1] or not all(isinstance(word, str) for word in both):
+        raise refusal("words", words, "two words, for relevant and not relevant")
+    answers = [_word(word, tokenizer) for word in both]
 
     def read(text: str) -> tuple[int, ...]:
         return tuple(token_ids(text, tokenizer, vocab_size))
 
-    pairs: list[Pair] = []
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"the {name} is empty or no text; give a text")
         if name != "query":
             source = _relevance_prompt(query, text, read, max_prompt_tokens)
-            pairs += [Pair(source, (answer,)) for answer in answers]
-    return pairs
+            yield from (Pair(source, (answer,)) for answer in answers)
 
 
 def _relevance_prompt(

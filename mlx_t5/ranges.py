@@ -72,9 +72,10 @@ def _count(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: 
 
 _OFF = "a whole number, 0 (off) or more"
 _POSITIVE = "a whole number, at least 1"
+POSITIVE, FLAG = _count(1, _POSITIVE), Range(bool, 0, 1, "True or False")
 RANGES = MappingProxyType(
     {
-        "max_tokens": _count(1, _POSITIVE),
+        "max_tokens": POSITIVE,
         "temp": Range(
             float, SMALLEST, LARGEST, "0 (greedy), or a number from 1.2e-38 to 3.4e38", (0,)
         ),
@@ -91,11 +92,10 @@ RANGES = MappingProxyType(
         ),
         "no_repeat_ngram_size": _count(0, _OFF),
         "min_tokens": _count(0, _OFF),
-        "block_verification": Range(bool, 0, 1, "True or False"),
         "num_beams": Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
         "length_penalty": Range(float, -10, 10, "a number from -10 to 10"),
         "early_stopping": Range(bool, 0, 1, 'True, False or "never"', besides=("never",)),
-        "num_return_sequences": _count(1, _POSITIVE),
+        "num_return_sequences": POSITIVE,
         # Of a whole call:
         "batch_size": _count(1, _POSITIVE, ceiling=MAX_ROWS),
         "num_samples": _count(1, _POSITIVE, ceiling=math.inf),
@@ -104,15 +104,21 @@ RANGES = MappingProxyType(
 )
 
 
-def checked(name: str, value: Any) -> Any:
+def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
     """A setting as a plain number.
+
+    Args:
+        name: of the setting.
+        value: as the caller gave it.
+        allowed: None takes its range in `RANGES`.
 
     Raises:
         UserError: it may not be that.
     """
-    fitting = RANGES[name].fit(value)
+    allowed = allowed or RANGES[name]
+    fitting = allowed.fit(value)
     if fitting is None:
-        raise refusal(name, value, RANGES[name].expected)
+        raise refusal(name, value, allowed.expected)
     return fitting
 
 

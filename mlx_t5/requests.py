@@ -44,8 +44,6 @@ class Settings:
         logits_processors: callables that change the target's logits, in order, after the three
             above and before the temperature; see `processors.LogitsProcessor`.
         stop: a string or several; the text ends before the first of them.
-        block_verification: where it samples without relaxation, judge the proposals of a step
-            together; False judges them one by one. The distribution is the same.
         num_beams: hypotheses of a beam search, which drafts and samples nothing; 1 is none.
         length_penalty: beams are ranked by log-probability / length**length_penalty.
         early_stopping: when a search ends, as in transformers: True, False or "never".
@@ -67,7 +65,6 @@ class Settings:
     min_tokens: int = 0
     logits_processors: Iterable[LogitsProcessor] = ()
     stop: str | Iterable[str] = ()
-    block_verification: bool = True
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -230,8 +227,8 @@ class Row:
             asks for it before the end.
         ended: whether the last token is the end token.
         task: the tokens of its task prefix, () without one.
-        search: its beams, while it is in a batch; None if it has none. Until they are done,
-            `committed` holds the start token alone.
+        search: what its beams have found; None if it has none. Until it ends, `committed` is the
+            best beam.
         score: of the text that its search has found.
         states: (S, d_model) the target's encoder output, while the row waits; None if it has not
             been encoded.
@@ -260,11 +257,6 @@ class Row:
         """
         settings = self.settings
         return settings.num_draft == AUTO and settings.temp == 0 and settings.delta == 0
-
-    @property
-    def lanes(self) -> list[list[int]]:
-        """The tokens of each sequence that the target continues: of its beams, or `committed`."""
-        return [beam.tokens for beam in self.search.beams] if self.search else [self.committed]
 
     @property
     def decided(self) -> int:

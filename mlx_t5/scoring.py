@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
-from mlx_t5.network.cache import Cache, source_width
+from mlx_t5.network.cache import source_width
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.pairs import (
     FALSE,
     RERANK_TOKENS,
     TRUE,
+    LastEncoded,
     Pair,
     Ranked,
     Score,
@@ -32,7 +33,7 @@ from mlx_t5.pairs import (
     relevance_pairs,
 )
 from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
-from mlx_t5.ranges import checked
+from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.text.prompts import padded, split, token_ids
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 # Logits are computed for so many positions at once that there are no more numbers than this.
 MAX_LOGITS = 1 << 24
+PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
 
 Prompt = str | Sequence[int]
@@ -48,15 +50,28 @@ Prompt = str | Sequence[int]
 class Scorer:
     """Scores pairs, pass by pass. A prompt whose targets take several passes is encoded once."""
 
-    def __init__(self, model: Seq2Seq, batch_size: int, most_tokens: float = math.inf) -> None:
-        """Scores at most `batch_size` targets a pass, see `passes.by_length` for `most_tokens`.
+    def __init__(
+        self,
+        model: Seq2Seq,
+        batch_size: int,
+        most_tokens: float = math.inf,
+        last: LastEncoded | None = None,
+    ) -> None:
+        """Prepares for a model.
+
+        Args:
+            model: see `network.interface.Seq2Seq`.
+            batch_size: targets of a pass at most.
+            most_tokens: of a pass, see `passes.by_length`.
+            last: of the scorers whose passes come between those of this one. Each begins anew
+                after another, so that memory does not grow with their number.
 
         Raises:
             UserError: the model is an encoder alone.
         """
         require_decoder(model)
         self.model, self.batch_size, self.most_tokens = model, batch_size, most_tokens
-        self._encoded: tuple[list[tuple[int, ...]], Cache] | None = None  # the last sources
+        self._last = last or LastEncoded()
 
     def parts(self, pairs: Sequence[Pair]) -> Iterator[Part]:
         """Scores all pairs.
@@ -64,9 +79,12 @@ class Scorer:
         Yields:
             After each pass, places of pairs with their scores, or their errors.
         """
-        for places in passes(pairs, self.batch_size, self.most_tokens):
-            values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
-            yield list(zip(places, values, strict=True))
+        try:
+            for places in passes(pairs, self.batch_size, self.most_tokens):
+                values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
+                yield list(zip(places, values, strict=True))
+        finally:
+            self._last.cache = None
 
     def _score(self, pairs: Sequence[Pair]) -> list[Score | UserError]:
         scores: dict[int, Score | UserError] = {}
@@ -86,16 +104,15 @@ class Scorer:
         rows, length = len(pairs), max(len(pair.target) for pair in pairs)
         targets = targets[:, :length]  # a source may be padded beyond the longest
         width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
-        known = self._encoded is not None and self._encoded[0] == sources
-        if not known:
-            self._encoded = None  # let go before there is another one
-        self._require([] if known else sources, rows, length, width)
+        encoded = self._last.cache if self._last.sources == sources else None
+        self._last.cache = encoded  # the other is let go before there is a new one
+        self._require([] if encoded else sources, rows, length, width)
         with ranks_of(self.model).in_step():
-            if not known:
+            if encoded is None:
                 ids, mask = padded(sources, config.pad_token_id)
-                self._encoded = sources, self.model.cache(self.model.encode(ids, mask), mask)
-            assert self._encoded is not None, "just made"
-            cache = self._encoded[1].shared(rows // len(sources), length)
+                encoded = self.model.cache(self.model.encode(ids, mask), mask)
+                self._last.sources, self._last.cache = sources, encoded
+            cache = encoded.shared(rows // len(sources), length)
             start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
             inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
             parts = []
@@ -155,7 +172,7 @@ class Scoring:
             UserError: there are as many neither, or the only target cannot be scored.
         """
         prompts, single = split(prompts)
-        targets, _ = split(targets)
+        targets, _ = split(targets, "targets")
         if single:
             prompts = prompts * len(targets)
         if len(prompts) != len(targets):
@@ -176,16 +193,25 @@ class Scoring:
 
         An exception in the place of a pair that could not be read becomes the error of its score.
         Pairs of one prompt share its encoding if they stand near each other.
+
+        Raises:
+            UserError: `pairs` is no iterable of pairs, or `batch_size` is out of range.
         """
+        if not is_listlike(pairs):
+            raise refusal("pairs", pairs, f"a list, each {PAIR}")
         size = checked("batch_size", batch_size)
         parts = Scorer(self.model, size).parts
         return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
 
     def scoring_parts(
-        self, pairs: Sequence[Pair], batch_size: int, most_tokens: float = math.inf
+        self,
+        pairs: Sequence[Pair],
+        batch_size: int,
+        most_tokens: float = math.inf,
+        last: LastEncoded | None = None,
     ) -> Iterator[Part]:
         """`Scorer.parts` with this model, for who wants to do something else between two passes."""
-        return Scorer(self.model, batch_size, most_tokens).parts(pairs)
+        return Scorer(self.model, batch_size, most_tokens, last).parts(pairs)
 
     def rerank(
         self,
@@ -203,28 +229,37 @@ class Scoring:
             documents: texts.
             top_n: return only so many, the most relevant.
             batch_size: documents of a pass, times two.
-            words: what the model says if a document is relevant, and if it is not.
+            words: what the model says if a document is relevant, and if it is not: two.
             max_prompt_tokens: documents are cut so that a prompt has no more.
 
         Raises:
-            UserError: a text is empty, or the model is none that says these words.
+            UserError: a value is of the wrong kind or out of range, a text is empty, or the model
+                is none that says these words.
         """
-        pairs = relevance_pairs(
-            query,
-            documents,
-            self.codec.tokenizer,
-            self.model.config.vocab_size,
-            words,
-            checked("max_tokens", max_prompt_tokens),
-        )
         size = checked("batch_size", batch_size)
+        most = None if top_n is None else checked("top_n", top_n, POSITIVE)
+        pairs = list(
+            relevance_pairs(
+                query,
+                documents,
+                self.codec.tokenizer,
+                self.model.config.vocab_size,
+                words,
+                checked("max_prompt_tokens", max_prompt_tokens, POSITIVE),
+            )
+        )
         parts = Scorer(self.model, 2 * size).parts
-        return ranking([Score.of(each) for each in in_order(pairs, 2 * size, parts)], top_n)
+        return ranking([Score.of(each) for each in in_order(pairs, 2 * size, parts)], most)
 
     def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
         read = partial(
             token_ids, tokenizer=self.codec.tokenizer, vocab_size=self.model.config.vocab_size
         )
-        return each_read(
-            pairs, lambda pair: Pair(tuple(read(pair[0])), tuple(read(pair[1], what="target")))
-        )
+
+        def pair_of(given: Any) -> Pair:
+            both = listed(given)
+            if both is None or len(both) != 2:
+                raise refusal("a pair", given, PAIR)
+            return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
+
+        return each_read(pairs, pair_of)

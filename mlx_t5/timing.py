@@ -3,9 +3,9 @@
 On a shared machine the speed of everything changes from second to second, so two ways are only
 compared by times that were taken next to each other. The work is cut into turns, usually one
 prompt each: every way does the first turn, then every way the second, and so on, all of it as
-often as there are repeats, in an order that changes every time. Of a way's times for one turn the
-median counts, and the sum of these medians is the way's time. The spread is that of the ratios of
-the single repeats.
+often as there are repeats, in an order that changes every time. Two ways are compared repeat by
+repeat: their speed-up is the median of these ratios, between the least and the greatest. Of a way
+by itself the median time of each turn counts, and the sum of these medians is the way's time.
 
 Texts may differ between ways if they are sampled, so what is compared is the time a token.
 
@@ -27,7 +27,7 @@ Tokens = list[list[int]]  # of the prompts of a turn
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speed-up: of the medians, and of the slowest and the fastest repeat."""
+    """A figure of several repeats: the median, the least and the greatest."""
 
     value: float
     low: float
@@ -78,15 +78,14 @@ def median_total(rows: Sequence[Sequence[float]]) -> float:
 
 
 def speed_up(base: Timed, other: Timed) -> Ratio:
-    """How many times as many tokens a second `other` makes as `base`."""
+    """How many times as many tokens a second `other` makes as `base`, repeat by repeat."""
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
-    ratios = [ours / theirs for ours, theirs in pairs]
-    return Ratio(base.seconds_a_token() / other.seconds_a_token(), min(ratios), max(ratios))
+    return spread([ours / theirs for ours, theirs in pairs])
 
 
-def spread(seconds: Sequence[float]) -> Ratio:
-    """Median, least and most of single times."""
-    return Ratio(statistics.median(seconds), min(seconds), max(seconds))
+def spread(repeats: Sequence[float]) -> Ratio:
+    """Median, least and greatest of the single repeats."""
+    return Ratio(statistics.median(repeats), min(repeats), max(repeats))
 
 
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:

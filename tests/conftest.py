@@ -35,6 +35,24 @@ def models(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture
+def unpadded(monkeypatch):
+    """Sources as wide as the longest of them, also where GPUs pad them to multiples of 32."""
+    for module in ("network.cache", "network.memory", "text.prompts"):
+        monkeypatch.setattr(f"mlx_t5.{module}.source_width", lambda longest: longest)
+
+
+@pytest.fixture
+def unchecked_indices():
+    """Without the check of indices, which waits for the device."""
+    from mlx_t5 import index_checks
+
+    index_checks.remove()
+    yield
+    if os.environ.get("T5_REHEARSE"):
+        index_checks.install()
+
+
+@pytest.fixture
 def run(capsys):
     """Runs the command line in this process: status, standard output, standard error."""
 
@@ -70,4 +88,4 @@ def decoder():
 
     chosen = models.choose_pair(None, str(models.BUNDLED / "draft") + "+lookup", convert)
     target, drafter, tokenizer, other = models.load_pair(chosen, "float32", load)
-    return SpeculativeDecoder(target, drafter, tokenizer, draft_tokenizer=other)
+    return SpeculativeDecoder(target, drafter, tokenizer, 5, draft_tokenizer=other)

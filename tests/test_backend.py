@@ -135,7 +135,7 @@ def test_the_device_is_the_one_that_computes_and_not_one_that_is_there(monkeypat
     for device, told in ((mx.cpu, f"Some CPU, {os.cpu_count()} cores, "), (mx.gpu, "Apple M9")):
         monkeypatch.setattr(mx, "default_device", lambda device=device: mx.Device(device))
         monkeypatch.setattr(mx, "device_info", lambda device=device: facts[device])
-        assert backend.cpu_only() is (device == mx.cpu)
+        assert backend.on_cpu() is (device == mx.cpu)
         assert backend.device_name().startswith(told)
     assert backend.device_name() == "Apple M9", "a GPU multiplies without a BLAS"
 

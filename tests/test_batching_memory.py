@@ -10,6 +10,8 @@ from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 
+pytestmark = pytest.mark.usefixtures("unpadded")  # fake models count positions
+
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)
 

@@ -193,7 +193,6 @@ def unlike(folder: Path) -> Path:
     [
         (["--draft-model", "x", "--decoder-layers", "2"], "leave --draft-model out"),
         (["--draft-model", "x", "--no-share-encoder"], "leave --share-encoder out"),
-        (["--draft-model", "x", "--standalone"], "--standalone is for drafts that are cut"),
         (["--decoder-layers", "9"], "a draft cannot have 9 decoder layers: the target has 3"),
         (["--learning-rate", "0"], "give a number from 1e-6 to 1, not '0'"),
         (["--data", "nowhere.txt"], "there is no file nowhere.txt"),

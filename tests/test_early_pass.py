@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-import decoder
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
+from mlx_t5 import early_pass
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
 from model import load
@@ -18,7 +18,7 @@ SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
 @pytest.fixture
 def early(monkeypatch):
     """As on a GPU."""
-    monkeypatch.setattr(decoder, "cpu_only", lambda: False)
+    monkeypatch.setattr(early_pass, "cpu_only", lambda: False)
 
 
 def positions(model):
@@ -66,17 +66,30 @@ def test_rows_that_join_and_leave_in_between(early, monkeypatch, temp):
         return [row.committed for row in every]
 
     early_texts = run()
-    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
+    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
     assert early_texts == run()
 
 
-def test_with_proposals_or_beams_nothing_begins_early(early):
-    for settings, other in (({}, drafter(TABLE, FakeModel(TABLE, V))), ({"num_beams": 2}, None)):
-        model = FakeModel(TABLE, V)
-        engine = Engine(model, other)
-        engine.insert(rows(SOURCES[:1], max_tokens=9, **settings))
+def test_with_proposals_nothing_begins_early(early):
+    model = FakeModel(TABLE, V)
+    engine = Engine(model, drafter(TABLE, FakeModel(TABLE, V)))
+    engine.insert(rows(SOURCES[:1], max_tokens=9))
+    engine.step()
+    assert len(model.calls) == 1
+
+
+def test_large_caches_are_not_copied_for_it(early):
+    model = FakeModel(without(TABLE, EOS), V)
+    model.cache_memory = lambda prompts, source, target, rows=0: (
+        (target - 2) * early_pass.MOST_COPIED
+    )
+    engine = Engine(model, None)
+    engine.insert(rows(SOURCES[:1], max_tokens=9))
+    fed = []
+    for _ in range(4):
         engine.step()
-        assert len(model.calls) == 1
+        fed.append(len(model.calls))
+    assert fed == [2, 3, 3, 4], "early up to 3 positions"
 
 
 def test_the_bundled_target_writes_the_same(early, monkeypatch):
@@ -91,5 +104,5 @@ def test_the_bundled_target_writes_the_same(early, monkeypatch):
         ]
 
     early_texts = run()
-    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
+    monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
     assert early_texts == run()

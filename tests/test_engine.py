@@ -172,7 +172,7 @@ def test_samples_of_one_prompt_are_a_list_and_follow_its_own_seed():
     assert [r.tokens for r in alone] == [r.tokens for r in together[2:]]
 
 
-def test_equal_sources_are_encoded_once(monkeypatch):
+def test_equal_sources_are_encoded_once(monkeypatch, unpadded):
     model, encoded = target(), []
     encode = model.encode
     monkeypatch.setattr(model, "encode", lambda ids, mask: encoded.append(ids) or encode(ids, mask))

@@ -233,7 +233,9 @@ PROCESSED = {
 
 @pytest.mark.parametrize("rules", [{}, PROCESSED], ids=["plain", "processed"])
 @pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_one_synchronisation_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch):
+def test_one_synchronisation_a_step_and_none_while_drafting(
+    pair, temp, rules, monkeypatch, unchecked_indices
+):
     decoder = SpeculativeDecoder(pair.target, pair.draft, None, 4)
     engine = Engine(pair.target, decoder.drafter.fresh())
     engine.insert(

@@ -4,9 +4,6 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, always, drafter, random_table, without
-from mlx_t5.requests import Row, Settings
-from mlx_t5.sampling.draws import row_key
-from mlx_t5.sampling.rows import sampling_of
 
 V = 7
 TABLE = random_table(V)
@@ -67,24 +64,3 @@ def test_each_token_says_who_wrote_it():
     assert result.accepted == [True, True, False] * 2 + [False]
     regular = SpeculativeDecoder(model).generate(SOURCE, max_tokens=7)
     assert regular.accepted == [False] * 7
-
-
-def test_each_row_says_whether_its_proposals_are_judged_together():
-    wanted = [Settings(temp=1.0), Settings(temp=1.0, block_verification=False), Settings()]
-    sampling = sampling_of([Row([5], settings, row_key(0, 0)) for settings in wanted], (EOS,))
-    assert sampling.block.tolist() == [True, False, False]
-    assert (
-        sampling.any_block
-        and not sampling_of([Row([5], wanted[1], row_key(0, 0))], (EOS,)).any_block
-    )
-
-
-def test_judging_one_by_one_is_an_option_of_generate():
-    model = FakeModel(without(TABLE, EOS), V)
-    decoder = SpeculativeDecoder(model, drafter(random_table(V, seed=1), model), num_draft=4)
-    prompts = [[5 + i % 2] for i in range(40)]
-    together, apart = (
-        sum(r.stats.accepted for r in decoder.generate(prompts, 12, 1.0, block_verification=block))
-        for block in (True, False)
-    )
-    assert together > apart

@@ -1,6 +1,7 @@
 """Scores against transformers' log softmax, family by family, and what shares a pass with what."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from families import torch
 from mlx_t5 import pairs, passes, scoring
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.cache import source_width
 from mlx_t5.pairs import Pair, Score, ranking
 from model import load
 
@@ -68,8 +70,37 @@ def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkey
     monkeypatch.setattr(type(model), "decode", watched)
     together = decoder.score(SOURCES[0], TARGETS, batch_size=2)
     assert [s.logprob for s in together] == pytest.approx(alone, abs=1e-5)
-    assert encoded == [(1, len(SOURCES[0]))], "once, for all three passes"
+    assert encoded == [(1, source_width(len(SOURCES[0])))], "once, for all three passes"
     assert cross == [(2, 1), (2, 1), (1, 1)], "the rows of a pass read one source"
+
+
+def test_of_scorers_that_take_turns_one_has_its_prompt_encoded(made, monkeypatch):
+    model = load(made("flan").folder)[0]
+    decoder, caches, held = SpeculativeDecoder(model), [], []
+    make = model.cache
+
+    def noted(self, *inputs):
+        caches.append(weakref.ref(cache := make(*inputs)))
+        return cache
+
+    monkeypatch.setattr(type(model), "cache", noted)
+    targets, last = list(map(tuple, TARGETS)), pairs.LastEncoded()
+    works = [
+        decoder.scoring_parts([Pair(tuple(source), t) for t in targets], 2, last=last)
+        for source in SOURCES[:2]
+    ]
+    found = [{}, {}]
+    for i in (0, 0, 1, 0, 1, 1):  # three passes each
+        found[i].update(next(works[i]))
+        held.append([c() is not None for c in caches])
+    assert held == [[1], [1], [0, 1], [0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1]], "none, or the last"
+    del works
+    assert last.cache is None
+    for source, scores in zip(SOURCES, found, strict=False):
+        alone = decoder.score(source, targets)
+        assert [scores[i].logprob for i in range(5)] == pytest.approx(
+            [score.logprob for score in alone], abs=1e-5
+        )
 
 
 def test_logits_of_long_targets_are_made_a_few_positions_at_a_time(made, monkeypatch):
@@ -114,7 +145,12 @@ def test_the_score_of_a_written_text_is_its_own_probability(byte_decoder):
 
 def test_one_bad_pair_of_several_has_an_error(byte_decoder):
     some = [("a", "b"), ("a", " "), ([999], "b"), UserError("line 4 is bad")]
-    good, empty, unknown, bad = byte_decoder.scores(some)
+    some += [("a", 5), (None, "b"), *(misshapen := [("a",), tuple("abc"), "ab", None, 5, {0: 1}])]
+    good, empty, unknown, bad, number, nothing, *others = byte_decoder.scores(iter(some))
+    assert number.error == "a target is 5; it must be a text or a list of token ids"
+    assert nothing.error == "a prompt is None; it must be a text or a list of token ids"
+    for found, pair in zip(others, misshapen, strict=True):
+        assert found.error == f"a pair is {pair!r}; it must be a prompt and its target"
     assert good.error is None and len(good.token_logprobs) == 2
     assert empty.error == "a target is empty; write the text to work on"
     assert "outside the model's vocabulary" in unknown.error
@@ -123,6 +159,45 @@ def test_one_bad_pair_of_several_has_an_error(byte_decoder):
         byte_decoder.score("a", "")
     with pytest.raises(UserError, match="2 prompts for 3 targets"):
         byte_decoder.score(["a", "b"], ["a", "b", "c"])
+
+
+TWO_WORDS = "words is .*; it must be two words, for relevant and not relevant"
+
+
+@pytest.mark.parametrize(
+    "method, told, values",
+    [
+        ("score", "targets is None; it must be a text or a list", {"targets": None}),
+        ("scores", "pairs is 'ab'; it must be a list, each a prompt and its ", {"pairs": "ab"}),
+        ("scores", "pairs is None; it must be a list", {"pairs": None}),
+        ("embeddings", "prompts is 'ab'; it must be a list, each a text or", {"prompts": "ab"}),
+        ("embeddings", "prompts is 5; it must be a list", {"prompts": 5}),
+        ("embed", "normalize is 'no'; it must be True or False", {"normalize": "no"}),
+        ("rerank", "the query is empty or no text", {"query": 5, "words": ("t", "f")}),
+        ("rerank", "documents is 'bc'; it must be a list of texts", {"documents": "bc"}),
+        ("rerank", "documents is None; it must be a list of texts", {"documents": None}),
+        ("rerank", "document 1 is empty", {"documents": ["b", ""], "words": ("t", "f")}),
+        ("rerank", "document 1 is .* no text", {"documents": ["b", 5], "words": ("t", "f")}),
+        ("rerank", "'true' is no single token", {}),
+        ("rerank", "top_n is 0; it must be a whole number, at least 1", {"top_n": 0}),
+        ("rerank", "top_n is '2'; it must be a whole number", {"top_n": "2"}),
+        ("rerank", "max_prompt_tokens is 0; it must be a whole", {"max_prompt_tokens": 0}),
+        ("rerank", TWO_WORDS, {"words": "tf"}),
+        ("rerank", TWO_WORDS, {"words": ("t",)}),
+        ("rerank", TWO_WORDS, {"words": ("t", "f", "n")}),
+        ("rerank", TWO_WORDS, {"words": ("t", "t")}),
+        ("rerank", TWO_WORDS, {"words": ("t", 5)}),
+        ("rerank", TWO_WORDS, {"words": None}),
+    ],
+)
+def test_values_of_the_wrong_kind(byte_decoder, method, told, values):
+    usual = {
+        "score": {"prompts": "a", "targets": "b"},
+        "embed": {"prompts": "a"},
+        "rerank": {"query": "a", "documents": ["b"]},
+    }.get(method, {})
+    with pytest.raises(UserError, match=told):
+        getattr(byte_decoder, method)(**{**usual, **values})
 
 
 def test_logits_that_are_nan_are_an_error(byte_decoder, monkeypatch):
@@ -210,10 +285,3 @@ def test_ranking_does_not_overflow():
     best, worst = ranking(scores)
     assert (best.index, best.score) == (1, 0.0)
     assert (worst.index, worst.score) == (0, -900.0), "and no infinity"
-
-
-def test_a_model_without_the_words_does_not_rank(byte_decoder):
-    with pytest.raises(UserError, match="'true' is no single token"):
-        byte_decoder.rerank("a", ["b"])
-    with pytest.raises(UserError, match="document 1 is empty"):
-        byte_decoder.rerank("a", ["b", ""], words=("t", "f"))

@@ -69,7 +69,8 @@ def test_the_server_decodes_with_one(draft, monkeypatch):
     chosen = choose_pair(args.model, args.draft_model, None)
     target, tokenizer = load(chosen.target, "float32")
     alone = SpeculativeDecoder(target, None, tokenizer)
-    asyncio.run(ask(server._application(args, chosen, Presets(), None), alone, monkeypatch))
+    app, _ = server._application(args, chosen, Presets(), None)
+    asyncio.run(ask(app, alone, monkeypatch))
 
 
 async def ask(app, alone, monkeypatch):

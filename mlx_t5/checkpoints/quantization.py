@@ -5,14 +5,13 @@ A mode stores each group of values of a row with few bits a value and what the g
 and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised apart.
 
 A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
-`o`), so the mixed recipes give these more bits. The embedding and the output head are quantised on
-request only, in 8 bits. `python benchmark.py quantize` has the figures.
+`o`), so `vo_4_5` gives these more bits. The embedding and the output head are quantised on request
+only, in 8 bits (`embed_8`). `python benchmark.py quantize` has the figures.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -30,14 +29,12 @@ MODES = MappingProxyType(
         "nvfp4": ((4,), (16,)),
     }
 )
-# vo_A_B: A bits in most layers, B in attention's `v` and `o`. mlx-lm's `mixed_A_B` mean something
-# else (B bits in `v`, in the feed-forward's output and in the head, not at every depth).
-MIXED_BITS = MappingProxyType(
-    {"vo_3_4": (3, 4), "vo_3_5": (3, 5), "vo_4_5": (4, 5), "vo_4_6": (4, 6)}
-)
-EMBED_8 = "embed_8"  # the embedding and the output head too, in 8 bits; goes with any other
-PREDICATES = (*MIXED_BITS, EMBED_8, *(f"{name}+{EMBED_8}" for name in MIXED_BITS))
-VALUES_AND_OUTPUTS = r"\.[vo]$"
+# mlx-lm's `mixed_A_B` mean something else than vo_A_B: B bits in `v`, in the feed-forward's output
+# and in the head, not at every depth.
+VO_4_5 = "vo_4_5"  # 4 bits in most layers, 5 in attention's `v` and `o`
+EMBED_8 = "embed_8"  # the embedding and the output head too, in 8 bits; goes with any bits
+PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}")
+_VALUES_AND_OUTPUTS = frozenset("vo")
 _EMBEDDING_AND_HEAD = frozenset(("shared", "lm_head"))
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
 PARTS = ("weight", "scales", "biases")  # as nn.QuantizedLinear names them
@@ -111,14 +108,12 @@ class Recipe:
 
     Attributes:
         general: the way of most layers.
-        special: that of the layers named by `where`; None if there are none.
-        where: a regular expression that finds something in their paths.
+        special: that of attention's values and outputs; None: as the others.
         embedding: that of the embedding and of a separate output head; None leaves them alone.
     """
 
     general: Quantization
     special: Quantization | None = None
-    where: str = VALUES_AND_OUTPUTS
     embedding: Quantization | None = None
 
     @classmethod
@@ -135,7 +130,7 @@ class Recipe:
             bits: of every layer but the embedding and the head.
             group_size: of every layer.
             mode: of every layer; an embedding in 8 bits is always affine.
-            predicate: one of `PREDICATES`. Those of `MIXED_BITS` say bits and mode themselves.
+            predicate: one of `PREDICATES`; `VO_4_5` says bits and mode itself.
 
         Raises:
             UserError: MLX has no such combination.
@@ -143,17 +138,16 @@ class Recipe:
         if predicate is not None and predicate not in PREDICATES:
             known = ", ".join(PREDICATES)
             raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
-        embedding = None
-        if predicate and predicate.endswith(EMBED_8):
+        embedding, parts = None, predicate.split("+") if predicate else []
+        if EMBED_8 in parts:
             embedding = Quantization.from_options(8, group_size if mode == "affine" else None)
-            predicate = predicate.removesuffix(EMBED_8).removesuffix("+")
-        if not predicate:
+        if VO_4_5 not in parts:
             return cls(Quantization.from_options(bits, group_size, mode), embedding=embedding)
         if bits is not None or mode != "affine":
             wrong = "--q-bits" if bits is not None else f"--q-mode {mode}"
-            raise UserError(f"{predicate} says bits and mode itself; leave {wrong} out")
-        low, high = (Quantization.from_options(each, group_size) for each in MIXED_BITS[predicate])
-        return cls(low, high, embedding=embedding)
+            raise UserError(f"{VO_4_5} says bits and mode itself; leave {wrong} out")
+        four, five = (Quantization.from_options(bits, group_size) for bits in (4, 5))
+        return cls(four, five, embedding)
 
     def wanted(self, path: str) -> Quantization | None:
         """How the layer of this name is to be quantised if its rows divide into groups."""
@@ -161,7 +155,8 @@ class Recipe:
             return self.embedding
         if not quantize_predicate(path):
             return None
-        return self.special if self.special and re.search(self.where, path) else self.general
+        sensitive = path.rsplit(".", 1)[-1] in _VALUES_AND_OUTPUTS
+        return self.special if self.special and sensitive else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """Returns how to quantise a parameter of this name and shape; None leaves it as it is."""

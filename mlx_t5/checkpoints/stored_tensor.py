@@ -134,15 +134,6 @@ class StoredTensor:
             self._read_into(result[i], file, i * columns + where.start)
         return self._to_mlx(result)
 
-    def sample(self, file: FileIO, count: int) -> bytes:
-        """An element at each of so many places, evenly from the first to the last; all of few."""
-        places = np.linspace(0, self.extent - 1, min(count, self.extent)).astype(np.int64)
-        found = []
-        for place in places.tolist():
-            file.seek(self.offset + place * self.itemsize)
-            found.append(file.read(self.itemsize) or b"")
-        return b"".join(found)
-
     def _empty(self, count: int) -> np.ndarray:
         return np.empty(count, np.dtype((READABLE | PACKED)[self.dtype][1]).newbyteorder("<"))
 

@@ -53,7 +53,6 @@ def _add_draft(parser: Parser) -> None:
         help="the draft uses the target's encoder, embedding and output head, and only its decoder "
         "is trained (default); --no-share-encoder gives it copies, which are trained too",
     )
-    add("--standalone", action="store_true", help="write what is shared as well")
 
 
 def _add_training(parser: Parser) -> None:
@@ -87,8 +86,6 @@ def check_options(args: argparse.Namespace) -> None:
         raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
     if args.draft_model is not None and args.share_encoder is not None:
         raise UserError("--draft-model has its encoder or not already; leave --share-encoder out")
-    if args.standalone and args.draft_model is not None:
-        raise UserError("--standalone is for drafts that are cut from the target")
     for name in (args.output, args.draft_model):  # as main.py reads it
         if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")

@@ -6,6 +6,7 @@ Scores and vectors are JSON lines; vectors are an array of NumPy's where the fil
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -13,16 +14,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlx_t5.cli.output import LineFile, writing
+from mlx_t5.cli.output import ARRAY, LineFile, opened_array, require_there, writing
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
+    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.pairs import Score
-
-ARRAY = ".npy"
-_HEADER_BYTES = 128  # room for a shape of any size
-_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 class JsonLines(LineFile):
@@ -32,15 +30,22 @@ class JsonLines(LineFile):
         path: see `LineFile`.
         record: makes the object of an item and its outcome.
         keep: see `LineFile`.
+        run: see `LineFile`.
     """
 
-    def __init__(self, path: str | None, record: Callable[[Any, Any], dict], keep: int = 0):
-        super().__init__(path, keep)
-        self._record = record
+    def __init__(
+        self,
+        path: str | None,
+        record: Callable[[Any, Any], dict],
+        keep: int = 0,
+        run: RunRecord | None = None,
+    ):
+        super().__init__(path, keep, run)
+        self._object_of = record
 
     def write(self, item: Any, outcome: Any) -> None:
         """Writes one result."""
-        record = self._record(item, outcome)
+        record = self._object_of(item, outcome)
         self.write_line(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
@@ -50,8 +55,6 @@ class ArrayFile:
     A row of NaN stands for a prompt that cannot be embedded, so that rows stay those of the input.
     The header follows the rows, one by one, so that the file can be read however its writer ends.
     There is no file as long as there is no vector.
-
-    The format is described at https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
     """
 
     def __init__(self, path: str):
@@ -67,7 +70,11 @@ class ArrayFile:
                 self._file.close()
 
     def write(self, item: Any, outcome: Any) -> None:
-        """Writes one vector, or a row of NaN for an error."""
+        """Writes one vector, or a row of NaN for an error.
+
+        Raises:
+            UserError: the file cannot be written, or is no longer there.
+        """
         with writing(self._path):
             self._write(outcome)
 
@@ -75,7 +82,7 @@ class ArrayFile:
         self._rows += 1
         if not self._file and not isinstance(outcome, Exception):
             self._width = len(outcome)
-            self._file = open(self._path, "wb")
+            self._file = opened_array(self._path)
             self._file.write(self._header())
             self._write_rows(np.full((self._rows - 1, self._width), np.nan))
         if self._file:
@@ -89,12 +96,14 @@ class ArrayFile:
         self._file.write(self._header())
         self._file.seek(0, os.SEEK_END)
         self._file.flush()
+        require_there(self._file, self._path)
 
     def _header(self) -> bytes:
-        shape = f"({self._rows}, {self._width})"
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-        room = _HEADER_BYTES - len(_MAGIC) - 2
-        return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1).encode() + b"\n"
+        """NumPy's header, which has room for any number of rows and so keeps its length."""
+        header = io.BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self._width)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        return header.getvalue()
 
 
 class ArrayOfLines(ArrayFile):
@@ -130,10 +139,12 @@ def error_of(outcome: Any) -> str | None:
     return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
 
 
-def output_of_vectors(path: str | None, keep: int = 0) -> JsonLines | ArrayFile:
+def output_of_vectors(
+    path: str | None, keep: int = 0, run: RunRecord | None = None
+) -> JsonLines | ArrayFile:
     """Where vectors go: an array where the name says so, and JSON lines otherwise."""
     is_array = path is not None and path.endswith(ARRAY)
-    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep)
+    return ArrayFile(path) if path and is_array else JsonLines(path, embedding_record, keep, run)
 
 
 def summary(count: int, seconds: float, peak_memory_bytes: int) -> str:

@@ -13,24 +13,28 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from mlx_t5.disk import lock
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
+    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.requests import Result, Stats
     from mlx_t5.text.detokenizer import StreamingDetokenizer
 
+ARRAY = ".npy"  # how the name of an array of NumPy's ends
 Own = TypeVar("Own", bound="LineFile")
+File = TypeVar("File", bound=IO[Any])
 
 
 def check_output_file(output_file: str, input_file: str | None) -> None:
     """Checks, before the work begins, that its results can be written.
 
     Raises:
-        UserError: the folder is missing or closed, or the file is the input itself.
+        UserError: the folder is missing or closed, the file is the input itself, or an array is to
+            be written where nothing can be rewritten.
     """
     path = Path(output_file)
     if path.is_dir():
@@ -41,15 +45,39 @@ def check_output_file(output_file: str, input_file: str | None) -> None:
         raise UserError(f"{output_file} may not be written; choose another place")
     if input_file not in (None, "-") and path.exists() and path.samefile(input_file):
         raise UserError(f"{output_file} is the input file too; give the results another name")
+    if output_file.endswith(ARRAY) and path.exists() and not path.is_file():
+        cure = "name a file, or have JSON lines written"
+        raise UserError(f"{output_file} is a pipe or a device, which no array fits into; {cure}")
 
 
 def opened(path: str, keep: int = 0) -> TextIO:
-    """Opens a file for results, after so many bytes of what it holds.
+    """Opens a file for lines of text, after so many bytes of what it holds.
 
     Raises:
         UserError: another process writes it, or has changed it meanwhile.
     """
-    file = open(path, "a", encoding="utf-8", errors="backslashreplace")
+    return claimed(open(path, "a", encoding="utf-8", errors="backslashreplace"), path, keep)
+
+
+def opened_array(path: str) -> IO[bytes]:
+    """Opens a file for bytes that are written and rewritten; what it held is gone.
+
+    Raises:
+        UserError: another process writes it.
+    """
+
+    def as_it_is(name: str, flags: int) -> int:
+        return os.open(name, flags & ~os.O_TRUNC, 0o666)
+
+    return claimed(open(path, "wb", opener=as_it_is), path)
+
+
+def claimed(file: File, path: str, keep: int = 0) -> File:
+    """Makes an open file this process's alone, and cuts off what is not kept of it.
+
+    Raises:
+        UserError: another process writes it, or has changed it meanwhile; the file is closed then.
+    """
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         if not lock(file.fileno()):
             file.close()
@@ -59,6 +87,12 @@ def opened(path: str, keep: int = 0) -> TextIO:
             raise UserError(f"{path} has become shorter since it was read; start again")
         file.truncate(keep)
     return file
+
+
+def require_there(file: IO[Any], path: str) -> None:
+    """Raises `UserError` if a file was removed while it is written."""
+    if not os.fstat(file.fileno()).st_nlink:
+        raise UserError(f"{path} was removed while it was written; start again")
 
 
 @contextlib.contextmanager
@@ -74,7 +108,7 @@ def writing(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         cure = "make room, or name another --output-file"
-        raise UserError(f"cannot write {path}: {error.strerror}; {cure}") from None
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {cure}") from None
 
 
 class LineFile:
@@ -85,10 +119,11 @@ class LineFile:
     Args:
         path: file to write, left as it is until there is a result; None is standard output.
         keep: bytes at the beginning of the file that are kept.
+        record: what lies beside it while it is written.
     """
 
-    def __init__(self, path: str | None, keep: int = 0):
-        self._path, self._keep = path, keep
+    def __init__(self, path: str | None, keep: int = 0, record: RunRecord | None = None):
+        self._path, self._keep, self._record = path, keep, record
         self._file: TextIO | None = None if path else sys.stdout
 
     def __enter__(self: Own) -> Own:
@@ -99,8 +134,12 @@ class LineFile:
             with writing(self._path):
                 self._file.close()
 
-    def write_line(self, line: str) -> None:
+    def write_line(self, line: str, failed: int | None = None) -> None:
         """Writes one line.
+
+        Args:
+            line: without its end.
+            failed: the number of its prompt, if that has ended in an error.
 
         Raises:
             UserError: the file cannot be written, or is no longer there.
@@ -109,10 +148,14 @@ class LineFile:
             print(line, file=self._file, flush=True)
             return
         with writing(self._path):
-            self._file = self._file or opened(self._path, self._keep)
+            if not self._file:
+                self._file = opened(self._path, self._keep)
+                if self._record:
+                    self._record.begin()
+            if failed and self._record:
+                self._record.fail(failed)
             print(line, file=self._file, flush=True)
-            if not os.fstat(self._file.fileno()).st_nlink:
-                raise UserError(f"{self._path} was removed while it was written; start again")
+            require_there(self._file, self._path)
 
 
 class Painter:
@@ -164,6 +207,7 @@ class Results(LineFile):
         paint: makes a coloured line of a result; where results go to a file or are JSON, it is
             shown on standard error besides.
         keep: see `LineFile`.
+        record: see `LineFile`.
     """
 
     def __init__(
@@ -172,20 +216,27 @@ class Results(LineFile):
         as_json: bool,
         paint: Callable[[Result], str] | None = None,
         keep: int = 0,
+        record: RunRecord | None = None,
     ):
-        super().__init__(path, keep)
+        super().__init__(path, keep, record)
         self._as_json, self._paint = as_json, paint
         self._aside = path is not None or as_json
 
-    def write(self, prompt: str, result: Result) -> None:
-        """Writes one result; an empty line, or JSON with the error, where there is no text."""
+    def write(self, prompt: str, result: Result, number: int | None = None) -> None:
+        """Writes one result; an empty line, or JSON with the error, where there is no text.
+
+        Args:
+            prompt: its prompt.
+            result: what became of that.
+            number: which prompt of the input it is, from 1.
+        """
         paint = None if result.error else self._paint
         line = json_line(prompt, result) if self._as_json else one_line(result.text or "")
         if paint and self._aside:
             print(paint(result), file=sys.stderr)
         elif paint:
             line = paint(result)
-        self.write_line(line)
+        self.write_line(line, number if result.error else None)
 
 
 def one_line(text: str) -> str:

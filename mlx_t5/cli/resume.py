@@ -27,11 +27,13 @@ class Kept:
         prompts: how many are done.
         size: bytes of their lines, from the beginning of the file.
         all: whether there are no others.
+        failed: whether one of them is an object with an error.
     """
 
     prompts: int = 0
     size: int = 0
     all: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
         UserError: the output has results of other prompts, or of more than the input has.
     """
     prompts = size = 0
+    failed = False
     try:
         if not stat.S_ISREG(os.stat(output_file).st_mode):  # a pipe or /dev/full never ends
             raise UserError(f"--resume goes on with a file, which {output_file} is not")
@@ -70,7 +73,7 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
                     raise _too_many(output_file, prompts)
                 for i, line in enumerate(lines):
                     where = f"{output_file} line {prompts * form.texts + i + 1}"
-                    _check(line, item, form, where)
+                    failed |= _failed(line, item, form, where)
                 prompts, size = prompts + 1, size + sum(map(len, lines))
             if prompts == count and file.tell() > size:
                 raise _too_many(output_file, prompts)
@@ -78,7 +81,7 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
         pass
     except OSError as error:
         raise UserError(f"cannot read {output_file}: {error.strerror}") from None
-    return Kept(prompts, size, 0 < prompts == count)
+    return Kept(prompts, size, 0 < prompts == count, failed)
 
 
 def _too_many(output_file: str, prompts: int) -> UserError:
@@ -92,10 +95,10 @@ def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
     return lines if all(line.endswith(b"\n") for line in lines) else []
 
 
-def _check(line: bytes, item: Any, form: Form, where: str) -> None:
-    """Refuses an object that is not of this item."""
+def _failed(line: bytes, item: Any, form: Form, where: str) -> bool:
+    """Whether an object has an error; refuses one that is not of this item."""
     if form.result is None:
-        return
+        return False
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -106,3 +109,4 @@ def _check(line: bytes, item: Any, form: Form, where: str) -> None:
     for name, text in asked.items():
         if record.get(name) != ("" if isinstance(text, UserError) else text):
             raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
+    return bool(record.get("error"))

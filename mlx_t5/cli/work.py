@@ -7,12 +7,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from itertools import count
+from dataclasses import asdict, replace
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, Kept, kept
+from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import LAUNCH
 
@@ -38,15 +39,21 @@ def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
         raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
 
 
-def done_of(prompts: Any, args: argparse.Namespace) -> Kept:
+def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Kept:
     """What `--resume` keeps of the output; draws as many prompts.
+
+    Args:
+        prompts: of the input.
+        args: the options.
+        record: what lies beside the output.
 
     Raises:
         UserError: the output cannot be resumed.
     """
     if not (args.resume and isinstance(prompts, Lines)):
         return Kept()
-    return kept(args.output_file, prompts, _form(args), prompts.count)
+    done = kept(args.output_file, prompts, _form(args), prompts.count)
+    return replace(done, failed=record.failed_of(done.prompts) or done.failed)
 
 
 def is_json(args: argparse.Namespace) -> bool:
@@ -63,6 +70,8 @@ class Job:
         first: how many are done.
         output_file: where results go; None is standard output.
         keep: bytes of results in it.
+        failed: whether one of those is an error.
+        record: what lies beside the output, for the next run.
     """
 
     def __init__(
@@ -70,17 +79,21 @@ class Job:
         prompts: Any,
         done: Kept,
         args: argparse.Namespace,
+        record: RunRecord,
         places: Iterator[int] | None = None,
     ) -> None:
         """Takes prompts that are not done, and their places in the input."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
+        self.failed, self.record = done.failed, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
         self.output_file: str | None = args.output_file
         self._args, self._ready = args, getattr(prompts, "ready", lambda: True)
         self._places = count(done.prompts) if places is None else places
 
     @staticmethod
-    def of(prompts: Any, done: Kept, args: argparse.Namespace, ranks: Ranks) -> Job:
+    def of(
+        prompts: Any, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
+    ) -> Job:
         """The job that the options ask for; asks no other rank anything.
 
         Args:
@@ -88,17 +101,18 @@ class Job:
             done: what rank 0 keeps of the output.
             args: the options, after the model's own wishes.
             ranks: that do it.
+            record: what lies beside the output.
 
         Raises:
             UserError: a part of the output cannot be resumed.
         """
         if args.parallel:
-            return PartJob(done, args, ranks)
+            return PartJob(done, args, ranks, record)
         if ranks.size > 1 and not isinstance(prompts, list):
             from mlx_t5.machines.prompts import SharedPrompts
 
             prompts = SharedPrompts(prompts, ranks)
-        job = Job(prompts, done, args)
+        job = Job(prompts, done, args, record)
         if ranks.rank:
             job.output_file = os.devnull
         return job
@@ -140,7 +154,9 @@ class Job:
 class PartJob(Job):
     """A rank's own prompts of a file."""
 
-    def __init__(self, done: Kept, args: argparse.Namespace, ranks: Ranks) -> None:
+    def __init__(
+        self, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
+    ) -> None:
         """Finds them, and what an earlier run has done of them.
 
         Raises:
@@ -150,12 +166,16 @@ class PartJob(Job):
 
         self._part: Part = Part(args.output_file, done.prompts, ranks)
         lines, self._ranks, self._kept = Lines(args.input_file, targets=args.score), ranks, done
+        self._whole, own_record = record, record.of_part(self._part.path)
         if done.all or not args.resume:
             self._part.remove()
+            own_record.finish(0)
+        own_record.resume()
         own, own_count = self._part.of(lines), self._part.count(lines.count or 0)
         here = kept(self._part.path, own, _form(args), own_count)
-        places = count(self._part.first + here.prompts * ranks.size, ranks.size)
-        super().__init__(own, here, args, places)
+        place = self._part.first + here.prompts * ranks.size
+        super().__init__(own, here, args, own_record, count(place, ranks.size))
+        self.failed = done.failed or here.failed or own_record.failed_of(place)
         self.count, self.output_file = own_count, self._part.path
         self._errors: list[str] = []
 
@@ -177,16 +197,20 @@ class PartJob(Job):
             UserError: the output cannot be written.
         """
         self._part.join(_texts(self._args), self._kept.size, self._writer)
-        reports = self._ranks.gathered([asdict(totals), status, self._errors])
+        reports = self._ranks.gathered([asdict(totals), status, self._errors, self.record.failed])
+        self.record.finish(0)  # the part is gone
         if self._ranks.rank:
             return totals, 0  # the launcher would end the others for any other status
-        for _, _, errors in reports:
+        self.record = self._whole
+        self.record.join(chain.from_iterable(failed for *_, failed in reports))
+        for _, _, errors, _ in reports:
             for line in errors:
                 super().tell_error(line)
         if self._args.verbose:
-            shares = [f"{rank}: {own['results']}" for rank, (own, _, _) in enumerate(reports)]
+            shares = [f"{rank}: {own['results']}" for rank, (own, *_) in enumerate(reports)]
             print("results by rank: " + ", ".join(shares), file=sys.stderr, flush=True)
-        return totals.of_all([own for own, _, _ in reports]), max(s for _, s, _ in reports)
+        worst = max(status for _, status, *_ in reports)
+        return totals.of_all([own for own, *_ in reports]), worst
 
     def _writer(self, path: str) -> Any:
         from mlx_t5.cli.one_pass import ARRAY, ArrayOfLines

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlx_t5.backend import cpu_only
-from mlx_t5.drafting.costs import LONGEST, Costs
+from mlx_t5.drafting.costs import Costs, longest
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Row
 
@@ -68,16 +68,17 @@ class Adaptive:
     """Chooses how many tokens of each kind a row may be proposed."""
 
     def __init__(
-        self, measure: Callable[[], Costs], kinds: Sequence[str], longest: int = LONGEST
+        self, measure: Callable[[], Costs], kinds: Sequence[str], most: int | None = None
     ) -> None:
         """Starts with the priors.
 
         Args:
             measure: returns the costs of steps; called once, when they are first needed.
             kinds: the kinds of proposals there are, see `PRIORS`.
-            longest: proposals a row at most.
+            most: proposals a row at most; None is what suits the device.
         """
-        self._measure, self.kinds, self._longest = measure, kinds, longest
+        self._measure, self.kinds = measure, kinds
+        self._longest = longest() if most is None else most
         self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
         self._tables: dict[tuple[bool, int], list[float]] = {}
 
@@ -200,7 +201,7 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
                 by_task[row.task] = adaptive.limits(row.task, len(rows))
             limit = by_task[row.task]
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
-        limits.append(usable if remaining and num_draft and not row.search else {})
+        limits.append(usable if remaining and num_draft else {})
     return limits
 
 

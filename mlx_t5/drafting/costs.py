@@ -13,20 +13,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, on_cpu
+from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
+from mlx_t5.text.prompts import encoded
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
+LONGEST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
 DRAFT_POINTS = (1, 4, 16)
 NEEDED = 5  # points that are measured however long it takes
 BUDGET_SECONDS = 0.4  # a model, kernels that are compiled at their first run not counted
 ROUNDS = 9  # more add nothing
 SOURCE_TOKENS = 16  # of the prompt that the passes attend to
+CHAIN = 4  # draft passes that follow each other, as nothing waits for the device while drafting
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Costs:
     def draft_pass(self, rows: int) -> float:
         """Seconds of a draft pass over one position of each row; 0 without a draft."""
         return _between(self.draft, rows) if self.draft else 0.0
+
+
+def longest() -> int:
+    """How many proposals a row that `auto` decides about gets at most on this device."""
+    return LONGEST_ON_METAL if mx.metal.is_available() and not on_cpu() else LONGEST
 
 
 def _between(seconds: dict[int, float], positions: int) -> float:
@@ -81,7 +91,7 @@ def measure(
     own = rising(ladder(timer(target, clock, ranks), points, BUDGET_SECONDS))
     if draft is None:
         return Costs(own, {})
-    return Costs(own, rising(ladder(timer(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)))
+    return Costs(own, rising(ladder(drafting(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)))
 
 
 def rising(seconds: dict[int, float]) -> dict[int, float]:
@@ -118,20 +128,72 @@ def ladder(
 def timer(
     model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE
 ) -> Callable[[int], float]:
-    """A function that times a pass of a model's decoder over so many positions of one row.
+    """A function that times a pass of the target's decoder over so many positions of one row.
 
     All `ranks` get the time of the first.
     """
-    filler = model.config.pad_token_id
-    cache = model.cache(model.encode(mx.full((1, SOURCE_TOKENS), filler, mx.int32)))
-    cache.reserve(max(TARGET_POINTS))
-    mx.eval(cache.state)
+    cache = _prepared(model, 1)
 
     def seconds(positions: int) -> float:
         began = clock()
-        logits = model.decode(mx.full((1, positions), filler, mx.int32), cache, [0])
+        logits = model.decode(_filler(model, 1, positions), cache, [0])
         mx.argmax(logits, axis=-1).tolist()
-        taken = clock() - began
-        return taken if ranks.size == 1 else ranks.of_first(mx.array(taken)).item()
+        return _of_first(clock() - began, ranks)
 
     return seconds
+
+
+def drafting(
+    model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE
+) -> Callable[[int], float]:
+    """A function that times a draft pass over one position of so many rows, as drafts are made.
+
+    All `ranks` get the time of the first.
+    """
+    step, caches = CompiledStep(model), dict[int, Any]()
+
+    def seconds(rows: int) -> float:
+        if rows not in caches:
+            caches[rows] = _prepared(model, rows)
+        tokens = _filler(model, rows, 1)
+        return _of_first(chain(step, tokens, caches[rows], 0, clock), ranks)
+
+    return seconds
+
+
+def chain(
+    step: Any, tokens: mx.array, cache: Any, offset: int, clock: Callable[[], float]
+) -> float:
+    """Seconds of a draft pass: `CHAIN` of them, each fed what the last has chosen, and one wait.
+
+    Args:
+        step: feeds a draft one token a row.
+        tokens: (B, 1), the first to be fed.
+        cache: of B rows, with slots for all of them.
+        offset: position of the first.
+        clock: seconds.
+    """
+    mx.eval(tokens)
+    began = clock()
+    for i in range(CHAIN):
+        logits = step(tokens, cache, [offset + i] * len(tokens))
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        mx.async_eval(tokens)
+    tokens.tolist()
+    return (clock() - began) / CHAIN
+
+
+def _prepared(model: Seq2Seq, rows: int) -> Any:
+    """A cache of so many rows, with slots for every pass that is timed."""
+    cache = encoded(model, [[model.config.pad_token_id] * SOURCE_TOKENS] * rows)
+    cache.reserve(max(TARGET_POINTS))
+    mx.eval(cache.state)
+    return cache
+
+
+def _filler(model: Seq2Seq, rows: int, length: int) -> mx.array:
+    return mx.full((rows, length), model.config.pad_token_id, mx.int32)
+
+
+def _of_first(seconds: float, ranks: Ranks) -> float:
+    return seconds if ranks.size == 1 else ranks.of_first(mx.array(seconds)).item()

@@ -10,7 +10,7 @@ Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ from mlx_t5.text.prompts import encoded
 # Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
 # little speaks for it, "first copy" if the text has only begun.
 Limits = Mapping[str, int]
+# float32 logits (B, 1, V) after tokens (B, 1), a cache and each row's position.
+Step = Callable[[mx.array, Any, list[int]], mx.array]
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Proposal:
     sound: mx.array | None = None
 
     @property
-    def judged(self) -> mx.array:
-        """How many proposals (B,) of each row are to be judged: those up to an unsound one."""
+    def valid_lengths(self) -> mx.array:
+        """How many proposals (B,) of each row count: those before logits that were not finite."""
         lengths = mx.array(self.lengths, mx.int32)
         return lengths if self.sound is None else accepted_length(self.sound, lengths)
 
@@ -141,13 +143,14 @@ class DraftModel:
 
     kinds = usual = ("draft",)
 
-    def __init__(self, model: Seq2Seq, target: Seq2Seq) -> None:
+    def __init__(self, model: Seq2Seq, target: Seq2Seq, step: Step | None = None) -> None:
         """Pairs a draft with its target.
 
         Args:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, while
                 the widths of their embeddings may differ.
+            step: feeds the draft one token a row; None is a `CompiledStep` of the model.
 
         Raises:
             UserError: the draft is an encoder alone, the special tokens differ, or it uses the
@@ -170,14 +173,14 @@ class DraftModel:
                     "draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
-        self.step = CompiledStep(model)
+        self.step = step or CompiledStep(model)
         self.cache: Any = None  # a `Cache` while there are rows
         self.fed: list[int] = []  # positions of each row that the cache has seen
         self.sources: list[int] = []  # source tokens of each row
 
     def fresh(self) -> DraftModel:
-        """Returns a drafter with the same model and no rows."""
-        return DraftModel(self.model, self.target)
+        """Returns a drafter with the same model and no rows; what was compiled is shared."""
+        return DraftModel(self.model, self.target, self.step)
 
     def insert(
         self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
@@ -212,6 +215,7 @@ class DraftModel:
         gamma = max(lengths)
         if gamma == 0:
             return None
+        self.note(committed)  # whatever was proposed last and not verified is fed again
         logits = self._catch_up(committed, gamma)
         process = sampling.processing
         history = History.align(committed) if process else None

@@ -108,7 +108,7 @@ def _agreement(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class SourceCopy:
-    """A drafter that copies; see `drafters.Drafter` for its verbs."""
+    """A drafter that copies; see `draft_model.Drafter` for its verbs."""
 
     model = None
     kinds = usual = ("copy", "weak copy", "first copy")

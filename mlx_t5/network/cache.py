@@ -5,20 +5,17 @@ token, and what attention may see follows from the distance `key - query` alone.
 position again overwrites its slot; rolling back is feeding from an earlier position. Hence the
 cache knows no lengths: whoever decodes owns the offsets.
 
-Several rows may continue one prompt, as beams do. They lie side by side, and what belongs to the
-prompt is held once.
+Several rows may continue one prompt, as many of each, as beams do. They lie side by side, and what
+belongs to the prompt is held once.
 
-Shapes: B rows, P prompts, H heads, N slots (capacity), S source positions, T new positions.
-Self-attention arrays are (B, H, N, d_kv), cross-attention arrays (P, H, S, d_kv).
+Shapes: B rows, P prompts, K = B / P rows of each, H heads, N slots (capacity), S source positions,
+T new positions. Self-attention arrays are (B, H, N, d_kv), cross-attention arrays (P, H, S, d_kv).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-
-import numpy as np
 
 from mlx_t5.backend import cpu_only, mx
 
@@ -40,31 +37,6 @@ def source_width(longest: int) -> int:
 
 
 @dataclass(frozen=True)
-class ByPrompt:
-    """Where attention to the source finds the queries of each prompt, as many for every prompt.
-
-    Prompts of fewer rows than others have their last one's queries again.
-
-    Attributes:
-        queries: (P·Q,) indices into the B·T new tokens, Q for each prompt.
-        rows: (B·T,) indices into those, which bring them back in the order of the tokens.
-    """
-
-    queries: mx.array
-    rows: mx.array
-
-    @classmethod
-    def collect(cls, counts: Sequence[int], length: int) -> ByPrompt:
-        """Of prompts with so many rows, of `length` tokens each."""
-        most, ends = max(counts), accumulate(counts)
-        rows = [[e - max(c - k, 1) for k in range(most)] for e, c in zip(ends, counts, strict=True)]
-        places = [p * most + k for p, c in enumerate(counts) for k in range(c)]
-        steps = np.arange(length)
-        each = (np.array(index).reshape(-1, 1) * length + steps for index in (rows, places))
-        return cls(*(mx.array(index.flatten().astype(np.int32)) for index in each))
-
-
-@dataclass(frozen=True)
 class Slots:
     """Where one pass of the decoder writes, and how far it has to look.
 
@@ -72,17 +44,14 @@ class Slots:
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first of them if it is the same in all rows and known on the host, else None.
         seen: attention needs only this many slots from the left.
-        mask: which source positions it may see, (P, H, Q, S) for the Q queries of each prompt or,
-            of one prompt, (1, 1, 1, S); None if all of them.
-        by_prompt: orders queries for attention to the source; None if they are in order, as they
-            are if all prompts have as many rows.
+        mask: which source positions it may see, (P, H, K·T, S) or, of one prompt, (1, 1, 1, S);
+            None if all of them.
     """
 
     positions: mx.array
     start: int | None
     seen: int
     mask: mx.array | None = None
-    by_prompt: ByPrompt | None = None
 
     def write(self, array: mx.array, new: mx.array) -> mx.array:
         """Writes `new` (B, H, T, d_kv) at the positions of `array` (B, H, N, d_kv).
@@ -116,13 +85,13 @@ class Cache:
             cross: keys and values of every layer, each (P, H, S, d_kv).
             mask: (P, S), True for source tokens and False for padding; None if no row is padded.
             capacity: slots to prepare for.
-            copies: rows of each prompt.
+            copies: K.
         """
         batch, heads, _, width = cross[0][0].shape
         empty = (batch * copies, heads, round_up(capacity), width)
         self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
         self.mask = None if mask is None else mask.astype(mx.bool_)
-        self._rows = (copies,) * batch  # of each prompt
+        self.copies = copies
         self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
         self.values = [mx.zeros(empty, v.dtype) for v in self.cross_values]
 
@@ -134,7 +103,7 @@ class Cache:
     @property
     def prompts(self) -> int:
         """The number of prompts P."""
-        return len(self._rows)
+        return self.cross_keys[0].shape[0]
 
     @property
     def capacity(self) -> int:
@@ -164,10 +133,8 @@ class Cache:
             ValueError: the slots do not suffice, or there is not one offset a row.
         """
         steps, mask = mx.arange(length), self._source_mask(length)
-        same = len(set(self._rows)) == 1
-        by_prompt = None if same else ByPrompt.collect(self._rows, length)
         if isinstance(offsets, mx.array):
-            return Slots(offsets[:, None] + steps, None, self.capacity, mask, by_prompt)
+            return Slots(offsets[:, None] + steps, None, self.capacity, mask)
         if len(offsets) != self.batch or min(offsets) < 0:
             raise ValueError(f"offsets {offsets} do not fit a cache of {self.batch} rows")
         end = max(offsets) + length
@@ -177,7 +144,7 @@ class Cache:
             )
         start = offsets[0] if len(set(offsets)) == 1 else None
         rows = mx.array(offsets if start is None else offsets[:1])
-        return Slots(rows[:, None] + steps, start, round_up(end), mask, by_prompt)
+        return Slots(rows[:, None] + steps, start, round_up(end), mask)
 
     def _source_mask(self, length: int) -> mx.array | None:
         """The mask for `length` queries a row, written out, as attention would in every layer."""
@@ -186,7 +153,7 @@ class Cache:
         mask, heads = self.mask[:, None, None, :], self.cross_keys[0].shape[1]
         if self.prompts == 1:
             return mask
-        queries = max(self._rows) * length
+        queries = self.copies * length
         return mx.contiguous(mx.broadcast_to(mask, (self.prompts, heads, queries, self.source)))
 
     def update(
@@ -223,19 +190,12 @@ class Cache:
         """Keeps only the rows of these prompts, in this order."""
         if list(prompts) == list(range(self.prompts)):
             return
-        first = list(accumulate(self._rows, initial=0))
-        self.reorder([row for p in prompts for row in range(first[p], first[p + 1])])
-        self._rows = tuple(self._rows[p] for p in prompts)
+        self.reorder([p * self.copies + k for p in prompts for k in range(self.copies)])
         index = mx.array(prompts, dtype=mx.int32)
         self.cross_keys = [a[index] for a in self.cross_keys]
         self.cross_values = [a[index] for a in self.cross_values]
         if self.mask is not None:
             self.mask = self.mask[index]
-
-    def fan_out(self, counts: Sequence[int]) -> None:
-        """Repeats the one row of each prompt so many times."""
-        self.reorder([p for p, count in enumerate(counts) for _ in range(count)])
-        self._rows = tuple(counts)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Makes every row a copy of one of the same prompt, given by its number."""
@@ -263,7 +223,7 @@ class Cache:
             self.values = [_narrow(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
-        """Adds the prompts of `other` at the end; the shorter cache is padded to the longer."""
+        """Adds the prompts of `other`, of as many rows each; the shorter cache is padded."""
         capacity = max(self.capacity, other.capacity)
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
@@ -273,7 +233,6 @@ class Cache:
             pairs = zip(getattr(self, name), getattr(other, name), strict=True)
             joined = [mx.concatenate([_widen(a, length), _widen(b, length)]) for a, b in pairs]
             setattr(self, name, joined)
-        self._rows += other._rows
 
     def _wide_mask(self, source: int) -> mx.array:
         """The mask (P, `source`) in which all positions past this cache's S are hidden."""

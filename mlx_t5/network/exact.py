@@ -140,7 +140,6 @@ class PassSlots:
         offsets: position of the first new token of each row that is not padding.
         rows: the slots of these.
         mask: None, as no source is padded.
-        by_prompt: None, as every prompt has one row.
     """
 
     positions: mx.array
@@ -148,7 +147,6 @@ class PassSlots:
     offsets: list[int]
     rows: list[Slots]
     mask: None = None
-    by_prompt: None = None
 
 
 class Pass:

@@ -76,16 +76,14 @@ class Attention(nn.Module):
         k: Keys,
         v: Keys,
         mask: mx.array | Blocks | None,
-        rows: mx.array | None = None,
     ) -> mx.array:
         """Residual x (B·T, d_model) plus the attention.
 
         `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
-        that share their keys are one row, of the queries of all of them one after the other. Where
-        queries stand in another order, `rows` (B·T,) says where x's are.
+        that share their keys are one row, of the queries of all of them one after the other.
         """
         out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, self.num_heads * self.d_kv)
-        return added(out if rows is None else out[rows], self.o, x)
+        return added(out, self.o, x)
 
 
 class FeedForward(nn.Module):
@@ -138,11 +136,9 @@ class DecoderLayer(nn.Module):
         q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
         k, v = cache.update(layer, k, v, slots)
         x = attend.add(x, q, k, v, bias)
-        attend, order = self.cross_attention, slots.by_prompt
-        y = attend.norm(x)
-        (q,) = attend.heads(y[order.queries] if order else y, "q", cache.prompts)
-        source = cache.cross_keys[layer], cache.cross_values[layer]
-        x = attend.add(x, q, *source, slots.mask, order.rows if order else None)
+        attend = self.cross_attention
+        (q,) = attend.heads(attend.norm(x), "q", cache.prompts)
+        x = attend.add(x, q, cache.cross_keys[layer], cache.cross_values[layer], slots.mask)
         return self.feed_forward(x)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.backend import cpu_only, mx
+from mlx_t5.backend import device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.blocks import block_queries
@@ -44,7 +44,7 @@ WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 
 def limit() -> int:
     """Bytes that may be used: what the GPU recommends or has, else most of the machine's memory."""
-    facts = mx.device_info()
+    facts = device_info()
     for name in (WORKING_SET, "total_memory", "memory_size"):
         if facts.get(name):
             return int(facts[name])
@@ -72,7 +72,7 @@ def wire(needed: int) -> None:
     Args:
         needed: bytes to come; what macOS recommends is the most in any case.
     """
-    most = mx.device_info().get(WORKING_SET)
+    most = device_info().get(WORKING_SET)
     if most:
         held = mx.get_active_memory() + mx.get_cache_memory() + SLACK
         mx.set_wired_limit(min(int(most), held + needed))
@@ -96,7 +96,11 @@ def clear_large_cache() -> None:
 
 
 def require_for(
-    models: Sequence[Any], new: Sequence[Any], running: Sequence[Any], ahead: Sequence[Any] = ()
+    models: Sequence[Any],
+    new: Sequence[Any],
+    running: Sequence[Any],
+    ahead: Sequence[Any] = (),
+    copies: int = 1,
 ) -> None:
     """Checks that there is room to encode new rows and to decode them beside the running ones.
 
@@ -110,19 +114,19 @@ def require_for(
         running: likewise.
         ahead: likewise, to be encoded only. They fill up a pass, whose work takes several times the
             memory of the states that it leaves behind.
+        copies: sequences of each row that are decoded, its beams.
 
     Raises:
         RuntimeError: there is not.
     """
     rows = [*running, *new]
-    lanes = sum(row.settings.num_beams for row in rows)
     source = source_width(max(len(row.ids) for row in rows))
     target = max(row.settings.max_tokens for row in rows)
     sources = {tuple(row.ids) for row in (*new, *ahead)}  # equal ones are encoded once
     longest = source_width(max(map(len, sources)))
     together = min(len(sources), -(-PASS_POSITIONS // longest))  # in the largest pass
     needed = sum(
-        model.cache_memory(len(rows), source, target, lanes)
+        model.cache_memory(len(rows), source, target, copies * len(rows))
         + model.encoder_memory(together, longest)
         for model in models
         if model
@@ -207,7 +211,7 @@ def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
 def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
     if stored.dtype(name) not in WIDTHS:  # quantised
         return stored.nbytes(name)
-    width = WIDTHS.get(dtype or ("float32" if cpu_only() else stored.dtype(name)), 4)
+    width = WIDTHS.get(dtype or ("float32" if on_cpu() else stored.dtype(name)), 4)
     return math.prod(stored.shape(name)) * width
 
 
@@ -227,7 +231,7 @@ def warning(
     target, *others = (stored_bytes(folder, dtype) for folder in folders)
     others += [head_bytes(folders[0], dtype)] if whole_head else []
     needed, there = target // ranks + sum(others), limit()
-    facts = mx.device_info()
+    facts = device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
     if needed <= comfortable:
         return None
@@ -252,7 +256,7 @@ def dtype_hint(folder: Path, dtype: str | None) -> str | None:
     Raises:
         UserError: the folder holds no readable checkpoint.
     """
-    if cpu_only() or dtype:
+    if on_cpu() or dtype:
         return None
     with open_checkpoint(folder) as stored:
         if stored.metadata.get("format") == "mlx" or stored_dtype(stored) != "float32":

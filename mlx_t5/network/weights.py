@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import cpu_only, mx, nn
+from mlx_t5.backend import mx, nn, on_cpu
 from mlx_t5.checkpoints.checkpoint import (
     EMBEDDINGS,
     SAFETENSORS,
@@ -226,7 +226,7 @@ def compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype
         UserError: the wanted type is none that weights can have.
     """
     if wanted is None:
-        wanted = "float32" if cpu_only() else stored_dtype(stored)
+        wanted = "float32" if on_cpu() else stored_dtype(stored)
     name = str(wanted).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")

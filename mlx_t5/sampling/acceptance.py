@@ -44,7 +44,7 @@ from mlx_t5.sampling.draws import (
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
-# Stands for the target's own token where its logits allow none, see `sampling.finite`.
+# Stands for the target's own token where its logits allow none, see `draws.finite`.
 NO_TOKEN = -1
 
 
@@ -152,7 +152,7 @@ def residual(p: mx.array, q: mx.array) -> mx.array:
     return mx.where(rest.sum(axis=-1, keepdims=True) > NEGLIGIBLE_MASS, rest, p)
 
 
-def verify(
+def accept(
     logits: mx.array,
     drafts: mx.array | None,
     q: mx.array | None,
@@ -187,13 +187,13 @@ def verify(
         best = mx.argmax(logits, axis=-1).astype(mx.int32)
         own = mx.take_along_axis(best, accepted[:, None], axis=1)
     else:
-        accepted, own = _verify_sampled(logits, drafts, q, lengths, sampling, keys)
+        accepted, own = _accept_sampled(logits, drafts, q, lengths, sampling, keys)
     own = mx.where(mx.take_along_axis(sound, accepted[:, None], axis=1), own, NO_TOKEN)
     here = mx.arange(positions) == accepted[:, None]
     return accepted, mx.where(here, own, drafts)
 
 
-def _verify_sampled(
+def _accept_sampled(
     logits: mx.array,
     drafts: mx.array,
     q: mx.array | None,
@@ -201,7 +201,7 @@ def _verify_sampled(
     sampling: Sampling,
     keys: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """`verify` where some row samples.
+    """`accept` where some row samples.
 
     Args:
         logits: (B, T, V) float32 of the target.
@@ -216,7 +216,7 @@ def _verify_sampled(
     """
     p = probabilities(logits, sampling)
     if sampling.by_position:
-        return _verify_drawn(p, drafts, lengths, keys)
+        return _accept_drawn(p, drafts, lengths, keys)
     replacing = fold(keys, 0, REPLACE)
     if drafts.shape[1] == 1:
         return mx.zeros_like(lengths), sample(p[:, 0], replacing)[:, None]
@@ -247,10 +247,10 @@ def _verify_sampled(
     return accepted, sample(rest, replacing)[:, None]
 
 
-def _verify_drawn(
+def _accept_drawn(
     p: mx.array, drafts: mx.array, lengths: mx.array, keys: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """`verify` with draws by position: keeps the proposals that the target draws as well.
+    """`accept` with draws by position: keeps the proposals that the target draws as well.
 
     Args:
         p: (B, T, V) target probabilities.

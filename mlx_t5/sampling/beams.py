@@ -13,7 +13,8 @@ What is found, and its scores, are those of `generate` of transformers 5 (genera
              length_penalty above 0. With early_stopping = True K texts suffice.
 
 transformers scores what cannot be chosen -1e9; here it is -inf, and never becomes a text. The
-device finds the best continuations (lanes.py); what becomes of them is decided here, on the host.
+device finds the best continuations (mlx_t5/beams.py); what becomes of them is decided here, on the
+host.
 
 Symbols: K beams, V vocabulary; G rows of N values.
 """
@@ -26,9 +27,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.requests import Settings
+from mlx_t5.requests import Row, Settings
 from mlx_t5.text.stop_strings import TextWatch
 
+TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"
 BLOCK = 128  # values are compared by the maxima of so many
 
 
@@ -51,7 +53,8 @@ class Hypothesis:
     ended: bool = False
 
 
-NO_BEAM = np.float32(-np.inf)  # the score of a lane that holds none
+NO_BEAM = np.float32(-np.inf)  # the score of a place that holds none
+WORST = np.finfo(np.float32).min  # the score of a text, at least
 
 
 class BeamSearch:
@@ -129,10 +132,16 @@ class BeamSearch:
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
 
     def _final(self, text: Hypothesis) -> np.float32:
-        return text.score / self._penalty(len(text.tokens) - 1)
+        return self._by_length(text.score, len(text.tokens) - 1)
 
-    def _penalty(self, length: int) -> np.float32:
-        return np.float32(float(length) ** self.settings.length_penalty)
+    def _by_length(self, score: np.float32, length: int) -> np.float32:
+        """A sum divided by a length's penalty, which float32 may not hold: then by infinity or 0.
+
+        As in transformers, but for a text of so bad a score: it is finite, as JSON has no other.
+        """
+        with np.errstate(over="ignore", divide="ignore"):
+            penalty = np.float32(float(length) ** self.settings.length_penalty)
+            return np.maximum(score / penalty, WORST)
 
     def _may_improve(self, best: Hypothesis) -> bool:
         """Whether the search goes on, by its best beam."""
@@ -143,7 +152,28 @@ class BeamSearch:
             return False
         if settings.early_stopping == "never" and settings.length_penalty > 0:
             length = settings.max_tokens
-        return bool(best.score / self._penalty(length) > self.texts[-1].score)
+        return bool(self._by_length(best.score, length) > self.texts[-1].score)
+
+
+def become(row: Row, text: Hypothesis) -> Row:
+    """Finishes a row with a text that its search has found; returns it."""
+    row.committed, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
+    row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
+    row.score = float(text.score)
+    return row
+
+
+def texts_of(row: Row) -> list[Row]:
+    """A finished row for each text that is wanted of a finished row, the best first."""
+    count = row.settings.num_return_sequences
+    if row.error or not row.search:
+        return [row] * count
+    copies = (replace(row, stats=replace(row.stats)) for _ in range(count - 1))
+    rows = [row, *map(become, copies, row.search.texts[1:count])]
+    for _ in range(count - len(rows)):
+        rows.append(replace(row, stats=replace(row.stats)))
+        rows[-1].fail(TOO_FEW.format(len(row.search.texts), count))
+    return rows
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:

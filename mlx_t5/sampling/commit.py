@@ -1,25 +1,15 @@
-"""What becomes of a row in a step: it begins, it gains tokens, it ends."""
+"""What becomes of a row in a step: it gains tokens, it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_t5.network.config import T5Config
 from mlx_t5.requests import Row
-from mlx_t5.sampling.beams import BeamSearch
 
 NO_CHOICE = (
     "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "
     "bfloat16 or float32 if they are float16"
 )
-
-
-def begin(row: Row, config: T5Config) -> None:
-    """Starts a row's text, or its search, with the start token of the target."""
-    start, eos = config.decoder_start_token_id, config.eos_token_ids
-    row.committed = [start]
-    if row.settings.num_beams > 1:
-        row.search = BeamSearch(row.settings, start, eos, row.watch)
 
 
 def no_choice(row: Row, decided: int) -> None:

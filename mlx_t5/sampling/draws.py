@@ -34,7 +34,7 @@ class Sampling:
     top_k: mx.array  # (B,) int32, 0 = off
     top_p: mx.array  # (B,) float32, 1 = off
     delta: mx.array  # (B,) float32
-    block: mx.array  # (B,) bool, judge proposals as a block (needs temp > 0, delta = 0)
+    block: mx.array  # (B,) bool, block verification: where temp > 0 and delta = 0
     all_greedy: bool
     any_greedy: bool
     any_block: bool
@@ -53,16 +53,10 @@ class Sampling:
         top_k: Sequence[int],
         top_p: Sequence[float],
         delta: Sequence[float],
-        block: bool | Sequence[bool] = True,
         processing: Processing | None = None,
     ) -> Sampling:
-        """Collects the settings of B rows, given as sequences of length B.
-
-        Block verification is used where it applies, unless `block` is False for all rows or for
-        this one.
-        """
-        wanted = [block] * len(temp) if isinstance(block, bool) else block
-        joint = [b and t > 0 and d == 0 for b, t, d in zip(wanted, temp, delta, strict=True)]
+        """Collects the settings of B rows, given as sequences of length B."""
+        joint = [t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
         return cls(
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),

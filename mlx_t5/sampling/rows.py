@@ -15,11 +15,11 @@ def sampling_of(rows: Sequence[Row], eos: Sequence[int], by_position: int = 0) -
     """Collects the settings and keys of B rows.
 
     Args:
-        rows: the rows; of one that searches nothing is sampled, so it has no settings here.
+        rows: the rows.
         eos: the end tokens.
         by_position: as in `Sampling`.
     """
-    settings = [Settings() if row.search else row.settings for row in rows]
+    settings = [row.settings for row in rows]
 
     def each(name: str) -> list:
         return [getattr(own, name) for own in settings]
@@ -29,7 +29,6 @@ def sampling_of(rows: Sequence[Row], eos: Sequence[int], by_position: int = 0) -
         each("top_k"),
         each("top_p"),
         each("delta"),
-        each("block_verification"),
         processing_of(settings, eos),
     )
     if sampling.all_greedy:

@@ -35,7 +35,7 @@ from mlx_t5.serving.shapes import (
 )
 from mlx_t5.serving.spelling import Spelling
 
-LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
 
 def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
@@ -217,5 +217,5 @@ def completed(progress: Progress) -> list[str]:
 
 
 def json_number(logprob: float) -> float:
-    """A log-probability that JSON can hold."""
+    """A token's log-probability as OpenAI's API has it; JSON has no minus infinity."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

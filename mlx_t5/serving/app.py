@@ -61,7 +61,6 @@ def create_app(
     service: Service,
     metrics: Metrics,
     api_key: str | None,
-    max_body: int,
     is_own_name: Callable[[str], bool] | None = None,
 ) -> Guard:
     """The whole application.
@@ -70,7 +69,6 @@ def create_app(
         service: what decodes; stopped with the application.
         metrics: shown at /metrics.
         api_key: that clients have to send, or None.
-        max_body: bytes that a request may have.
         is_own_name: which hosts may be asked for, see `Guard`.
     """
 
@@ -98,7 +96,7 @@ def create_app(
     _add_page(app)
     add_description(app, api_key is not None)
     paths = {getattr(route, "path", "") for route in app.routes}
-    return Guard(app, api_key, max_body, metrics, paths, is_own_name)
+    return Guard(app, api_key, metrics, paths, is_own_name)
 
 
 def _add_handlers(app: FastAPI) -> None:

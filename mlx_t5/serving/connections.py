@@ -29,6 +29,7 @@ MAX_CONNECTIONS = 512
 OTHER_DESCRIPTORS = 64  # files and sockets besides connections
 HEAD_SECONDS = 30  # in which a request has to begin
 REFUSAL_SECONDS = 5  # that one too many stays open, to be told
+LAST_SECONDS = 5  # that clients have to read that their requests were given up
 
 
 def most_connections() -> int:
@@ -46,8 +47,7 @@ def most_connections() -> int:
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     """The application of connections above the limit: answers 503."""
     message = "too many connections; try again later"
-    headers = {"Retry-After": "5", "Connection": "close"}
-    await refuse(ApiError(503, message, headers=headers), send)
+    await refuse(ApiError(503, message, headers={"Connection": "close"}), send)
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
@@ -107,16 +107,27 @@ def listener(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(application: Guard, bound: socket.socket, shutdown_seconds: int) -> None:
+def serve(
+    application: Guard,
+    bound: socket.socket,
+    shutdown_seconds: int,
+    give_up: Callable[[], None],
+) -> None:
     """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once.
 
     Args:
         application: answers them.
         bound: the socket, which listens already.
         shutdown_seconds: in which what runs at the end has to finish.
+        give_up: what is left then is refused.
     """
 
     class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            late = asyncio.get_running_loop().call_later(shutdown_seconds, give_up)
+            await super().shutdown(sockets)
+            late.cancel()
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit and sig == signal.SIGINT:
                 os._exit(INTERRUPTED)  # the second Ctrl-C
@@ -130,7 +141,7 @@ def serve(application: Guard, bound: socket.socket, shutdown_seconds: int) -> No
         server_header=False,
         http=Connection,
         ws="none",
-        timeout_graceful_shutdown=shutdown_seconds,
+        timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,
     )
     # uvicorn finishes what runs and then raises the signal again, which would end the process.
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from mlx_t5.errors import shown
 
 MAX_NAME = 64  # characters that are shown of a field's name
+RETRY_SECONDS = 5  # after which to come back where nothing says when
+STOPPING_MESSAGE = "the server is shutting down"
 
 TYPES = {
     401: "authentication_error",
@@ -50,7 +52,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.headers = status, headers or {}
+        later = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else {}
+        self.status, self.headers = status, {**later, **(headers or {})}
         kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
 

@@ -5,6 +5,7 @@ Plain ASGI, so that nothing comes between a streaming response and its client.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from mlx_t5.serving.errors import ApiError, place
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, place
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
 HAS_KEY = "has_key"  # in a request's scope
+MAX_BODY = 1 << 20  # bytes; while a body is read and checked, nobody else is served
 BODY_SECONDS = 30  # in which a body has to arrive
 SEND_SECONDS = 60  # that a client may leave what it was sent unread
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
@@ -36,7 +38,6 @@ class Guard:
         self,
         app: Callable,
         api_key: str | None,
-        max_body: int,
         metrics: Metrics,
         paths: set[str],
         is_own_name: Callable[[str], bool] | None = None,
@@ -46,13 +47,12 @@ class Guard:
         Args:
             app: the one behind.
             api_key: that clients have to send; None if none is needed.
-            max_body: bytes that a body may have.
             metrics: told of every request.
             paths: addresses that are counted by name; all others count as "other".
             is_own_name: whether a host that a client believes to talk to may be this one; None
                 lets all pass.
         """
-        self._app, self._key, self._max_body = app, api_key, max_body
+        self._app, self._key = app, api_key
         self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
@@ -73,6 +73,8 @@ class Guard:
             await self._app(scope, _replay(body, receive), exchange.send)
         except ApiError as error:
             await exchange.refuse(error)
+        except asyncio.CancelledError:  # the server does not wait any longer
+            await exchange.refuse(ApiError(503, STOPPING_MESSAGE))
         except Exception as error:  # no traceback: it may show what a client sent
             log.error("%s %s failed: %s", scope["method"], path, place(error))
             await exchange.refuse(ApiError(500, "internal error; the server's log says where"))
@@ -111,7 +113,7 @@ class Guard:
     async def _body(self, headers: dict[bytes, bytes], receive: Callable) -> bytes:
         """Reads the whole body, which is small, before anything is done with it."""
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body:
+        if length.isdigit() and int(length) > MAX_BODY:
             raise self._too_large()
         try:
             with anyio.fail_after(BODY_SECONDS):
@@ -127,13 +129,13 @@ class Guard:
             if message["type"] == "http.disconnect":
                 raise ApiError(499, "the client went away")
             body += message.get("body", b"")
-            if len(body) > self._max_body:
+            if len(body) > MAX_BODY:
                 raise self._too_large()
             if not message.get("more_body"):
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        message = f"the body is larger than {self._max_body} bytes; send less at a time"
+        message = f"the body is larger than {MAX_BODY} bytes; send less at a time"
         return ApiError(413, message, headers={"Connection": "close"})
 
 

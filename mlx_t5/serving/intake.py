@@ -116,6 +116,11 @@ class Intake:
             if not self._left[job]:
                 del self._left[job]
 
+    def left(self) -> list[Job | PassJob]:
+        """The jobs that are not done."""
+        with self._changed:
+            return list(self._left)
+
     def abandon(self, reason: str) -> list[Job | PassJob]:
         """As `close`; returns the jobs that will not be done."""
         with self._changed:

@@ -16,13 +16,13 @@ from mlx_t5.serving.logprobs import TokenLogprob
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
-    from mlx_t5.pairs import Pair
+    from mlx_t5.pairs import LastEncoded, Pair
     from mlx_t5.passes import Part
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)
 
-STATUS = {"input": 400, "memory": 503, "internal": 500}  # of `Failure.kind`
+STATUS = {"input": 400, "memory": 503, "stopping": 503, "internal": 500}  # of `Failure.kind`
 
 
 class Decoder(Protocol):
@@ -55,11 +55,16 @@ class Decoder(Protocol):
     ) -> Iterator[Part]:
         """Vectors of prompts, pass by pass."""
 
-    def scoring_parts(self, pairs: Any, batch_size: int, most_tokens: float) -> Iterator[Part]:
+    def scoring_parts(
+        self, pairs: Any, batch_size: int, most_tokens: float, last: LastEncoded
+    ) -> Iterator[Part]:
         """Scores of pairs, pass by pass."""
 
     def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
+
+    def beams(self, settings: Settings) -> Any:
+        """An empty batch of rows that search, see `batching.Engine`."""
 
 
 class QueueFull(Exception):
@@ -101,7 +106,7 @@ class Failure:
     """The end of a job without a result.
 
     Attributes:
-        kind: "input", "memory" or "internal": whose fault it is.
+        kind: "input", "memory", "stopping" or "internal": why.
         message: for the client.
     """
 
@@ -185,15 +190,15 @@ class Values:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What a task scores, on any rank: calling it begins the work, given the decoder."""
+    """What a task scores, on any rank: calling it begins the work, see `PassJob`."""
 
     pairs: Sequence[Pair]
     batch_size: int
     most_tokens: float
 
-    def __call__(self, decoder: Decoder) -> Iterator[Part]:
+    def __call__(self, decoder: Decoder, last: LastEncoded) -> Iterator[Part]:
         """Yields after each pass."""
-        return decoder.scoring_parts(self.pairs, self.batch_size, self.most_tokens)
+        return decoder.scoring_parts(self.pairs, self.batch_size, self.most_tokens, last)
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ class Prompts:
     batch_size: int
     most_tokens: float
 
-    def __call__(self, decoder: Decoder) -> Iterator[Part]:
+    def __call__(self, decoder: Decoder, _: LastEncoded) -> Iterator[Part]:
         """Yields after each pass."""
         return decoder.embedding_parts(self.ids, self.batch_size, self.normalize, self.most_tokens)
 
@@ -216,8 +221,8 @@ class PassJob:
 
     Attributes:
         kind: "embed", "score" or "rerank".
-        parts: begins the work, given the decoder; yields after each pass. `Pairs` or `Prompts`,
-            where several ranks do it.
+        parts: begins the work, given the decoder and what the worker has encoded last; yields
+            after each pass. `Pairs` or `Prompts`, where several ranks do it.
         count: its items.
         tokens: of its prompts.
         size: how many texts it counts for in the queue.
@@ -227,7 +232,7 @@ class PassJob:
     """
 
     kind: str
-    parts: Callable[[Any], Iterator[Part]]
+    parts: Callable[[Any, LastEncoded], Iterator[Part]]
     count: int
     tokens: int
     size: int

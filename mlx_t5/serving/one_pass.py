@@ -9,6 +9,7 @@ import asyncio
 import base64
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -16,8 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from mlx_t5.pairs import Pair, ranking, relevance_pairs
-from mlx_t5.serving.answers import json_number
+from mlx_t5.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError
@@ -162,9 +162,7 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
         service.require_model(body.model)
         pooling = service.pooling
         prefix = service.task(body.task, body.inputs).prefix
-        ids = [
-            await service.reader.token_ids(each, "input", prefix, pooling) for each in body.inputs
-        ]
+        ids = await service.reader.all_token_ids(body.inputs, "input", prefix, pooling)
         rows = await service.embed(ids, bool(body.normalize), request.receive)
         return await _embedding_list(service.model, rows, body.encoding_format, _usage(ids))
 
@@ -179,15 +177,15 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
         service.require_model(body.model)
         prefix = service.task(body.task, [body.prompt]).prefix
         source = tuple(await service.reader.token_ids(body.prompt, prefix=prefix))
-        targets = [await service.reader.token_ids(each, "targets") for each in body.targets]
+        targets = await service.reader.all_token_ids(body.targets, "targets")
         pairs = [Pair(source, tuple(target)) for target in targets]
         scores = await service.score("score", pairs, request.receive)
         data = [
             ScoreEntry(
                 index=i,
-                logprob=json_number(each.logprob),
+                logprob=each.logprob,
                 tokens=[service.spell(token).text for token in each.tokens],
-                token_logprobs=list(map(json_number, each.token_logprobs)),
+                token_logprobs=each.token_logprobs,
             )
             for i, each in enumerate(scores)
         ]
@@ -219,24 +217,28 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
-    """What is scored to rank documents.
+    """What is scored to rank documents, which are cut to the longest prompt that is taken.
 
     Raises:
-        ApiError: a text is empty or too long, or the model is none that ranks.
+        ApiError: a text is empty, the query is too long, or the model is none that ranks.
     """
     reader = service.reader
-    for param, texts in (("query", [query]), ("documents", documents)):
-        for text in texts:
-            reader.require_short(text, param)
+    reader.require_short(query, "query")
     if not query.strip():
         raise ApiError(400, "the query is empty; write what is looked for", "query")
-    pairs = await reader.with_tokenizer(
-        lambda tokenizer: relevance_pairs(query, documents, tokenizer, reader.vocab_size),
-        "documents",
+    texts, longest = map(reader.beginning, documents), service.limits.prompt_tokens
+    pairs = relevance_pairs(
+        query,
+        texts,
+        reader.tokenizer,
+        reader.vocab_size,
+        max_prompt_tokens=min(longest, RERANK_TOKENS),
     )
-    for pair in pairs:
-        reader.require_few(pair.source, "documents")
-    return pairs
+    found: list[Pair] = []
+    # Document by document, as other clients' texts have to be read too.
+    while part := await reader.with_tokenizer(lambda _: list(islice(pairs, 2)), "documents"):
+        found += part
+    return found
 
 
 def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> PassUsage:

@@ -1,20 +1,37 @@
 """Requests that take single passes and no decoding: embeddings, scores, ranks.
 
-They are done in the thread that owns MLX, one pass between two steps of the engine, the oldest
-first: so a request of many inputs delays the texts that are being decoded no more than a prompt
-that joins them.
+They are done in the thread that owns MLX, one pass between two steps of the engine, and take turns
+pass by pass. So a request of many inputs delays the texts that are being decoded no more than a
+prompt that joins them, and another such request by one pass for each of its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import RanksApart, UserError
+from mlx_t5.pairs import LastEncoded
 from mlx_t5.passes import NotFinite, Part
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
+
+
+@dataclass
+class Turn:
+    """What a task has when its turn comes.
+
+    Attributes:
+        task: whose it is.
+        parts: its passes, once it has begun.
+        done: what they have given, by place.
+    """
+
+    task: PassJob
+    parts: Iterator[Part] | None = None
+    done: dict[int, Any] = field(default_factory=dict)
 
 
 class PassQueue:
@@ -39,47 +56,50 @@ class PassQueue:
         """
         self._decoder, self._metrics, self._clock = decoder, metrics, clock
         self._release, self._put = release, put
-        self._waiting: deque[PassJob] = deque()
-        self._work: Iterator[Part] | None = None  # of the oldest
-        self._done: dict[int, Any] = {}
+        self._turns: deque[Turn] = deque()
+        self._last_encoded = LastEncoded()  # of all tasks, as they take turns
 
     def __bool__(self) -> bool:
         """Whether there is one."""
-        return bool(self._waiting)
+        return bool(self._turns)
 
     def add(self, task: PassJob) -> None:
         """Lets a task wait for its turn."""
-        self._waiting.append(task)
+        self._turns.append(Turn(task))
 
     def advance(self) -> None:
-        """Makes one pass, if there is a task."""
-        while self._waiting and self._waiting[0].cancelled:
-            self._leave(None)
-        if not self._waiting:
+        """Makes one pass, of the task whose turn it is."""
+        while self._turns and self._turns[0].task.cancelled:
+            self._leave(self._turns.popleft().task, None)
+        if not self._turns:
             return
-        task = self._waiting[0]
+        turn = self._turns.popleft()
+        task, done = turn.task, turn.done
         try:
-            if self._work is None:
-                self._metrics.queue_seconds.observe(self._clock() - task.submitted)
-                self._work = task.parts(self._decoder)
-            self._done.update(next(self._work))
-            self._check()
+            self._pass(turn)
+        except RanksApart:
+            raise
         except Exception as error:
-            self._leave(failure_of(error))
+            self._leave(task, failure_of(error))
         else:
-            if len(self._done) == task.count:
-                self._leave(Values([self._done[i] for i in range(task.count)]))
+            if len(done) == task.count:
+                self._leave(task, Values([done[i] for i in range(task.count)]))
+            else:
+                self._turns.append(turn)
 
-    def _check(self) -> None:
-        """Raises the first error among what is done."""
-        error = next((value for value in self._done.values() if isinstance(value, Exception)), None)
+    def _pass(self, turn: Turn) -> None:
+        """Makes one pass; raises the first error among what it gives."""
+        if turn.parts is None:
+            self._metrics.queue_seconds.observe(self._clock() - turn.task.submitted)
+            turn.parts = turn.task.parts(self._decoder, self._last_encoded)
+        found = dict(next(turn.parts))
+        error = next((value for value in found.values() if isinstance(value, Exception)), None)
         if error is not None:
             raise error
+        turn.done |= found
 
-    def _leave(self, outcome: Values | Failure | None) -> None:
-        """The oldest task is done; None if nobody waits for it any longer."""
-        task = self._waiting.popleft()
-        self._work, self._done = None, {}
+    def _leave(self, task: PassJob, outcome: Values | Failure | None) -> None:
+        """A task is done; None if nobody waits for it any longer."""
         self._release(task, task.size)
         if outcome is None:
             self._metrics.cancelled(task.size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,6 @@ NAMES = {
     "input": "text",
     "targets": "target",
     "query": "query",
-    "documents": "document",
 }
 
 
@@ -83,6 +82,23 @@ class Reader:
             ids = await self.with_tokenizer(self._reading(text, what), param)
         self.require_few(ids, param)
         return ids
+
+    async def all_token_ids(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        param: str = "prompt",
+        prefix: str = "",
+        pooling: Pooling | None = None,
+    ) -> list[list[int]]:
+        """`token_ids` of several, of which none is read if one is seen to be too long."""
+        texts = list(texts)
+        for text in texts:
+            self.require_short(text, param)
+        return [await self.token_ids(text, param, prefix, pooling) for text in texts]
+
+    def beginning(self, text: str) -> str:
+        """As much of a text as all the tokens of a prompt can hold."""
+        return text[: self._limits.prompt_tokens * self._longest]
 
     def _reading(self, text: str | Sequence[int], what: str) -> Callable[[Any], list[int]]:
         return lambda tokenizer: token_ids(text, tokenizer, self.vocab_size, what)

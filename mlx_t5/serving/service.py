@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,12 @@ from mlx_t5.serving.reading import Reader, RequestLimits
 from mlx_t5.serving.spelling import Speller
 
 if TYPE_CHECKING:
-    from mlx_t5.passes import Part
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
 USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
+PASSES_A_TEXT = 16  # full passes of scores or embeddings that count as one text in the queue
 NO_TASK = Preset("no task")
 
 
@@ -129,7 +129,7 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = [await self.reader.token_ids(prompt, prefix=task.prefix) for prompt in prompts]
+        ids = await self.reader.all_token_ids(prompts, prefix=task.prefix)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         exchange = Exchange(self.worker.cancel)
         job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
@@ -158,17 +158,14 @@ class Service:
     async def _run(
         self,
         kind: str,
-        parts: Callable[[Any], Iterator[Part]],
+        parts: Pairs | Prompts,
         count: int,
         tokens: int,
         receive: Callable[[], Any],
     ) -> list[Any]:
         """Hands a task to the thread and waits for its values."""
-        size = math.ceil(count / self.worker.max_batch)
-        if size > self.limits.rows:
-            most = self.limits.rows * self.worker.max_batch
-            message = f"{count} inputs are more than one request may have here ({most})"
-            raise ApiError(400, f"{message}; send several requests")
+        # However small the queue is, the largest request finds room in it when nothing waits.
+        size = min(math.ceil(count / self.worker.max_batch / PASSES_A_TEXT), self.limits.rows)
         exchange = Exchange(self.worker.cancel)
         exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
         self._hand_in(exchange.job)
@@ -198,7 +195,7 @@ class Service:
             headers = {"Retry-After": str(error.retry_after)}
             raise ApiError(429, str(error), code="queue_full", headers=headers) from None
         except Stopped as error:
-            raise ApiError(503, str(error), headers={"Retry-After": "5"}) from None
+            raise ApiError(503, str(error)) from None
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
         """The task that a request names; one that wants nothing where it names none.

@@ -46,6 +46,8 @@ class SharedIntake(Intake):
         elif not busy:
             with self._changed:
                 self._changed.wait_for(lambda: self._new or self._closed is not None, IDLE_SECONDS)
+        if self._ranks.rank:
+            self._gone.clear()  # rank 0 tells of the same
         told = self._news(busy) if self._ranks.rank == 0 else None
         new, gone, last = self._ranks.shared(told)
         for number, described in new if self._ranks.rank else ():

@@ -7,7 +7,7 @@ this the first one would pay for both.
 from __future__ import annotations
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.costs import LONGEST
+from mlx_t5.drafting.costs import longest
 from mlx_t5.serving.jobs import Decoder
 from mlx_t5.text.prompts import encoded
 
@@ -17,7 +17,7 @@ DUMMY_TOKENS = 8  # tokens of the dummy prompt
 def warm_up(decoder: Decoder, batch_size: int) -> None:
     """Decodes a dummy prompt, then makes a pass of the target of every width there may be.
 
-    Those are 1 to num_draft + 1 positions, or with "auto" 1 to `LONGEST` + 1. Drafters need not
+    Those are 1 to num_draft + 1 positions, or with "auto" 1 to `longest()` + 1. Drafters need not
     propose so many for a dummy prompt, so the passes are made whatever they say. In exact decoding
     all passes are of one width, and were checked when it was found.
 
@@ -33,8 +33,8 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
     decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8, batch_size=batch_size)
     if decoder.exact:
         return
-    longest = wanted if isinstance(wanted, int) else LONGEST
+    most = wanted if isinstance(wanted, int) else longest()
     cache = encoded(model, [[filler] * DUMMY_TOKENS])
-    for width in range(1, longest + 2 if decoder.drafter else 2):
+    for width in range(1, most + 2 if decoder.drafter else 2):
         cache.reserve(width)
         mx.eval(model.decode(mx.array([[filler] * width], mx.int32), cache, [0]))

@@ -23,8 +23,8 @@ from mlx_t5 import batching
 from mlx_t5.backend import mx
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.requests import AUTO, Row
-from mlx_t5.sampling.lanes import texts_of
-from mlx_t5.serving.errors import place
+from mlx_t5.sampling.beams import texts_of
+from mlx_t5.serving.errors import STOPPING_MESSAGE, place
 from mlx_t5.serving.intake import Intake
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
 from mlx_t5.serving.logprobs import LogprobRecorder
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # without a step, although there is something to do
 FAILED = 2  # exit status
-STOPPING_MESSAGE = "the server is shutting down"
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 
 
@@ -126,6 +125,13 @@ class Worker:
         self._thread.join()
         return 0
 
+    def give_up(self) -> None:
+        """Takes no more jobs, withdraws the others and tells whoever waits for them."""
+        self._intake.close(STOPPING_MESSAGE)
+        for job in self._intake.left():
+            self.cancel(job)
+            self._put(job, Failure("stopping", STOPPING_MESSAGE))
+
     @property
     def alive(self) -> bool:
         """Whether the thread takes jobs."""
@@ -144,7 +150,7 @@ class Worker:
     @property
     def rows(self) -> tuple[int, int]:
         """The number of rows in the batch, and the number that wait for a place."""
-        admitted, running = self._intake.admitted, len(self._engine.rows)
+        admitted, running = self._intake.admitted, len(self._running)
         return running, max(admitted - running, 0)
 
     # ---- in the thread ---------------------------------------------------------------------------
@@ -172,19 +178,35 @@ class Worker:
             warm_up(self._decoder, self.max_batch)
             told = self._metrics, self._clock, self._intake.release, self._put
             self._passes = PassQueue(self._decoder, *told)
-            self._new_engine()
+            self._new_batches()
         except BaseException as error:
             self._intake.close(STOPPING_MESSAGE)
             self._loaded.set_exception(error)
         else:
             self._loaded.set_result(self._decoder)
 
-    def _new_engine(self, waiting: Sequence[Row] = ()) -> None:
+    def _new_batches(self, waiting: Sequence[Row] = ()) -> None:
+        """An engine, which is always there; rows that search have a batch for each width."""
         # With "auto" the costs of steps are measured, so that any request may ask for it.
-        usual = replace(self._decoder.defaults, num_draft=AUTO)
-        self._engine = self._decoder.engine(usual, self.max_batch)
-        self._engine.on_verified = self._recorder
-        self._queue = batching.Queue(self._engine, self.max_batch, waiting)
+        usual = replace(self._decoder.defaults, num_draft=AUTO, num_beams=1)
+        engine = self._decoder.engine(usual, self.max_batch)
+        engine.on_verified = self._recorder
+        self._queues = {1: batching.Queue(engine, self.max_batch)}
+        self._enqueue(waiting)
+
+    def _enqueue(self, rows: Sequence[Row]) -> None:
+        """Lets rows wait for a place in the batch for as many beams."""
+        for row in rows:
+            beams = row.settings.num_beams
+            if beams not in self._queues:
+                batch = self._decoder.beams(row.settings)
+                self._queues[beams] = batching.Queue(batch, self.max_batch)
+            self._queues[beams].waiting.append(row)
+
+    @property
+    def _running(self) -> list[Row]:
+        """The rows of all batches."""
+        return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def _wait(self) -> bool:
         """Waits for work; returns False if no more will come."""
@@ -199,13 +221,11 @@ class Worker:
             self._leave()
             self._join()
             self._passes.advance()
-            rows = list(self._engine.rows)
+            rows = self._running
             before = counts(rows)
-            if rows:
-                began = self._clock()
-                self._engine.step()
-                self._record()
-                self._metrics.stepped(len(rows), self._clock() - began)
+            for queue in self._queues.values():
+                if queue.engine.rows:
+                    self._step(queue.engine)
             self._metrics.wrote(*(b - a for a, b in zip(before, counts(rows), strict=True)))
             for row in rows:
                 self._tell(self._flights[id(row)])
@@ -213,6 +233,12 @@ class Worker:
             if self._ranks.size > 1:
                 raise  # the others may have got further
             self._recover(error)
+
+    def _step(self, batch: Any) -> None:
+        began, rows = self._clock(), len(batch.rows)
+        batch.step()
+        self._record()
+        self._metrics.stepped(rows, self._clock() - began)
 
     def _leave(self) -> None:
         """Takes the rows of cancelled jobs out."""
@@ -222,9 +248,10 @@ class Worker:
         for flight in gone:
             self._end(flight)
         self._metrics.cancelled(len(gone))
-        left = [i for i, row in enumerate(self._engine.rows) if id(row) in self._flights]
-        self._engine.keep(left)
-        self._queue.remove(flight.row for flight in gone)
+        for queue in self._queues.values():
+            batch = queue.engine
+            batch.keep([i for i, row in enumerate(batch.rows) if id(row) in self._flights])
+            queue.remove([flight.row for flight in gone])
 
     def _join(self) -> None:
         """Makes rows of new jobs, and lets as many as there is room for into the batch."""
@@ -233,12 +260,13 @@ class Worker:
                 self._passes.add(job)
             else:
                 self._take(job)
-        running = len(self._engine.rows)
-        for row in self._queue.admit():  # alone it would fare no better the next time
-            self._fail(self._flights[id(row)], Failure("input", str(row.error)))
-        now = self._clock()
-        for row in self._engine.rows[running:]:
-            self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
+        for queue in self._queues.values():
+            running = len(queue.engine.rows)
+            for row in queue.admit():  # alone it would fare no better the next time
+                self._fail(self._flights[id(row)], Failure("input", str(row.error)))
+            now = self._clock()
+            for row in queue.engine.rows[running:]:
+                self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
 
     def _take(self, job: Job) -> None:
         """Turns a new job into waiting rows, unless its client has gone already."""
@@ -262,7 +290,7 @@ class Worker:
             self._flights[id(row)] = Flight(row, job, index * texts)
             if job.logprobs is not None:
                 self._recorder.watch(row, job.logprobs)
-        self._queue.waiting += rows
+        self._enqueue(rows)
 
     def _record(self) -> None:
         for row, logprobs in self._recorder.collect():
@@ -324,7 +352,8 @@ class Worker:
     def _recover(self, error: Exception) -> None:
         """Recovers from an error in the engine: its rows are lost, waiting ones keep waiting."""
         failure = Failure.from_error(error)
-        waiting = set(map(id, self._queue.waiting))
+        left = [row for queue in self._queues.values() for row in queue.waiting]
+        waiting = set(map(id, left))
         for flight in list(self._flights.values()):
             if id(flight.row) not in waiting:
                 self._fail(flight, failure)
@@ -332,5 +361,5 @@ class Worker:
         for flight in self._flights.values():
             if flight.job.logprobs is not None:
                 self._recorder.watch(flight.row, flight.job.logprobs)
-        self._new_engine(self._queue.waiting)
+        self._new_batches(left)
         mx.clear_cache()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import source_width
-from mlx_t5.ranges import checked, is_listlike, listed, written
+from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sizes import PASS_POSITIONS
 from mlx_t5.text.tokenizer import encode
@@ -36,11 +36,12 @@ REWRITING_VERBS = frozenset(
 )
 
 
-def split(prompts: Any) -> tuple[list, bool]:
+def split(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
     """Puts prompts in a list.
 
     Args:
         prompts: one prompt (a text or token ids), or several.
+        name: what an error calls them.
 
     Returns:
         The list, and whether it was a single prompt.
@@ -52,7 +53,7 @@ def split(prompts: Any) -> tuple[list, bool]:
         return [prompts], True
     items = listed(prompts)
     if items is None:
-        raise UserError(f"prompts is {written(prompts)}; it must be {PROMPT}, or a list of those")
+        raise refusal(name, prompts, f"{PROMPT}, or a list of those")
     single = bool(items) and isinstance(items[0], Number)
     return ([items], True) if single else (items, False)
 
@@ -137,7 +138,7 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     return tuple(ids[: bisect_left(ends, found.end("words") + 1) + 1])
 
 
-def checked_prompts(prompts: Any, seed: Any) -> tuple[Iterable, int | list[int]]:
+def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[int]]:
     """Checks the prompts and the seeds of a call.
 
     Returns:
@@ -247,15 +248,15 @@ def prepared(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     states: Sequence[mx.array],
-    lanes: Sequence[int] = (),
+    copies: int = 1,
 ) -> Cache:
-    """A decoder's cache with a row for each source, not waited for; equal ones share the work.
+    """A decoder's cache with rows for each source, not waited for; equal ones share the work.
 
     Args:
         model: whose decoder it is for.
         sources: source tokens of each row.
         states: what `encoder_states` returned for them.
-        lanes: how many sequences of each row are decoded; () is one of each.
+        copies: rows of each source.
     """
     keys = [tuple(source) for source in sources]
     different = dict(zip(keys, states, strict=True))
@@ -267,9 +268,7 @@ def prepared(
     if len(different) < len(keys):
         places = {key: place for place, key in enumerate(different)}
         cache.keep([places[key] for key in keys])
-    if any(count > 1 for count in lanes):
-        cache.fan_out(lanes)
-    return cache
+    return cache if copies == 1 else cache.shared(copies, 1)
 
 
 def encoded(

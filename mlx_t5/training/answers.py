@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.text.prompts import encoder_states, prepared
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
-from mlx_t5.training.whole_files import replace_file
 
 TOP_K = 8  # they hold 0.999 of the bundled target's mass
 SHARD = 64  # examples in a file

@@ -1,6 +1,6 @@
-"""Lessons in batches of like length, in an order that follows from the seed and the step alone.
+"""Labelled examples in batches of like length.
 
-So a run that goes on after a stop sees what it would have seen.
+Their order follows from the seed and the step alone, so a resumed run sees what it would have seen.
 
 Symbols: B rows, S source positions, T answer positions, K likeliest tokens.
 """

@@ -148,8 +148,12 @@ class Learner:
     def _update(
         self, weights: Arrays, moments: Arrays, slopes: Arrays, rate: mx.array
     ) -> tuple[Arrays, Arrays]:
-        self.optimizer.state = tree_unflatten(list(moments.items()))
-        self.optimizer.state["learning_rate"] = rate
-        trees = (tree_unflatten(list(each.items())) for each in (slopes, weights))
-        changed = self.optimizer.apply_gradients(*trees)
-        return dict(tree_flatten(changed)), dict(tree_flatten(self.optimizer.state))
+        """The weights and moments after one step at this rate."""
+        before = self.optimizer.state
+        self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
+        try:
+            trees = (tree_unflatten(list(each.items())) for each in (slopes, weights))
+            changed = self.optimizer.apply_gradients(*trees)
+            return dict(tree_flatten(changed)), dict(tree_flatten(self.optimizer.state))
+        finally:
+            self.optimizer.state = before  # no array that was only described stays there

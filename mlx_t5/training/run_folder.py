@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.disk import lock
+from mlx_t5.disk import PARTIAL, lock, replace_file
 from mlx_t5.errors import UserError, shown
 from mlx_t5.training.learner import Arrays, State
-from mlx_t5.training.whole_files import PARTIAL, replace_file
 
 SETTINGS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"
 

@@ -185,7 +185,7 @@ def report(ways: Sequence[Way], costs: Costs, new: str, prompts: int) -> str:
     table = markdown(columns, [{"way": way} for way in (regular, *ways)])
     v = relative(costs)[1]
     return (
-        f"{table}\n\n{prompts} held-out prompts, one at a time, in times regular decoding. "
+        f"{table}\n\n{prompts} held-out prompts, one at a time, relative to regular decoding. "
         "Predicted is of decoding alone, from c, what a draft pass costs, and v(M), what a target "
         f"pass over M positions does: {', '.join(f'v({m}) = {v[m]:.2f}' for m in WIDTHS)}.\n\n"
         f"{advice(ways, new)}"

@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.costs import CHAIN, OFFSET, CostMeter, PairCosts, Round, weights_read
+from benchmarks.costs import OFFSET, CostMeter, PairCosts, Round, weights_read
 from mlx_t5.backend import mx, nn
+from mlx_t5.drafting.costs import CHAIN
 from mlx_t5.network.config import T5Config
 from model import T5
 
@@ -22,24 +23,23 @@ def test_costs_are_medians_in_units_of_a_pass_over_one_position():
 
 @pytest.mark.parametrize(("num_draft", "longest"), [(5, 16), (69, 70)])
 def test_a_round_times_every_width_and_a_chain_of_draft_passes(num_draft, longest):
-    models = T5(CONFIG), T5(CONFIG)
-    calls = {id(model): [] for model in models}
-
-    class Watched:
-        def __init__(self, model):
-            self.model = model
-
-        def __getattr__(self, name):
-            return getattr(self.model, name)
-
-        def decode(self, tokens, cache, offsets):
-            calls[id(self.model)].append((tokens.shape[1], offsets[0]))
-            return self.model.decode(tokens, cache, offsets)
-
+    target: list[tuple[int, int]] = []
+    draft: list[tuple[int, int]] = []
     ticks = iter(range(1000))
-    meter = CostMeter(*map(Watched, models), 5, num_draft, clock=lambda: next(ticks))
+    meter = CostMeter(T5(CONFIG), T5(CONFIG), 5, num_draft, clock=lambda: next(ticks))
+
+    def watched(function, calls):
+        def run(tokens, cache, offsets):
+            calls.append((tokens.shape[1], offsets[0]))
+            return function(tokens, cache, offsets)
+
+        return run
+
+    meter.target.decode, meter.step = (
+        watched(meter.target.decode, target),
+        watched(meter.step, draft),
+    )
     assert meter.measure() == Round(dict.fromkeys(range(1, longest + 1), 1), 1 / CHAIN)
-    target, draft = (calls[id(model)] for model in models)
     assert target == [(width, OFFSET) for width in range(1, longest + 1)]
     assert draft == [(1, OFFSET + i) for i in range(CHAIN)]
 

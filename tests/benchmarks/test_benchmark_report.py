@@ -136,7 +136,7 @@ def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, m
     monkeypatch.setattr(report, "grow", grow)
     nothing = SimpleNamespace(model=None, draft_model=None, dtype=None)
     for cpu, dtype in ((False, "bfloat16"), (True, "float32")):
-        monkeypatch.setattr(report, "cpu_only", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(report, "on_cpu", lambda cpu=cpu: cpu)
         found = report.chosen_pair(nothing)
         assert found == ("models/demo-large", "models/demo-small-draft", dtype)
     assert grown == [

@@ -8,6 +8,7 @@ from benchmarks import subject
 from benchmarks.options import BOTH, DRAFT, LOOKUP, REGULAR
 from benchmarks.subject import Passes, Subject, counts, decided, decoding
 from command_line import byte_model
+from mlx_t5.backend import REHEARSE
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
@@ -84,9 +85,23 @@ def test_a_model_without_a_tokenizer(monkeypatch):
         Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), None)
 
 
+@pytest.mark.parametrize("way", [REGULAR, DRAFT, BOTH])
+def test_the_count_is_the_same_where_passes_are_compiled_and_begun_early(way, monkeypatch):
+    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+    turns = [["fix grammar: I has a dog."]]
+    counted = []
+    for rehearsing in ("", "1"):
+        monkeypatch.setenv(REHEARSE, rehearsing)
+        run = pair.runs(way, 3, turns, max_tokens=9)(0)
+        counted.append((run.widths, run.draft_passes, [result.text for result in run.results]))
+    assert counted[0] == counted[1]
+
+
 def test_counting_passes_leaves_the_model_as_it_is():
-    model = SimpleNamespace(config="c", decode=lambda tokens, *rest: (tokens.shape, rest))
+    model = SimpleNamespace(config="c", decode=lambda *rest, **options: (rest, options))
     passes = Passes(model)
-    tokens = SimpleNamespace(shape=(2, 5))
-    assert passes.decode(tokens, "cache", [0]) == ((2, 5), ("cache", [0]))
-    assert passes.config == "c" and passes.widths == {5: 1}
+    assert passes.decode("tokens", "cache", [0], traced=True) == (
+        ("tokens", "cache", [0]),
+        {"traced": True},
+    )
+    assert passes.config == "c" and passes.count == 1

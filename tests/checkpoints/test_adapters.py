@@ -155,7 +155,7 @@ def test_no_more_than_a_block_is_drawn_at_a_time(adapter):
     "options",
     [
         {"q_bits": 4, "q_group_size": 32},
-        {"quant_predicate": "vo_4_6", "q_group_size": 32},
+        {"quant_predicate": "vo_4_5", "q_group_size": 32},
         {"q_mode": "mxfp8"},
         {"q_mode": "nvfp4"},
     ],

@@ -182,7 +182,7 @@ def test_an_empty_name_is_no_folder(names):
 
 
 def test_a_hint_comes_before_the_models_are_loaded(made, capsys, monkeypatch):
-    monkeypatch.setattr(memory, "cpu_only", lambda: False)
+    monkeypatch.setattr(memory, "on_cpu", lambda: False)
     folder, told = made("t5").folder, []
 
     def load(*wanted):

@@ -1,21 +1,27 @@
 """What the command line writes of scores and vectors, above all the array of NumPy's."""
 
+import os
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from mlx_t5.cli.one_pass import ArrayFile, output_of_vectors
+from mlx_t5.cli.output import check_output_file
 from mlx_t5.errors import UserError
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
+MANY = np.tile(VECTORS, (30, 1))  # so many that the header's figures grow
 
 
 def test_the_array_is_as_numpy_writes_it(tmp_path):
     with output_of_vectors(str(tmp_path / "vectors.npy")) as output:
-        for vector in VECTORS:
+        for vector in MANY:
             output.write("a prompt", vector)
-    np.save(tmp_path / "theirs.npy", VECTORS)
+    np.save(tmp_path / "theirs.npy", MANY)
     ours, theirs = (tmp_path / f"{name}.npy" for name in ("vectors", "theirs"))
-    assert np.array_equal(np.load(ours), VECTORS) and np.load(ours).dtype == np.float32
-    assert ours.stat().st_size == theirs.stat().st_size
+    assert np.array_equal(np.load(ours), MANY) and np.load(ours).dtype == np.float32
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_rows_stay_those_of_the_prompts(tmp_path):
@@ -45,3 +51,30 @@ def test_without_a_vector_there_is_no_file(tmp_path):
     with ArrayFile(str(path)) as output:
         output.write("a prompt", UserError("empty"))
     assert not path.exists()
+
+
+def test_two_do_not_write_one_array(tmp_path):
+    path = tmp_path / "vectors.npy"
+    with ArrayFile(str(path)) as output:
+        output.write("a prompt", VECTORS[0])
+        with pytest.raises(UserError, match="is being written by another process"):
+            ArrayFile(str(path)).write("a prompt", VECTORS[3])
+        output.write("a prompt", VECTORS[1])
+    assert np.array_equal(np.load(path), VECTORS[:2])
+
+
+def test_an_array_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "vectors.npy"
+    with ArrayFile(str(path)) as output:
+        output.write("a prompt", VECTORS[0])
+        path.unlink()
+        with pytest.raises(UserError, match="vectors.npy was removed while it was written"):
+            output.write("a prompt", VECTORS[1])
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="vectors.npy is a pipe or a device, which no array"):
+        check_output_file(str(path), None)
+    if Path("/dev/full").exists():
+        path.unlink()
+        path.symlink_to("/dev/full")
+        with pytest.raises(UserError, match="^cannot write .*vectors.npy: No space left"):
+            ArrayFile(str(path)).write("a prompt", VECTORS[0])

@@ -5,15 +5,8 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
-from mlx_t5.drafting.adaptive import (
-    LONGEST,
-    Adaptive,
-    Estimate,
-    compare,
-    judge,
-    proposal_limits,
-)
-from mlx_t5.drafting.costs import Costs
+from mlx_t5.drafting.adaptive import Adaptive, Estimate, compare, judge, proposal_limits
+from mlx_t5.drafting.costs import LONGEST, Costs
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.requests import Row, Settings
 from simulated_decoding import COSTS, Simulation, costs, patterns
@@ -98,7 +91,7 @@ def test_a_sampled_row_takes_the_same_numbers_whatever_was_learned():
     assert adaptive.fixed == before
     assert before["draft"] > 2
     # Where verifying is nearly free, copies on which little depends pay as well.
-    flat = Adaptive(lambda: costs(0.0, lambda n: 1.0), ["copy", "weak copy", "first copy"])
+    flat = Adaptive(lambda: costs(0.0, lambda n: 1.0), ["copy", "weak copy", "first copy"], LONGEST)
     assert min(flat.fixed.values()) > 5
 
 

@@ -12,6 +12,7 @@ from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_t
 from mlx_t5.cli import models as pair
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.network.cache import source_width
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
 from model import load
@@ -140,12 +141,12 @@ def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     while long.decided < 66:
         engine.step()
     engine.insert([short])
-    assert (draft.cache.source, draft.cache.capacity) == (91, 96)
+    assert (draft.cache.source, draft.cache.capacity) == (source_width(91), 96)
     while len(engine.rows) == 2:
         engine.step()
     assert engine.rows == [short]
     for cache in (draft.cache, engine.cache):
-        assert (cache.source, cache.capacity) == (2, 32)
+        assert (cache.source, cache.capacity) == (source_width(2), 32)
 
 
 PROMPTS = [

@@ -3,9 +3,12 @@
 import pytest
 
 from fake_model import FakeModel, random_table
+from mlx_t5.backend import mx
 from mlx_t5.drafting import costs
+from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import (
     BUDGET_SECONDS,
+    CHAIN,
     DRAFT_POINTS,
     NEEDED,
     TARGET_POINTS,
@@ -73,3 +76,37 @@ def test_a_pair_is_measured_without_leaving_anything_behind(monkeypatch):
     assert list(measured.target) == sorted(TARGET_POINTS[:NEEDED])
     assert list(measured.draft) == sorted(DRAFT_POINTS)
     assert measure(model, None).draft == {}
+    assert min(measured.draft.values()) > 0
+
+
+def test_drafts_are_timed_as_they_are_made(monkeypatch):
+    """A chain by the step that drafts take, each fed what the last has chosen, and one wait."""
+    model, rows, handed = FakeModel(random_table(5), 5), 4, []
+    steps, clock = [], iter([10.0, 18.0])
+
+    class Step:
+        def __init__(self, draft):
+            assert draft is model
+
+        def __call__(self, tokens, cache, offsets):
+            logits = model.decode(tokens, cache, offsets)
+            steps.append((tokens.tolist(), offsets, mx.argmax(logits, axis=-1).tolist()))
+            return logits
+
+    monkeypatch.setattr(costs, "CompiledStep", Step)
+    monkeypatch.setattr(mx, "async_eval", handed.append)
+    assert costs.drafting(model, lambda: next(clock))(rows) == 8.0 / CHAIN
+    fed, offsets, chosen = zip(*steps, strict=True)
+    assert offsets == tuple([i] * rows for i in range(CHAIN))
+    assert fed[0] == [[0]] * rows and fed[1:] == chosen[:-1]
+    assert [a.tolist() for a in handed if isinstance(a, mx.array)] == list(chosen)
+
+
+def test_auto_stays_within_the_vector_kernel_of_metal(monkeypatch):
+    for metal, cpu, most in ((True, False, 7), (True, True, 15), (False, False, 15)):
+        monkeypatch.setattr(mx.metal, "is_available", lambda metal=metal: metal)
+        monkeypatch.setattr(costs, "on_cpu", lambda cpu=cpu: cpu)
+        assert costs.longest() == most
+        adaptive = Adaptive(lambda: Costs({1: 1.0, 64: 1.0}, {1: 0.0}), ["draft"])
+        adaptive.learn((), "draft", 1000, 1000)
+        assert adaptive.limits((), 1) == {"draft": most}

@@ -80,6 +80,13 @@ def test_catches_up_with_whatever_was_committed():
     assert third.tokens.tolist() == [continuation(TABLE, row, 3) for row in rows]
 
 
+def test_what_was_proposed_and_not_verified_is_proposed_again():
+    draft = started(drafter(TABLE, FakeModel(TABLE, V)))
+    first, second = (draft.propose([[0]], drafted([3]), sampling(1), None) for _ in range(2))
+    assert first.tokens.tolist() == second.tokens.tolist() == [continuation(TABLE, [0], 3)]
+    assert draft.model.calls[3] == ([0], [[0]])
+
+
 def test_rows_leave_and_join():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
     tokens = draft.propose([[0], [0]], drafted([3, 3]), sampling(2), None).tokens.tolist()
@@ -96,7 +103,7 @@ def test_rows_leave_and_join():
 def test_a_fresh_drafter_shares_the_model_and_nothing_else():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)))
     other = draft.fresh()
-    assert other.model is draft.model
+    assert other.model is draft.model and other.step is draft.step  # traced once, not once a call
     assert (other.cache, other.fed) == (None, [])
 
 
@@ -161,7 +168,7 @@ def test_other_special_tokens_are_another_vocabulary():
             DraftModel(FakeModel(good(TABLE), V, **{name: 3}), target)
 
 
-def test_samples_of_one_source_are_encoded_once(monkeypatch):
+def test_samples_of_one_source_are_encoded_once(monkeypatch, unpadded):
     shapes, encode = [], FakeModel.encode
     monkeypatch.setattr(
         FakeModel,

@@ -7,8 +7,16 @@ import math
 
 import pytest
 
-from mlx_t5.drafting.adaptive import LONGEST, Adaptive
-from mlx_t5.drafting.costs import BUDGET_SECONDS, NEEDED, TARGET_POINTS, Costs, ladder, rising
+from mlx_t5.drafting.adaptive import Adaptive
+from mlx_t5.drafting.costs import (
+    BUDGET_SECONDS,
+    LONGEST,
+    NEEDED,
+    TARGET_POINTS,
+    Costs,
+    ladder,
+    rising,
+)
 
 MLX = "https://github.com/ml-explore/mlx/"
 # M → time, in any unit, and where it is from.
@@ -39,7 +47,7 @@ T5_11B, T5_LARGE = 0.02, 0.1  # c of a t5-small in front of them, about
 
 def chosen(costs, alpha, kind="draft"):
     """What `auto` proposes where this share is kept."""
-    adaptive = Adaptive(lambda: costs, [kind])
+    adaptive = Adaptive(lambda: costs, [kind], LONGEST)
     adaptive.learn((), kind, 100_000, round(alpha * 100_000))
     return adaptive.limits((), 1).get(kind, 0)
 

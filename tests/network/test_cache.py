@@ -7,7 +7,7 @@ from devices import cpu_allocation
 from families import SHAPE
 from mlx_t5.backend import mx
 from mlx_t5.network import cache as cache_module
-from mlx_t5.network.cache import BLOCK, Cache
+from mlx_t5.network.cache import BLOCK, Cache, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.text.prompts import encoded
 from model import T5
@@ -85,7 +85,7 @@ def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
     cache.trim(wide // 2 + 1, 3 * BLOCK)
     assert (cache.source, cache.capacity) == (wide, 5 * BLOCK), "not for less than half"
     cache.trim(short.shape[1], progress)
-    assert (cache.source, cache.capacity) == (short.shape[1], BLOCK)
+    assert (cache.source, cache.capacity) == (source_width(short.shape[1]), BLOCK)
     cache.reserve(length)
     out = feed(model, cache, targets[:1], [progress], 4)
     assert_rows(out, model(short, targets[:1])[:, progress:])

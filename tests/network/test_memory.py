@@ -13,6 +13,7 @@ from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.network import layers, memory
+from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import (
     cache_bytes,
@@ -77,7 +78,7 @@ def test_weights_as_they_are_and_quantised(tmp_path):
         "mxfp4": (None, None, "mxfp4"),
         "mxfp8": (None, None, "mxfp8"),
         "nvfp4": (None, None, "nvfp4"),
-        "mixed": (None, 64, "affine", "vo_3_5"),
+        "mixed": (None, 64, "affine", "vo_4_5"),
         "embedding": (8, None, "affine", "embed_8"),
     }.items():
         path = tmp_path / name
@@ -93,6 +94,7 @@ def test_models_that_do_not_fit_are_warned_of(monkeypatch):
     folders = [BUNDLED / "target", BUNDLED / "draft"]
     assert warning(folders, "float32") is None
     monkeypatch.setattr(memory, "limit", lambda: 20_000_000)
+    monkeypatch.setattr(memory, "device_info", lambda: {"device_name": "a CPU"})
     assert warning(folders[1:], "float32") is None
     assert warning(folders, "float32") == (
         "the weights take 27.7 MB, and there are 20.0 MB of memory; convert the model with "
@@ -122,7 +124,7 @@ def test_a_gpu_that_would_compute_in_float32_unasked_is_a_hint(monkeypatch, tmp_
     original = made("t5").folder  # float32, as most of the Hub
     converted = convert(original, tmp_path / "mlx", "float32")
     assert dtype_hint(original, None) is None  # on the CPU float32 is right
-    monkeypatch.setattr(memory, "cpu_only", lambda: False)
+    monkeypatch.setattr(memory, "on_cpu", lambda: False)
     assert dtype_hint(original, None) == (
         f"{original} is in float32; --dtype bfloat16 takes half the memory"
     )
@@ -168,7 +170,7 @@ def test_caches_are_wired_and_nothing_beyond_what_macos_recommends(monkeypatch):
     metal = FakeMetal(monkeypatch, recommended=10**9)
     metal.active, metal.cached = 2_000_000, 300_000
     engine.insert([row(10)])
-    needed = one.cache_memory(1, 10, 20) + one.encoder_memory(1, 10)
+    needed = one.cache_memory(1, source_width(10), 20) + one.encoder_memory(1, source_width(10))
     assert metal.limits == [2_300_000 + needed + memory.SLACK]
     metal.active = 10**9 - needed
     memory.wire(needed)
@@ -189,7 +191,7 @@ def test_buffers_of_a_long_prompt_are_given_back(monkeypatch):
 def test_nothing_is_wired_without_metal(monkeypatch):
     monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
     for facts in ({"device_name": "a CPU"}, {"device_name": "NVIDIA", "total_memory": 10**11}):
-        monkeypatch.setattr(mx, "device_info", lambda facts=facts: facts)
+        monkeypatch.setattr(memory, "device_info", lambda facts=facts: facts)
         memory.wire(10)
 
 
@@ -202,7 +204,7 @@ def test_rows_are_refused_before_they_fill_the_machine(monkeypatch):
     engine = Engine(one, None)
     fits = row(10)
     engine.insert([fits])
-    needed = one.cache_memory(2, 10, 20) + one.encoder_memory(1, 10)
+    needed = one.cache_memory(2, source_width(10), 20) + one.encoder_memory(1, source_width(10))
     left = needed
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
     monkeypatch.setattr(memory, "limit", lambda: left)
@@ -227,7 +229,8 @@ def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
         "mlx_t5.network.memory.require", lambda needed, ranks: required.append(needed)
     )
     engine.insert([row(5), row(5), row(7, token=4)])
-    assert required == [one.cache_memory(4, 200, 20) + one.encoder_memory(2, 7)]
+    caches = one.cache_memory(4, source_width(200), 20)
+    assert required == [caches + one.encoder_memory(2, source_width(7))]
 
 
 def test_the_limit_is_what_the_device_says(monkeypatch):

@@ -261,7 +261,7 @@ def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
     plain.set_dtype(stored)
     folder = mlx_folder(tmp_path / "m", plain, RAW)
     for cpu in (True, False):
-        monkeypatch.setattr(weights_module, "cpu_only", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(weights_module, "on_cpu", lambda cpu=cpu: cpu)
         weights = dict(tree_flatten(load(folder, dtype)[0].parameters()))
         expected = (mx.float32 if cpu else stored) if dtype is None else dtype
         expected = getattr(mx, expected) if isinstance(expected, str) else expected

@@ -58,6 +58,20 @@ def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(length_pen
     assert [float(text.score) for text in found.texts] == scores
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("length_penalty", "length", "score"),
+    [(10, 5000, -1.02e-36), (10, 9000, 0), (-10, 5000, -9.76e37), (-10, 40000, -3.4e38)],
+)
+def test_a_penalty_that_float32_does_not_hold(length_penalty, length, score):
+    longest = 2**31 - 1  # by which the best beam is divided where the penalty is above 0
+    found = search(length_penalty=length_penalty, early_stopping="never", max_tokens=longest)
+    advance(found, (-1.0, 0, 5), (-10.0, 0, EOS))
+    found.beams = [dataclasses.replace(found.beams[0], tokens=[START] * length)]
+    advance(found, (-10.0, 0, EOS), (-11.0, 0, 5))
+    assert np.isclose(float(found.texts[0 if length_penalty > 0 else 1].score), score, 0.1)
+
+
 @pytest.mark.parametrize(
     ("early_stopping", "max_tokens", "best", "done"),
     [

@@ -17,7 +17,7 @@ BODY = {"type": "http.request", "body": b"{}", "more_body": False}
 def ask(app, receive, send, scope=SCOPE):
     """One request; returns the statuses that were counted."""
     metrics = Metrics()
-    answer = Guard(app, None, 10, metrics, {"/predict"})(scope, receive, send)
+    answer = Guard(app, None, metrics, {"/predict"})(scope, receive, send)
     asyncio.run(asyncio.wait_for(answer, 5))
     samples = metrics.requests.collect()[0].samples
     return {s.labels["status"]: s.labels["path"] for s in samples if s.name.endswith("_total")}
@@ -70,6 +70,21 @@ def test_what_a_client_does_not_read_is_not_kept_for_it(monkeypatch):
 def test_a_client_that_goes_away_before_its_body_has_come(monkeypatch):
     gone = answering({"type": "http.disconnect"})
     assert ask(unreachable, gone, answering(None)) == {"499": "/predict"}
+
+
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so():
+    sent = []
+
+    async def cut_off(*_):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    async def send(message):
+        sent.append(message)
+
+    assert ask(unreachable, cut_off, send) == {"503": "/predict"}
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["message"] == "the server is shutting down" and len(sent) == 2
 
 
 @pytest.mark.parametrize("path", ["/predict", "/a\nERROR forged", "/confidential"])

@@ -116,7 +116,7 @@ def test_over_http_a_dead_thread_and_a_step_that_hangs(start):
     model.dtype = "mlx.core.float32"
     worker, _ = start(model, load_tokenizer(BUNDLED / "target"), clock=lambda: now[0])
     service = Service(worker, RequestLimits(10, 1000, 10), "a model", 0.0)
-    app = create_app(service, Metrics(), None, 10_000)
+    app = create_app(service, Metrics(), None)
     asyncio.run(die_while_clients_wait(app, worker, model, now))
 
 

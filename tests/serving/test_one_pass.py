@@ -1,10 +1,10 @@
-"""Embeddings, scores and ranks over HTTP, and their turns in the thread that owns MLX."""
+"""Embeddings, scores and ranks over HTTP."""
 
 import asyncio
 import base64
-import queue
 import re
 
+import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
@@ -12,12 +12,9 @@ from openai import OpenAI
 import ranking_models
 from convert import convert
 from decoder import SpeculativeDecoder
-from fake_model import FakeModel, random_table
-from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
-from mlx_t5.errors import UserError
-from mlx_t5.passes import NotFinite
+from fake_serving import PATIENCE
+from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
@@ -96,6 +93,29 @@ def test_scores(ranker, decoder):
     assert answer["usage"] == {"prompt_tokens": prompt, "total_tokens": prompt + written}
 
 
+def test_scores_are_as_they_are_however_unlikely(folder):
+    """OpenAI's API has no log-probability below -9999; scores are no part of it."""
+    model, tokenizer = load(folder, "float32")
+    model.shared.weight = 1e4 * model.shared.weight  # which is the head as well
+    decoder = SpeculativeDecoder(model, None, tokenizer)
+    (score,) = decoder.score("a cat", "mouse")
+    assert score.logprob < min(score.token_logprobs) < -9999
+    service = Service(Worker(lambda: decoder, 2, 4, Metrics()), RequestLimits(60, 20, 6), "far", 0)
+    transport = httpx.ASGITransport(create_app(service, Metrics(), None, 1000))
+
+    async def ask():
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": "a cat", "targets": ["mouse"]}
+            return (await client.post("/v1/score", json=body)).json()
+
+    try:
+        (entry,) = asyncio.run(asyncio.wait_for(ask(), PATIENCE))["data"]
+    finally:
+        assert service.worker.stop(PATIENCE)
+    assert entry["logprob"] == pytest.approx(score.logprob, rel=1e-5)
+    assert entry["token_logprobs"] == pytest.approx(score.token_logprobs, rel=1e-5)
+
+
 def test_the_prefix_of_a_task_is_put_before_what_is_scored_or_embedded(ranker, decoder):
     body = {"prompt": "a cat", "targets": ["a dog"], "task": "telling"}
     (entry,) = ranker.http.post("/v1/score", json=body).json()["data"]
@@ -129,6 +149,18 @@ def test_ranks(ranker, decoder):
     assert set(bare["results"][0]) == {"index", "relevance_score"}
 
 
+def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, decoder):
+    documents = ["b " * 99 + "a cat", "two dogs", "the tale " * 5000, "the tale " * 5001]
+    body = {"query": "cat", "documents": documents}
+    answer = ranker.http.post("/v1/rerank", json=body).json()
+    expected = decoder.rerank("cat", documents, max_prompt_tokens=60)
+    found = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
+    assert found == pytest.approx({e.index: np.exp(e.score) for e in expected}, abs=1e-4)
+    assert found[2] == pytest.approx(found[3], abs=1e-6), "what differs is cut off"
+    short = len(decoder.tokenizer("Query: cat Document: two dogs Relevant:").input_ids)
+    assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
+
+
 def test_the_bundled_pair_does_not_rank(server):
     answer = server.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
     assert answer.status_code == 400
@@ -145,7 +177,7 @@ def test_the_bundled_pair_does_not_rank(server):
         ("embeddings", {"input": [99]}, "input", "outside the model's vocabulary"),
         ("embeddings", {"input": "a " * 100}, "input", "tokens; at most 60"),
         ("embeddings", {"input": ["a"] * 2049}, "input", "at most 2048"),
-        ("embeddings", {"input": ["a"] * 13}, None, r"13 inputs are more than .* \(12\)"),
+        ("embeddings", {"input": [" "] + ["a " * 200]}, "input", "has more tokens; at most 60"),
         ("embeddings", {"input": "a", "dimensions": 5}, "dimensions", "not supported"),
         ("embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
         ("embeddings", {"input": "a", "temperature": 1}, "temperature", "no such field"),
@@ -158,7 +190,9 @@ def test_the_bundled_pair_does_not_rank(server):
         ("embeddings", {"input": [5], "task": "telling"}, "task", "send that as text"),
         ("rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
         ("rerank", {"query": "a", "documents": ["b", " "]}, "documents", "document 1 is empty"),
-        ("rerank", {"query": "a", "documents": ["b " * 99]}, "documents", "at most 60"),
+        ("rerank", {"query": "a", "documents": ["b"] * 1025}, "documents", "at most 1024"),
+        ("rerank", {"query": "a " * 999, "documents": ["b"]}, "query", "at most 60"),
+        ("rerank", {"query": "a " * 30, "documents": ["b"]}, "documents", "room .* in 60 tokens"),
         ("rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "greater than"),
     ],
 )
@@ -194,82 +228,7 @@ def test_metrics_count_items(ranker):
     assert ranker.idle()
 
 
-# ---- turns in the thread -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def start():
-    workers = []
-
-    def begin(model, max_batch=2, max_queue=8):
-        decoder = SpeculativeDecoder(model)
-        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
-        workers[-1].start()
-        return workers[-1], decoder
-
-    yield begin
-    for worker in workers:
-        assert worker.stop(PATIENCE)
-
-
-def task(events, parts, count, size=1):
-    return PassJob("embed", parts, count, 0, size, events.put)
-
-
-def test_passes_take_turns_with_steps(start):
-    """A text goes on while a request of three passes is worked on."""
-    model = Gated(ENDLESS, V)
-    worker, decoder = start(model)
-    steps, events = [], queue.Queue()
-
-    def parts(_):
-        for i in range(3):
-            steps.append(len(model.calls))
-            yield [(i, i * i)]
-
-    hold(model)
-    text = Client(worker, decoder).submit([[4]], max_tokens=9, num_draft=0)
-    assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
-    worker.submit(task(events, parts, 3))
-    model.gate.set()
-    assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
-    assert len(text.results()[0].tokens) == 9
-    assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
-
-
-@pytest.mark.parametrize(
-    "error, kind",
-    [(UserError("too long"), "input"), (NotFinite("NaN"), "internal"), (OSError(), "internal"),
-     (MemoryError(), "memory")],
-)  # fmt: skip
-def test_a_task_that_fails_harms_nobody(start, error, kind):
-    worker, decoder = start(FakeModel(random_table(V), V))
-    events = queue.Queue()
-    worker.submit(task(events, lambda _: iter([[(0, error)]]), 1))
-    failure = events.get(timeout=PATIENCE)
-    assert isinstance(failure, Failure) and failure.kind == kind
-    assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
-    assert worker.rows == (0, 0)
-
-
-def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
-    worker, _ = start(FakeModel(random_table(V), V))
-    events, passes = queue.Queue(), []
-
-    def parts(_):
-        for i in range(5):
-            passes.append(i)
-            worker.cancel(gone)
-            yield [(i, i)]
-
-    gone = task(events, parts, 5)
-    worker.submit(gone)
-    worker.submit(task(events, lambda _: iter([[(0, "next")]]), 1))
-    assert events.get(timeout=PATIENCE) == Values(["next"])
-    assert passes == [0] and events.empty()
-
-
-def test_an_encoder_alone_serves_embeddings_and_nothing_else(start, folder, tmp_path):
+def test_an_encoder_alone_serves_embeddings_and_nothing_else(folder, tmp_path):
     alone = load(convert(folder, tmp_path / "mlx", "float32", encoder_only=True), "float32")
     decoder = SpeculativeDecoder(alone[0], None, alone[1])
     worker = Worker(lambda: decoder, 2, 4, Metrics())

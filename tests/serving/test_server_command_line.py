@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import server as command
+from convert import convert
 from mlx_t5.serving.connections import listener
 from serving_process import PATIENCE, ROOT
 
@@ -48,6 +49,13 @@ def test_a_port_in_use(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert command.main(["--port", str(taken.getsockname()[1])]) == 2
     assert "choose another --port" in capsys.readouterr().err
+
+
+def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
+    folder = convert(str(ROOT / "demo" / "target"), tmp_path / "encoder", encoder_only=True)
+    assert command.main(["--port", "0", "--model", str(folder), "--exact"]) == 2
+    told = "error: encoder is an encoder alone; --exact is for texts that are written, so leave it"
+    assert capsys.readouterr().err == f"{told} out\n"
 
 
 def test_answers_are_sent_at_once():

@@ -124,6 +124,11 @@ def test_a_full_queue_says_when_to_come_back(endless):
     endless.until(endless.idle)
 
 
+def whole_answer(connection):
+    """All that a server sends until it closes the connection."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
 def test_a_graceful_end_finishes_what_runs(models):
     server = Server(*models, "--max-batch", "1")
     body = {**LONG, "max_tokens": 200, "stream": True}
@@ -131,11 +136,33 @@ def test_a_graceful_end_finishes_what_runs(models):
     server.until(lambda: server.http.get("/health").json()["waiting"] == 1)
     server.signal(signal.SIGTERM)
     for connection in streams:
-        answer = b"".join(iter(lambda c=connection: c.recv(1 << 16), b""))
+        answer = whole_answer(connection)
         assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert b'"finish_reason":"length"' in answer or b'"finish_reason":"stop"' in answer
     assert server.wait() == 0
     assert len(server.lines) == 2 and "Traceback" not in server.log
+    server.close()
+
+
+def test_what_is_not_finished_in_time_is_refused(models):
+    server = Server(*models, "--max-batch", "1", "--max-tokens", "99999", "--shutdown-seconds", "1")
+    body = {"prompt": "x", "max_tokens": 99999}  # greedily, it does not end by itself
+    stream = raw_request(server.url, "/v1/completions", body | {"stream": True})
+    server.until(lambda: server.http.get("/health").json()["running"] == 1)
+    paths = ["/v1/completions", "/predict", "/v1/chat/completions"]
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+    waiting = [raw_request(server.url, path, chat if "chat" in path else LONG) for path in paths]
+    server.until(lambda: server.http.get("/health").json()["waiting"] == len(paths))
+    server.signal(signal.SIGTERM)
+    for connection in waiting:
+        head, content = whole_answer(connection).split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 5" in head
+        error = json.loads(content)["error"]
+        assert (error["type"], error["message"]) == ("server_error", "the server is shutting down")
+    last = whole_answer(stream).rpartition(b"data: ")[2]
+    assert json.loads(last.removesuffix(b"\n\n\r\n0\r\n\r\n"))["error"] == error
+    assert server.wait() == 0
+    assert len(server.lines) == 2, server.log
     server.close()
 
 

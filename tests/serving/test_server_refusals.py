@@ -8,11 +8,12 @@ import openai
 import pytest
 from openai import OpenAI
 
+from mlx_t5.serving.guard import MAX_BODY
 from serving_process import Server, kill, raw_request
 
 KEY = "a secret key"
 SECRET = "the confidential words"
-LIMITS = ["--max-prompt-tokens", "60", "--max-tokens", "50", "--max-body", "20000"]
+LIMITS = ["--max-prompt-tokens", "60", "--max-tokens", "50"]
 LIMITS += ["--max-batch", "2", "--max-queue", "4"]
 
 
@@ -170,10 +171,11 @@ def test_a_body_has_to_be_json_and_small(guarded):
     # A page from elsewhere can send such bodies without being asked whether it may.
     for headers in ({"Content-Type": "text/plain"}, {}):
         refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=headers), 415)
-    large = json.dumps({"prompt": "x" * 20_000}).encode()
-    assert "20000 bytes" in refused(guarded.http.post("/predict", content=large), 413)
-    pieces = (large[i : i + 1000] for i in range(0, len(large), 1000))  # its length is not told
-    assert "20000 bytes" in refused(guarded.http.post("/predict", content=pieces), 413)
+    large = json.dumps({"prompt": "x" * MAX_BODY}).encode()
+    told = f"larger than {MAX_BODY} bytes"
+    assert told in refused(guarded.http.post("/predict", content=large), 413)
+    pieces = (large[i : i + 10_000] for i in range(0, len(large), 10_000))  # its length is not told
+    assert told in refused(guarded.http.post("/predict", content=pieces), 413)
 
 
 def test_addresses_methods_and_models_that_are_not_there(guarded):

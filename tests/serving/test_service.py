@@ -9,9 +9,12 @@ from pydantic import ValidationError
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
+from mlx_t5.pairs import Pair
 from mlx_t5.requests import Settings
-from mlx_t5.serving import api
+from mlx_t5.serving import api, one_pass
 from mlx_t5.serving.errors import ApiError, error_of_validation
+from mlx_t5.serving.intake import Intake
+from mlx_t5.serving.jobs import ClientGone
 from mlx_t5.serving.presets import Presets
 from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
@@ -77,6 +80,35 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
     with pytest.raises(ApiError, match="cannot read this prompt") as error:
         asyncio.run(service.reader.token_ids("a"))
     assert error.value.status == 400
+
+
+@pytest.mark.parametrize("batch, waiting", [(8, 128), (1, 0), (2, 4)])
+def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, waiting):
+    """8 and 128 are the defaults, with which there is room for several."""
+    service, _ = served(32)
+    intake = Intake(batch, waiting, lambda: 0.0)
+    service.limits = RequestLimits(10, 10, batch + waiting)
+    service.worker = SimpleNamespace(
+        max_batch=batch, submit=lambda job: intake.add(job, 0.0), cancel=intake.withdraw
+    )
+
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    def ask(largest):
+        with pytest.raises(ClientGone):
+            asyncio.run(largest)
+        (job,) = intake.take()
+        taken = intake.admitted
+        intake.release(job, job.size)
+        return taken
+
+    pairs = [Pair((5,), (6,))] * (2 * one_pass.MAX_DOCUMENTS)
+    taken = [
+        ask(service.embed([[5]] * one_pass.MAX_INPUTS, False, gone)),
+        ask(service.score("rerank", pairs, gone)),
+    ]
+    assert taken == [16, 16] if batch == 8 else [batch + waiting] * 2
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-45, 1e-40, 1e-38])

@@ -66,7 +66,7 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         assert [r.tokens for r in alone] == [r.tokens for r in together]
 
 
-def test_a_search_shares_the_batch_and_gives_its_best_texts(serve):
+def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     worker, client = serve(model)
     search = {"num_beams": 3, "num_return_sequences": 2, "max_tokens": 9}
@@ -76,7 +76,7 @@ def test_a_search_shares_the_batch_and_gives_its_best_texts(serve):
     model.gate.set()
     together = beams.results()
     assert len(greedy.results()[0].tokens) > 0
-    assert max(len(tokens) for _, tokens in model.calls) == 1 + 2 * 3
+    assert max(len(tokens) for _, tokens in model.calls) == 2 * 3
     alone = SpeculativeDecoder(model).generate([[4], [5, 6]], **search)
     found = [(r.tokens, r.score, r.stats.generated_tokens) for r in together]
     assert found == [(r.tokens, r.score, r.stats.generated_tokens) for r in alone]
@@ -94,7 +94,8 @@ def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     worker.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
     until(lambda: worker.rows == (0, 0))
-    assert worker._engine.rows == [] and worker._engine.cache is None
+    batch = worker._queues[1].engine
+    assert batch.rows == [] and batch.cache is None
     assert worker._flights == {}
 
 
@@ -110,7 +111,7 @@ def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
     first.results()
     until(lambda: worker.rows == (0, 0))
     assert waits.events.empty()
-    assert worker._queue.waiting == []
+    assert worker._queues[1].waiting == []
 
 
 def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
@@ -209,7 +210,7 @@ def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     until(lambda: worker.rows == (0, 0))
 
 
-def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
+def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve, unpadded):
     class Broken(Gated):
         def encode(self, ids, mask=None):
             if ids.shape[1] > 9:
@@ -222,7 +223,7 @@ def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve):
     until(lambda: worker.rows == (0, 0))
 
 
-def test_a_prompt_without_memory_fails_alone(serve):
+def test_a_prompt_without_memory_fails_alone(serve, unpadded):
     class Small(Gated):
         def encode(self, ids, mask=None):
             if ids.shape[1] > 9:
@@ -240,7 +241,7 @@ def test_a_prompt_without_memory_fails_alone(serve):
     assert len(small.results()[0].tokens) == 5
 
 
-def test_a_prompt_waits_where_others_have_the_memory(serve):
+def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
     class Small(Gated):
         def cache_memory(self, prompts, source, target, rows=0):
             return (source > 9 or prompts > 1) * 10**18

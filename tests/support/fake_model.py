@@ -34,29 +34,24 @@ class FakeConfig:
 class FakeCache:
     """Rows of slots; None where nothing was ever written."""
 
-    def __init__(self, sources, capacity):
-        self.sources = list(sources)
-        self.slots = [[None] * capacity for _ in self.sources]
-        self.rows = [1] * len(self.sources)  # of each source
+    def __init__(self, sources, capacity, copies=1):
+        self.sources, self.copies = list(sources), copies  # rows of each source
+        self.slots = [[None] * capacity for _ in self.sources for _ in range(copies)]
         self.state = []
 
     def reserve(self, capacity):
         for row in self.slots:
             row += [None] * (capacity - len(row))
 
-    def keep(self, rows):
-        first = [sum(self.rows[:i]) for i in rows]
-        counts = [self.rows[i] for i in rows]
-        self.sources = [self.sources[i] for i in rows]
-        self.reorder([f + k for f, count in zip(first, counts, strict=True) for k in range(count)])
-        self.rows = counts
-
-    def fan_out(self, counts):
-        self.reorder([i for i, count in enumerate(counts) for _ in range(count)])
-        self.rows = list(counts)
+    def keep(self, sources):
+        self.sources = [self.sources[i] for i in sources]
+        self.reorder([i * self.copies + k for i in sources for k in range(self.copies)])
 
     def reorder(self, rows):
         self.slots = [list(self.slots[i]) for i in rows]  # a row may be asked for twice
+
+    def shared(self, copies, capacity):
+        return FakeCache(self.sources, capacity, copies)
 
     def trim(self, source, capacity):
         assert source == max(map(len, self.sources))
@@ -65,7 +60,6 @@ class FakeCache:
     def append(self, other):
         self.sources += other.sources
         self.slots += other.slots
-        self.rows += other.rows
         self.reserve(max(map(len, self.slots)))
 
 
@@ -102,7 +96,7 @@ class FakeModel:
         assert len(tokens) == len(cache.slots) == len(offsets)
         self.calls.append((offsets, tokens))
         logits = np.empty((len(tokens), len(tokens[0]), self.config.vocab_size), np.float32)
-        sources = [s for s, n in zip(cache.sources, cache.rows, strict=True) for _ in range(n)]
+        sources = [source for source in cache.sources for _ in range(cache.copies)]
         for b, (row, offset) in enumerate(zip(tokens, offsets, strict=True)):
             slots = cache.slots[b]
             assert offset + len(row) <= len(slots), "more positions than slots"

@@ -9,6 +9,8 @@ its own, prints the figures and removes what it made.
 from __future__ import annotations
 
 import argparse
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _RUN = f"""
 import importlib, sys
-sys.path.insert(0, {str(ROOT)!r})
-from benchmarks.machine import peak_resident
+sys.path[:0] = {str(ROOT)!r}, {str(Path(__file__).parent)!r}
+from peak_memory import peak_resident
 program = importlib.import_module(sys.argv[1])
 status = program.main(sys.argv[2:]) if sys.argv[2:] else 0
 print(peak_resident())
@@ -61,6 +63,16 @@ def peak(*arguments: str, program: str = "convert") -> int:
     command = [sys.executable, "-c", _RUN, program, *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return int(output.split()[-1])
+
+
+def peak_resident() -> int:
+    """Most bytes that have been resident in this process."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # ru_maxrss on Linux starts from what the parent had when it forked; this does not.
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found, "Linux has it"
+    return 1024 * int(found[1])
 
 
 def main() -> None:

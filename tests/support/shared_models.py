@@ -12,6 +12,7 @@ from typing import Any
 
 import decoder
 from decoder import SpeculativeDecoder
+from mlx_t5 import beams
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.checkpoints.shared_draft import save_draft
@@ -91,8 +92,8 @@ def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
     made["auto"] = tokens(sharing.generate(PROMPTS, num_draft="auto", **short))
     copying = SpeculativeDecoder(model, SourceCopy(), num_draft=4)
     made["lookup"] = tokens(copying.generate(PROMPTS, **short))
-    beams = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
-    made["beams"], made["beam_scores"] = tokens(beams), [each.score for each in beams]
+    found = decoder.generate(PROMPTS, num_beams=3, num_return_sequences=2, **short)
+    made["beams"], made["beam_scores"] = tokens(found), [each.score for each in found]
     scores = decoder.score(PROMPTS[:2], [[5, 6, 1], [8, 1]])
     made["scores"] = [each.token_logprobs for each in scores]
     both = CopyOrDraft(SourceCopy(), DraftModel(own, model))
@@ -126,8 +127,9 @@ def collectives(model: T5) -> list[int]:
 def sabotage(rank: int, draft: T5) -> None:
     """Has a rank draft and decide for itself otherwise than rank 0, as an unlike machine may."""
     if rank:
-        judged = decoder.verify
-        decoder.verify = lambda *given: tuple((each + rank) % V for each in judged(*given))
+        accept, largest = decoder.accept, beams.largest
+        decoder.accept = lambda *given: tuple((each + rank) % V for each in accept(*given))
+        beams.largest = lambda *given: tuple(each[:, ::-1] for each in largest(*given))
         randomise(draft, mx.random.split(mx.random.key(rank), 400), 0.1)
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mlx_t5.drafting.adaptive import LONGEST, Adaptive, compare, judge
-from mlx_t5.drafting.costs import Costs
+from mlx_t5.drafting.adaptive import Adaptive, compare, judge
+from mlx_t5.drafting.costs import LONGEST, Costs
 
 RIGHT, WRONG = 1, 2
 POSITIONS = range(1, 17)
@@ -56,7 +56,7 @@ class Simulation:
     def __init__(self, costs: Costs, draft=None, copy=None):
         self.costs, self.right = costs, {"copy": copy, "draft": draft}
         self.right = {kind: each for kind, each in self.right.items() if each is not None}
-        self.adaptive = Adaptive(lambda: costs, list(self.right))
+        self.adaptive = Adaptive(lambda: costs, list(self.right), LONGEST)
         self.tokens = len(next(iter(self.right.values())))
 
     def step(self, place: int, kind: str | None, length: int) -> tuple[int, float]:

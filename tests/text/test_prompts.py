@@ -70,6 +70,7 @@ def test_bad_arguments(arguments, complaint):
     ("arguments", "complaint"),
     [
         ({"num_draft": 0}, "num_draft is 0"),
+        ({"exact": "no"}, "exact is 'no'; it must be True or False"),
         ({"delta": -0.1}, "delta is -0.1"),
         ({"delta": 1.5}, "delta is 1.5"),
         ({"delta": float("nan")}, "delta is nan"),

@@ -125,5 +125,8 @@ def test_a_step_can_be_compiled(target):
     assert loss.shape == () and {name: slope.shape for name, slope in slopes.items()} == shapes
     assert {name: weight.shape for name, weight in weights.items()} == shapes
     assert moments.keys() == state.moments.keys()
+    again = learner.begin()  # nor in the optimiser
+    mx.eval(again.moments)
+    assert again.moments.keys() == state.moments.keys()
     for name, weight in tree_flatten(learner.draft.parameters()):
         assert mx.array_equal(weight, state.weights[name]), name  # nothing that is only described

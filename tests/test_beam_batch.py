@@ -1,12 +1,13 @@
-"""Beams in the engine: beside other rows, on fake models and on a real network."""
+"""Rows that search in a batch: beside each other, on fake models and on a real network."""
 
 import numpy as np
 import pytest
 
-from decoder import Engine, SpeculativeDecoder
-from fake_model import EOS, FakeModel, drafter, good, random_table
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel, random_table
 from families import SHAPE
 from mlx_t5.backend import mx
+from mlx_t5.beams import Beams
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.requests import Row, Settings
@@ -16,61 +17,57 @@ from model import T5
 V = 11
 TABLE = random_table(V, eos_bias=-1.0)
 SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3], [7, 2]]
-# Greedy, beams, sampled, more beams than the others, greedy with rules.
 WISHES = [
-    {"num_draft": 3},
-    {"num_beams": 3, "num_return_sequences": 2},
-    {"temp": 1.0, "num_draft": 2},
-    {"num_beams": 5, "length_penalty": 2.0, "repetition_penalty": 1.5},
-    {"num_draft": 4, "no_repeat_ngram_size": 1},
+    {},
+    {"num_return_sequences": 2},
+    {"length_penalty": 2.0, "repetition_penalty": 1.5},
+    {"no_repeat_ngram_size": 1, "early_stopping": True},
+    {"early_stopping": "never", "min_tokens": 3},
 ]
+K = 3
 
 
 def rows(max_tokens=9):
     wishes = zip(SOURCES, WISHES, strict=True)
     return [
-        Row(list(source), Settings(max_tokens, **wish), row_key(0, i))
+        Row(list(source), Settings(max_tokens, num_beams=K, **wish), row_key(0, i))
         for i, (source, wish) in enumerate(wishes)
     ]
 
 
 def outcome(row):
-    beams = row.search.texts if row.search else []
-    return row.output()[0], row.finish_reason, [(b.tokens, float(b.score)) for b in beams]
-
-
-def engine_of(model):
-    return Engine(model, drafter(good(model.table), model))
+    texts = [(text.tokens, float(text.score)) for text in row.search.texts]
+    return row.output()[0], row.finish_reason, texts
 
 
 def test_a_row_is_the_same_beside_others_and_alone():
     expected = []
     for row in rows():
-        engine = engine_of(FakeModel(TABLE, V))
-        engine.insert([row])
-        while engine.rows:
-            engine.step()
+        batch = Beams(FakeModel(TABLE, V), K)
+        batch.insert([row])
+        while batch.rows:
+            batch.step()
         expected.append(outcome(row))
-    together, engine = rows(), engine_of(FakeModel(TABLE, V))
+    together, batch = rows(), Beams(FakeModel(TABLE, V), K)
     for row in together:  # one joins before each step
-        engine.insert([row])
-        engine.step()
-    while engine.rows:
-        engine.step()
+        batch.insert([row])
+        batch.step()
+    while batch.rows:
+        batch.step()
     assert [outcome(row) for row in together] == expected
 
 
 def test_the_cache_holds_each_beam_but_its_last_token():
-    engine = engine_of(FakeModel(TABLE, V))
-    engine.insert(rows(max_tokens=12))
+    batch = Beams(FakeModel(TABLE, V), K)
+    batch.insert(rows(max_tokens=12))
     steps = 0
-    while engine.rows:
-        engine.step()
+    while batch.rows:
+        batch.step()
         steps += 1
-        lanes = [tokens for row in engine.rows for tokens in row.lanes]
-        if lanes:
-            assert [s[: len(t) - 1] for s, t in zip(engine.cache.slots, lanes, strict=True)] == [
-                tokens[:-1] for tokens in lanes
+        beams = [beam.tokens for search in batch.searches for beam in search.beams]
+        if beams:
+            assert [s[: len(t) - 1] for s, t in zip(batch.cache.slots, beams, strict=True)] == [
+                tokens[:-1] for tokens in beams
             ]
     assert steps == 12
 
@@ -78,37 +75,33 @@ def test_the_cache_holds_each_beam_but_its_last_token():
 def test_a_step_is_one_pass_and_waits_once(monkeypatch):
     mx.random.seed(0)
     model = T5(T5Config.from_dict({"model_type": "t5", **SHAPE}))
-    engine, waits = Engine(model, None), []
-    engine.insert(rows())
+    batch, waits = Beams(model, K), []
+    batch.insert(rows())
     passes, decode, wait = [], model.decode, mx.eval
     monkeypatch.setattr(T5, "decode", lambda _, *a, **k: passes.append(1) or decode(*a, **k))
     monkeypatch.setattr(mx, "eval", lambda *arrays: waits.append(1) or wait(*arrays))
     for _ in range(3):
-        engine.step()
+        batch.step()
     assert len(passes) == len(waits) == 3
 
 
-@pytest.mark.parametrize("counts", [[2, 2, 2], [1, 3, 2], [4, 1, 1]])
-def test_lanes_of_a_prompt_share_its_source(counts):
+def test_beams_of_a_prompt_share_its_source():
     mx.random.seed(1)
     model = T5(T5Config.from_dict({"model_type": "t5", **SHAPE}))
     rng = np.random.default_rng(0)
     ids = mx.array(rng.integers(3, 96, (3, 7)))
     mask = mx.arange(7) < mx.array([[7], [4], [6]])
-    cache = model.cache(model.encode(ids, mask), mask)
-    cache.fan_out(counts)
-    owners = mx.array(np.repeat(np.arange(3), counts))
-    tokens = mx.array(rng.integers(3, 96, (len(owners), 5)))
+    cache = model.cache(model.encode(ids, mask), mask).shared(2, 7)
+    owners = mx.array([0, 0, 1, 1, 2, 2])
+    tokens = mx.array(rng.integers(3, 96, (6, 5)))
     expected = model(ids[owners], tokens, mask[owners])
-    out = [model.decode(tokens[:, :2], cache, [0] * len(owners))]
-    assert cache.cross_keys[0].shape[0] == 3 and cache.keys[0].shape[0] == len(owners)
-    # Lanes change places within their prompt, and the first prompt leaves.
-    swap = list(range(len(owners)))
-    swap[counts[0] : counts[0] + counts[1]] = reversed(swap[counts[0] : counts[0] + counts[1]])
-    cache.reorder(swap)
+    out = [model.decode(tokens[:, :2], cache, [0] * 6)]
+    assert cache.cross_keys[0].shape[0] == 3 and cache.keys[0].shape[0] == 6
+    # Beams change places within their prompt, and the first prompt leaves.
+    cache.reorder([0, 1, 3, 2, 4, 4])
     cache.keep([1, 2])
-    left = mx.array(swap[counts[0] :])
-    out.append(model.decode(tokens[left, 2:], cache, [2] * len(left.tolist())))
+    left = mx.array([3, 2, 4, 4])
+    out.append(model.decode(tokens[left, 2:], cache, [2] * 4))
     np.testing.assert_allclose(out[0], expected[:, :2], atol=1e-4)
     np.testing.assert_allclose(out[1], expected[left, 2:], atol=1e-4)
 

@@ -1,0 +1,123 @@
+"""Rows in flight that search with beams: K hypotheses each, one token a step, and no draft.
+
+A row's beams share its prompt, whose cross-attention the cache holds once. The best continuations
+of all beams are found on the device, so a step waits for it once; what becomes of them is decided
+in sampling/beams.py.
+
+Symbols: B rows, K beams, C continuations, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mlx_t5.backend import mx
+from mlx_t5.batch import Batch
+from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.requests import Row
+from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, Hypothesis, become, largest
+from mlx_t5.sampling.commit import no_choice
+from mlx_t5.sampling.rows import processing_of
+
+
+class Beams(Batch):
+    """Rows of the same number of beams. `insert` adds some, `step` advances all of them."""
+
+    def __init__(
+        self, target: Seq2Seq, num_beams: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Starts with no rows.
+
+        Args:
+            target: the model whose output is wanted.
+            num_beams: K of every row.
+            clock: seconds, for the statistics.
+        """
+        self.copies = num_beams
+        super().__init__(target, None, clock)
+
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
+        """Adds rows, whose searches begin; see `Batch.insert`."""
+        config = self.target.config
+        start, eos = config.decoder_start_token_id, config.eos_token_ids
+        for row in rows:
+            row.search = BeamSearch(row.settings, start, eos, row.watch)
+        super().insert(rows, ahead)
+
+    def step(self) -> None:
+        """Continues every hypothesis by one token; rows that finish leave the batch."""
+        started = self.clock()
+        beams = [beam for search in self.searches for beam in search.beams]
+        found = self._continuations(self._decode(beams), beams)
+        scores, places, finite = map(self.ranks.of_first, found)
+        mx.eval(scores, places, finite)  # the only wait
+        seconds = self.clock() - started
+        by_row = zip(scores.tolist(), places.tolist(), finite.tolist(), strict=True)
+        for row, (best, where, sound) in zip(self.rows, by_row, strict=True):
+            self._advance(row, best, where, sound, seconds)
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+        if self.rows:
+            self.cache.reorder(
+                [i * self.copies + k for i, s in enumerate(self.searches) for k in s.parents]
+            )
+
+    def _decode(self, beams: Sequence[Hypothesis]) -> mx.array:
+        """Logits (B·K, V) of the target after each beam."""
+        tokens = mx.array([beam.tokens[-1:] for beam in beams], mx.int32)
+        positions = [len(beam.tokens) - 1 for beam in beams]
+        self.cache.reserve(max(positions) + 1)
+        return self.target.decode(tokens, self.cache, positions)[:, 0]
+
+    def _continuations(
+        self, logits: mx.array, beams: Sequence[Hypothesis]
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Finds the best ways to go on, of every row; lazy.
+
+        Args:
+            logits: (B·K, V) float32 of the target.
+            beams: what they follow.
+
+        Returns:
+            Scores (B, C) float32 in falling order, places (B, C) as `BeamSearch.advance` takes
+            them, and whether (B,) all logits were numbers.
+        """
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if self._processing:
+            asked = [int(beam.score > NO_BEAM) for beam in beams]
+            tokens = [beam.tokens for beam in beams]
+            logprobs = self._processing.after(tokens, None, logprobs[:, None], asked)[:, 0]
+        before = np.array([beam.score for beam in beams], np.float32)
+        scores = (logprobs + mx.array(before)[:, None]).reshape(len(self.rows), -1)
+        count = min(self.searches[0].looked_at, scores.shape[1])
+        return *largest(scores, count), mx.max(scores, axis=-1) < mx.inf
+
+    def _advance(
+        self, row: Row, scores: list[float], places: list[int], finite: bool, seconds: float
+    ) -> None:
+        """Gives a row's search what `_continuations` found; one that ends finishes the row."""
+        search = row.search
+        assert search is not None, "begun when the row joined"
+        row.stats.count(0, 0, "target")
+        row.stats.decode_seconds += seconds
+        decided = row.decided
+        if finite:
+            search.advance(scores, places, self.target.config.vocab_size)
+            row.committed = search.beams[0].tokens
+        if not finite or (search.done and not search.texts):
+            no_choice(row, decided)
+        elif search.done:
+            become(row, search.texts[0])
+
+    @property
+    def searches(self) -> list[BeamSearch]:
+        """Of the rows."""
+        return [row.search for row in self.rows if row.search]
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        """Makes `rows` the batch, and collects what their beams are processed by."""
+        super()._set_rows(rows)
+        settings = [row.settings for row in rows for _ in range(self.copies)]
+        self._processing = processing_of(settings, self.target.config.eos_token_ids)

@@ -1,0 +1,162 @@
+"""What lies beside an output while it is not complete, so that `--resume` continues the same job.
+
+The first line of OUTPUT.resume is an object of what the results depend on, by the names of options
+(job_facts.py). The lines after it are the numbers of prompts that ended in an error, which a line
+of text does not show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mlx_t5.cli.resume import OTHERWISE
+from mlx_t5.disk import replace_file
+from mlx_t5.errors import UserError, shown
+
+SUFFIX = ".resume"
+INPUT = "--input-file"
+Facts = Mapping[str, Any]
+NOTHING: Facts = MappingProxyType({})
+
+
+def beginning(input_file: str) -> Any:
+    """Size and digest of an input, which may grow; None if it can be read only once."""
+    if input_file == "-" or not os.path.isfile(input_file):
+        return None
+    size = os.path.getsize(input_file)
+    return {"bytes": size, "sha256": _digest(input_file, size)}
+
+
+def _digest(input_file: str, size: int) -> str | None:
+    """The digest of the first bytes of a file; None if it has fewer."""
+    digest = hashlib.sha256()
+    with open(input_file, "rb") as file:
+        while size and (read := file.read(min(size, 1 << 20))):
+            digest.update(read)
+            size -= len(read)
+    return None if size else digest.hexdigest()
+
+
+class RunRecord:
+    """The record of one output; without an output it does nothing.
+
+    Attributes:
+        path: where it lies.
+        found: whether an earlier run has left one, if that is to be resumed.
+    """
+
+    def __init__(
+        self, output_file: str = "", facts: Facts = NOTHING, input_file: str = "-"
+    ) -> None:
+        """Names the record.
+
+        Args:
+            output_file: what it lies beside.
+            facts: see `facts_of`; nothing if the output cannot be resumed.
+            input_file: where the prompts come from.
+        """
+        self._output = output_file
+        self.path = Path(f"{output_file}{SUFFIX}")
+        self._facts, self._input, self.found = facts, input_file, False
+        self._failed: list[int] = []
+        self._written = False
+
+    def resume(self) -> None:
+        """Checks that an output that is there is one of this job.
+
+        Raises:
+            UserError: it is not, or the record is damaged.
+        """
+        self.found = self.path.exists()
+        if not self.found or not os.path.exists(self._output) or not os.path.getsize(self._output):
+            return
+        try:
+            first, *numbers = self.path.read_text("utf-8").split("\n")[:-1]
+            before = dict(json.loads(first))
+            self._failed = [int(number) for number in numbers]
+            changed = [name for name, value in self._facts.items() if self._differs(name, before)]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            cure = f"remove it to have nothing checked, or {OTHERWISE}"
+            raise UserError(f"{self.path} is damaged ({shown(str(error))}); {cure}") from None
+        if changed:
+            how = _described(changed[0], before[changed[0]])
+            raise UserError(f"{self._output} was written {how}; give that again, {OTHERWISE}")
+
+    def _differs(self, name: str, before: Facts) -> bool:
+        if name not in before:  # by an earlier version
+            return False
+        if name == INPUT and self._facts[name] and before[name]:
+            return _digest(self._input, before[name]["bytes"]) != before[name]["sha256"]
+        return name != INPUT and self._facts[name] != before[name]
+
+    def failed_of(self, first: int) -> bool:
+        """Whether one of the first prompts ended in an error; forgets those after them."""
+        self._failed = [n for n in self._failed if n <= first]
+        return bool(self._failed)
+
+    @property
+    def failed(self) -> list[int]:
+        """Numbers of the prompts that have ended in an error."""
+        return self._failed
+
+    def of_part(self, path: str) -> RunRecord:
+        """The record of a part of the output, which is written first."""
+        return RunRecord(path, self._facts, self._input)
+
+    def join(self, failed: Iterable[int]) -> None:
+        """Writes the record of an output that is joined of parts; `failed` is of all of them."""
+        self._failed = sorted({*self._failed, *failed})
+        self.begin()
+
+    def begin(self) -> None:
+        """Writes the record of an output that has been opened, in the place of an earlier one's.
+
+        Raises:
+            UserError: the disk is full.
+        """
+        if not os.path.isfile(self._output) or not os.access(self.path.parent, os.W_OK):
+            return  # a device, or a folder that is closed: then nothing is checked
+        if not self._facts:
+            self.path.unlink(missing_ok=True)
+            return
+        lines = [json.dumps(self._facts), *map(str, self._failed), ""]
+        replace_file(self.path, lambda path: path.write_text("\n".join(lines), "utf-8"))
+        self._written = True
+
+    def fail(self, number: int) -> None:
+        """Notes a prompt that has ended in an error."""
+        if self._written and number not in self._failed[-1:]:  # several samples of one
+            self._failed.append(number)
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(f"{number}\n")
+
+    def finish(self, status: int) -> int:
+        """Removes the record of an output that is complete and has no error.
+
+        Args:
+            status: the exit status; 0 says so.
+
+        Returns:
+            The same.
+        """
+        if self._facts and not status:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        return status
+
+
+def _described(name: str, value: Any) -> str:
+    """How an output was written, if not as it is wanted now."""
+    if isinstance(value, bool):
+        return f"{'with' if value else 'without'} {name}"
+    if value is None:
+        return f"without {name}"
+    plain = isinstance(value, (int, float, str))
+    return f"with {name} {shown(str(value))}" if plain else f"with another {name}"

@@ -1,0 +1,116 @@
+"""Turns of scores, ranks and embeddings in the thread that owns MLX."""
+
+import queue
+
+import numpy as np
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_model import FakeModel, random_table
+from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
+from mlx_t5.errors import UserError
+from mlx_t5.passes import NotFinite
+from mlx_t5.serving.jobs import Failure, PassJob, Values
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.pass_queue import PassQueue
+from mlx_t5.serving.worker import Worker
+
+
+@pytest.fixture
+def start():
+    workers = []
+
+    def begin(model, max_batch=2, max_queue=8):
+        decoder = SpeculativeDecoder(model)
+        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
+        workers[-1].start()
+        return workers[-1], decoder
+
+    yield begin
+    for worker in workers:
+        assert worker.stop(PATIENCE)
+
+
+def task(events, parts, count, size=1):
+    return PassJob("embed", parts, count, 0, size, events.put)
+
+
+def test_passes_take_turns_with_steps(start):
+    """A text goes on while a request of three passes is worked on."""
+    model = Gated(ENDLESS, V)
+    worker, decoder = start(model)
+    steps, events = [], queue.Queue()
+
+    def parts(*_):
+        for i in range(3):
+            steps.append(len(model.calls))
+            yield [(i, i * i)]
+
+    hold(model)
+    text = Client(worker, decoder).submit([[4]], max_tokens=9, num_draft=0)
+    assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
+    worker.submit(task(events, parts, 3))
+    model.gate.set()
+    assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
+    assert len(text.results()[0].tokens) == 9
+    assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
+
+
+def test_requests_take_turns_pass_by_pass():
+    """A small one waits for one pass of each that came before, however large these are."""
+    order, answered = [], []
+
+    def named(name, passes):
+        def parts(*_):
+            for i in range(passes):
+                order.append(name)
+                yield [(i, (name, i))]
+
+        return PassJob("embed", parts, passes, 0, 1, answered.append)
+
+    tasks = PassQueue(
+        None, Metrics(), lambda: 0.0, lambda job, rows: None, lambda job, values: job.put(values)
+    )
+    tasks.add(named("a", 5))
+    tasks.advance()
+    tasks.add(named("b", 1))
+    tasks.add(gone := named("c", 2))
+    while tasks:
+        tasks.advance()
+        gone.cancelled = "c" in order
+        if len(order) == 5:
+            tasks.add(named("d", 2))
+    assert "".join(order) == "aabcaadad"
+    assert [[name for name, _ in each.values] for each in answered] == [["b"], ["a"] * 5, ["d"] * 2]
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [(UserError("too long"), "input"), (NotFinite("NaN"), "internal"), (OSError(), "internal"),
+     (MemoryError(), "memory")],
+)  # fmt: skip
+def test_a_task_that_fails_harms_nobody(start, error, kind):
+    worker, decoder = start(FakeModel(random_table(V), V))
+    events = queue.Queue()
+    worker.submit(task(events, lambda *_: iter([[(0, error)]]), 1))
+    failure = events.get(timeout=PATIENCE)
+    assert isinstance(failure, Failure) and failure.kind == kind
+    assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
+    assert worker.rows == (0, 0)
+
+
+def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
+    worker, _ = start(FakeModel(random_table(V), V))
+    events, passes = queue.Queue(), []
+
+    def parts(*_):
+        for i in range(5):
+            passes.append(i)
+            worker.cancel(gone)
+            yield [(i, i)]
+
+    gone = task(events, parts, 5)
+    worker.submit(gone)
+    worker.submit(task(events, lambda _: iter([[(0, "next")]]), 1))
+    assert events.get(timeout=PATIENCE) == Values(["next"])
+    assert passes == [0] and events.empty()

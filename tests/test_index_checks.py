@@ -1,0 +1,65 @@
+"""Reading or writing out of bounds is an error where it is made, and correct indices are not."""
+
+import os
+
+import numpy as np
+import pytest
+
+from mlx_t5.backend import REHEARSE, mx
+from mlx_t5.index_checks import install, remove
+
+
+@pytest.fixture(autouse=True)
+def checked():
+    install()
+    yield
+    if not os.environ.get(REHEARSE):
+        remove()
+
+
+X = mx.arange(6).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mx.take_along_axis(mx.zeros((1, 0, 3)), mx.array([[[-1]]]), axis=1),
+        lambda: mx.take_along_axis(X, mx.array([[3], [0]]), axis=1),
+        lambda: mx.put_along_axis(X, mx.array([[0], [-4]]), mx.array(1), axis=-1),
+        lambda: mx.take(X, mx.array([2]), axis=0),
+        lambda: mx.take(X, mx.array(6)),
+        lambda: X[mx.array([2])],
+        lambda: X[:, mx.array([3])],
+        lambda: X[None, 0, mx.array([-4])],
+        lambda: X.__setitem__(mx.array([2]), 0),
+    ],
+)
+def test_out_of_bounds(call):
+    with pytest.raises(IndexError, match=r"indices .* into an axis"):
+        call()
+
+
+def test_within_bounds():
+    last = mx.array([[2], [-3]])
+    assert mx.take_along_axis(X, last, axis=1).tolist() == [[2], [3]]
+    assert mx.put_along_axis(X, last, mx.array(9), axis=1).tolist() == [[0, 1, 9], [9, 4, 5]]
+    assert mx.take(X, mx.array([-6, 5])).tolist() == [0, 5]
+    assert X[mx.array([-2, 1]), 1].tolist() == [1, 4]
+    assert X[..., None, mx.array([2])].shape == (2, 1, 1)
+    assert X[mx.array([], mx.int32)].shape == (0, 3)
+    other = mx.array(X)
+    other[mx.array([1])] = 7
+    assert np.array(other).tolist() == [[0, 1, 2], [7, 7, 7]]
+
+
+def test_removed_there_is_no_check():
+    checked = mx.take
+    remove()
+    assert mx.take is not checked and mx.take(X, mx.array([1])).tolist() == [1]
+
+
+def test_what_is_only_described_is_checked_by_its_axis():
+    read = mx.compile(lambda x, index: mx.take_along_axis(x, index, axis=1))
+    assert read(X, mx.array([[1], [0]])).tolist() == [[1], [3]]
+    with pytest.raises(IndexError, match="without entries"):
+        read(mx.zeros((2, 0)), mx.array([[0], [0]]))
