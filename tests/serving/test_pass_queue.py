@@ -111,6 +111,6 @@ def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
 
     gone = task(events, parts, 5)
     worker.submit(gone)
-    worker.submit(task(events, lambda _: iter([[(0, "next")]]), 1))
+    worker.submit(task(events, lambda *_: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == Values(["next"])
     assert passes == [0] and events.empty()
