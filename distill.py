@@ -86,7 +86,7 @@ class Distillation:
         lines = Lines(args.data, completions=True)
         usual = choose_pair(args.model, None, convert)
         self.target_folder = usual.target
-        self.start = locate(args.draft_model, convert) if args.draft_model else None
+        self.start = None if args.draft_model is None else locate(args.draft_model, convert)
         self.before = self.start or usual.draft  # the draft that the new one has to beat
         self.target, self.tokenizer = load(self.target_folder)
         if self.tokenizer is None:
@@ -129,6 +129,11 @@ class Distillation:
             draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
             return draft if self.args.share_encoder is not False else whole(draft)
         draft, tokenizer = load(self.start, "float32", shared_with=self.target)
+        if any("scales" in layer for _, layer in draft.named_modules()):
+            raise UserError(
+                f"{self.args.draft_model} is quantised, and such weights cannot be trained; start "
+                "from the model that it was made of"
+            )
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
         DraftModel(draft, self.target)  # refuses what does not go together
@@ -142,19 +147,21 @@ class Distillation:
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the answers depend on, and what the training depends on besides."""
+        from mlx_t5.checkpoints.identity import identity
+
         args, digest = self.args, hashlib.sha256()
         for example in (*self.train, *self.held_out):
             digest.update(repr((example.source, example.answer)).encode())
         answers = {
-            "--model": _files(self.target_folder),
-            "--data": digest.hexdigest(),
+            "--model": identity(self.target_folder),
             "--seed": args.seed,
             "--temp": args.temp,
             "--max-tokens": args.max_tokens,
+            "--data": digest.hexdigest(),  # last, as it depends on the seed and the longest answer
         }
         names = ("decoder_layers", "share_encoder", "iters", "batch_size", "learning_rate")
         training = {name: getattr(args, name) for name in names}
-        return answers, training | {"draft_model": self.start and _files(self.start)}
+        return answers, training | {"draft_model": self.start and identity(self.start)}
 
     def _tell_memory(self) -> None:
         """Says how much memory the training is going to take at most, and whether that is there."""
@@ -331,13 +338,6 @@ class Distillation:
         sources, seeds = [e.source for e in examples], [args.seed] * len(examples)
         settings = {"temp": args.temp, "max_tokens": args.max_tokens}
         yield from decoder.results(sources, seeds, batch_size, **settings)
-
-
-def _files(folder: Path) -> list[Any]:
-    """What tells the files of a model folder from others: the folder, and sizes and times."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return [str(folder.resolve()), *map(list, facts)]
 
 
 def _tell(line: str) -> None:

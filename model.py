@@ -37,6 +37,7 @@ from mlx_t5.network.weights import (
     check,
     compute_dtype,
     fill,
+    has_adapter,
     has_decoder,
     quantize,
     read_config,
@@ -63,6 +64,7 @@ class T5(nn.Module):
         local_config: the shape of what this process computes: `config`, unless it has a part of
             the model (network/sharding.py).
         folder: that `load` read it from.
+        adapted: whether an adapter was merged into it.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class T5(nn.Module):
         super().__init__()
         self.config, self.local_config, self.pooling = config, config, Pooling()
         self.shares_with: T5 | None = None
-        self.folder = Path()
+        self.folder, self.adapted = Path(), False
         if shares_with is not None:
             share(self, shares_with, whole_head(shares_with))
         else:
@@ -305,6 +307,7 @@ def load(
                 model = _load_hugging_face(config, part, dtype, adapter)
             model.join()
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
+    model.adapted = adapter is not None or has_adapter(raw)
     return model, load_tokenizer(folder)
 
 

@@ -99,14 +99,15 @@ class Embedding:
             batch_size: prompts of a pass at most; it bounds memory.
 
         Returns:
-            float32 (n, width), a row a prompt; width is d_model, if no dense layer changes it.
+            float32 (n, width), a row a prompt; width is d_model, if the folder says no other.
 
         Raises:
             UserError: a prompt cannot be embedded.
         """
         prompts, _ = split(prompts)
         if not prompts:
-            return np.zeros((0, self.model.config.d_model), np.float32)
+            width = self.model.pooling.width(self.model.config.d_model)
+            return np.zeros((0, width), np.float32)
         rows = []
         for i, row in enumerate(self.embeddings(prompts, normalize, batch_size), 1):
             if isinstance(row, Exception):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import distill
+from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.cli import models
@@ -141,7 +142,9 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
     monkeypatch.setattr(distill.Distillation, "_evaluate", lambda self: Score(0.5, next(better)))
     shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
     before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
-    options = ["--draft-model", str(BUNDLED / "draft"), "--resume", "--iters", "2"]
+    same = shutil.copytree(BUNDLED / "target", tmp_path / "moved", copy_function=shutil.copy)
+    options = ["--model", str(same), "--draft-model", str(BUNDLED / "draft")]
+    options += ["--resume", "--iters", "2"]
     assert run(prompts, tmp_path / "own", *options) == 0
     assert "the answers are used again, the training begins anew" in capsys.readouterr().err
     own, _ = load(tmp_path / "own", "float32")
@@ -198,19 +201,33 @@ def unlike(folder: Path) -> Path:
         (["--data", "nowhere.txt"], "there is no file nowhere.txt"),
         (["--data", "{few}"], "the data has 3 different prompts that can be used; give 32"),
         (["--draft-model", "{other}"], "vocabularies differ"),
-        (["--output", "{there}"], "exists; choose another --output or remove it"),
-        (["--output", "{there}", "--resume"], "exists: the draft is complete. Use it, or remove"),
+        (["--output", "{draft}"], "exists; choose another --output or remove it"),
+        (["--output", "{draft}", "--resume"], "exists: the draft is complete. Use it, or remove"),
+        (["--output", "{there}"], "exists; choose another --output\n"),
+        (["--output", "{there}", "--resume"], "exists; choose another --output\n"),
+        (["--output", "{few}/new"], "few; choose another --output"),
+        (["--output", "{blocked}"], "blocked-work (File exists); choose another --output"),
+        (["--output", ""], "--output is empty; name a folder"),
+        (["--draft-model", ""], "a model's name is empty"),
+        (["--draft-model", "{quantised}"], "is quantised, and such weights cannot be trained"),
         (["--output", "lookup"], "lookup as a --draft-model is no folder; give another name"),
         (["--draft-model", "x+lookup"], "x+lookup as a --draft-model is no folder"),
         (["--model", "{encoder}", "--draft-model", "{other}"], "encoder is an encoder alone"),
         (["--seed", str(2**64 - 1)], "give a whole number from 0 to 9007199254740991"),
         (["--output", "{made}2"], "has an earlier run; go on with --resume"),
         (["--output", "{made}2", "--resume", "--temp", "1"], "was made with another --temp"),
+        (["--output", "{made}2", "--resume", "--seed", "1"], "was made with another --seed"),
+        (["--output", "{made}2", "--resume", "--model", "{draft}"], "with another --model"),
     ],
 )
 def test_refusals(made, prompts, tmp_path, capsys, options, message):
     (tmp_path / "few").write_text("one\ntwo\nthree\n")
     (tmp_path / "there").mkdir()
+    (tmp_path / "blocked-work").touch()
+    if "{draft}" in options:
+        shutil.copytree(BUNDLED / "draft", tmp_path / "draft")
+    if "{quantised}" in options:
+        convert(BUNDLED / "draft", tmp_path / "quantised", quantize=True, q_group_size=32)
     if "{other}" in options:
         unlike(tmp_path / "other")
     if "{encoder}" in options:
@@ -219,7 +236,8 @@ def test_refusals(made, prompts, tmp_path, capsys, options, message):
         mx.save_safetensors(str(alone / "model.safetensors"), arrays, {"format": "pt"})
     if any("{made}" in option for option in options):
         shutil.copytree(made[0].with_name("draft-work"), tmp_path / "made2-work")
-    places = {name: str(tmp_path / name) for name in ("few", "there", "other", "made", "encoder")}
+    names = ("few", "there", "other", "made", "encoder", "draft", "quantised", "blocked")
+    places = {name: str(tmp_path / name) for name in names}
     given = [option.format(**places) if "{" in option else option for option in options]
     try:
         status = run(prompts, tmp_path / "new", *given)

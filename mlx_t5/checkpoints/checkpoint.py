@@ -16,7 +16,7 @@ from pathlib import Path
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
-from mlx_t5.checkpoints.small_files import read_small
+from mlx_t5.checkpoints.small_files import read_small, require_own
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
@@ -124,7 +124,9 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    folder: str | Path, names: tuple[str, str] = (SAFETENSORS, TORCH)
+    folder: str | Path,
+    names: tuple[str, str] = (SAFETENSORS, TORCH),
+    root: Path | None = None,
 ) -> Checkpoint:
     """Finds the weights in a folder; prefers safetensors to `.bin`, and one file to shards.
 
@@ -132,19 +134,20 @@ def open_checkpoint(
         folder: holds `model.safetensors`, `pytorch_model.bin`, or either's `.index.json` and the
             shards it names.
         names: what the two files are called.
+        root: the model folder, if `folder` is one in it; see `small_files.require_own`.
 
     Raises:
-        UserError: no weights, shards that the index names are missing, a damaged file, or a pickle
-            that asks for more than tensors.
+        UserError: no weights, shards that the index names are missing, a damaged file, a link out
+            of the folder, or a pickle that asks for more than tensors.
     """
     folder = Path(folder)
     try:
         for main in names:
             if (folder / main).is_file():
-                return _merge([folder / main], None)
+                return _merge([folder / main], None, root)
             index = folder / f"{main}.index.json"
             if index.is_file():
-                return _open_sharded(index)
+                return _open_sharded(index, root)
     except OSError as error:
         raise UserError(f"cannot read the checkpoint: {error}") from error
     kept = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
@@ -165,8 +168,8 @@ def stored_dtype(checkpoint: Checkpoint) -> str | None:
     return checkpoint.dtype(embedding) if embedding in checkpoint.names else None
 
 
-def _open_sharded(index: Path) -> Checkpoint:
-    weight_map = read_weight_map(index)
+def _open_sharded(index: Path, root: Path | None) -> Checkpoint:
+    weight_map = read_weight_map(index, root)
     shards = sorted(set(weight_map.values()))
     if len(shards) > _MAX_SHARDS:
         raise UserError(f"{index} names {len(shards)} files; at most {_MAX_SHARDS} are read")
@@ -178,7 +181,7 @@ def _open_sharded(index: Path) -> Checkpoint:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         names = ", ".join(map(shown, missing[:3])) + more
         raise UserError(f"{index} names files that are not there: {names}; {cure}")
-    checkpoint = _merge([index.parent / shard for shard in shards], weight_map)
+    checkpoint = _merge([index.parent / shard for shard in shards], weight_map, root)
     absent = sorted(weight_map.keys() - set(checkpoint.names))
     if absent:
         name, file = shown(absent[0]), shown(weight_map[absent[0]])
@@ -186,13 +189,13 @@ def _open_sharded(index: Path) -> Checkpoint:
     return checkpoint
 
 
-def read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
     """Reads an index: tensor name → file name, which must be a plain name.
 
     Raises:
         UserError: the index is no such mapping, or names a file outside its folder.
     """
-    text = read_small(index)
+    text = read_small(index, root=root)
     try:
         weight_map = json.loads(text)["weight_map"]
         files = set(weight_map.values())
@@ -204,12 +207,13 @@ def read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _merge(paths: list[Path], weight_map: dict[str, str] | None) -> Checkpoint:
+def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | None) -> Checkpoint:
     """Merges the tensors of all files; where several have a name, the index decides."""
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     count = 0
     for path in paths:
+        require_own(path, root)
         _refuse_pointer(path)
         if path.suffix == ".safetensors":
             found, facts = read_header(path)

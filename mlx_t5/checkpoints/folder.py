@@ -20,12 +20,7 @@ from tqdm import tqdm
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.output_folder import new_folder, require_space
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
-from mlx_t5.checkpoints.small_files import (
-    MODULE_FOLDER,
-    SMALL_FILES,
-    require_own,
-    require_small,
-)
+from mlx_t5.checkpoints.small_files import MODULE_FOLDER, SMALL_FILES, require_small
 
 BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
@@ -82,7 +77,6 @@ def new_model_folder(
     small = [source / name for name in SMALL_FILES if os.path.lexists(source / name)]
     for file in small:
         require_small(file)
-        require_own(file)
     size = sum(data_size(step.outputs()) for shard in shards for step in shard)
     require_space(path, size + sum(file.stat().st_size for file in small) + (1 << 20))
     with new_folder(path, overwrite) as partial:

@@ -1,6 +1,7 @@
 """What a model's own files want of generation: generation_config.json and config.json's tasks.
 
-Both have the entries of transformers' `GenerationConfig`. Those that this project has too become
+Both have the entries of transformers' `GenerationConfig`, and so has, as in transformers 5, the
+config.json of a folder without generation_config.json. Those that this project has too become
 settings of `requests.Settings`, with the meaning that they have in transformers:
 
 | entry | setting |
@@ -18,16 +19,18 @@ transformers.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, shown
 from mlx_t5.requests import Settings
 
-FILE = "generation_config.json"
+FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
 _USUAL_TOP_K = 50  # of transformers, where it samples
 _DAMAGED = "give a model folder, MLX or Hugging Face"
@@ -55,15 +58,39 @@ _ENTRIES: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("length_penalty", "length_penalty", _same),
     ("early_stopping", "early_stopping", _same),
 )
-# They say nothing about the text: ids, which config.json has too, caches and forms of output.
+# They say nothing about the text: ids, which config.json has too, caches, forms of output, and how
+# transformers drafts and computes.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+_SAMPLING = ("do_sample", "temperature")
 _WITHOUT_EFFECT = frozenset(
     "bos_token_id prefix transformers_version use_cache cache_implementation cache_config "
-    "output_attentions output_hidden_states output_scores output_logits return_dict_in_generate "
-    "return_legacy_cache do_sample temperature disable_compile compile_config "
-    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold".split()
+    "max_cache_len output_attentions output_hidden_states output_scores output_logits "
+    "return_dict_in_generate return_legacy_cache disable_compile compile_config low_memory "
+    "prefill_chunk_size continuous_batching_config num_assistant_tokens "
+    "num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit "
+    "assistant_lookbehind target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size "
+    "speculation_type use_mtp".split()
 )
-_NEUTRAL: tuple[Any, ...] = (False, 0, 1, "", [], {})  # values that switch an entry off
+# Not supported, with the values, beside null, at which transformers does nothing: for an id there
+# is none.
+_NOTHING: tuple[Any, ...] = (False, "", [], {})
+_OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("is_assistant", "remove_invalid_values", "renormalize_logits"), (False,)),
+        **dict.fromkeys(("token_healing", "force_bos_token_to_be_generated"), (False,)),
+        **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (0, 1)),
+        **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size"), (0,)),
+        **dict.fromkeys(("min_p", "penalty_alpha"), (0,)),
+        **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), (1,)),
+        **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
+        **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens"), _NOTHING),
+        **dict.fromkeys(("constraints", "force_words_ids", "sequence_bias"), _NOTHING),
+        **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
+        **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
+        **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
+        "watermarking_config": (),  # an empty one marks as well
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -90,22 +117,23 @@ class Preset:
 
 
 def read_generation_config(folder: Path) -> Preset:
-    """What a model's generation_config.json wants; nothing, if there is none.
+    """What a model's generation_config.json wants, or its config.json, if there is no such file.
 
     Raises:
         UserError: it is damaged, or a setting is out of range.
     """
     path = folder / FILE
-    if not path.is_file():
-        return Preset(FILE)
-    config = read_object(folder / "config.json", _DAMAGED)
+    config = read_object(folder / CONFIG, _DAMAGED)
     try:
+        if not os.path.lexists(path):
+            known = {entry for entry, _, _ in _ENTRIES} | _OFF.keys() | {*_SAMPLING}
+            return _preset(CONFIG, {n: value for n, value in config.items() if n in known})
         raw = read_object(path, _DAMAGED)
         preset = _preset(FILE, raw)
     except UserError as error:
         raise UserError(f"{error}; {IGNORE} does without it") from None
-    known = {name: _ids(config.get(name)) for name in _IDS}
-    others = [n for n in _IDS if known[n] and _ids(raw.get(n)) - known[n]]
+    ids = {name: _ids(config.get(name)) for name in _IDS}
+    others = [n for n in _IDS if ids[n] and _ids(raw.get(n)) - ids[n]]
     return dataclasses.replace(preset, left_out=(*preset.left_out, *others))
 
 
@@ -115,7 +143,7 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.
     """
-    found = read_object(folder / "config.json", _DAMAGED).get("task_specific_params") or {}
+    found = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
     if not isinstance(found, dict) or not all(isinstance(raw, dict) for raw in found.values()):
         raise UserError("config.json: task_specific_params must be an object of objects")
     return {name: _preset(f"task {shown(name)}", raw) for name, raw in found.items()}
@@ -163,9 +191,9 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
         if entry in raw and entry in known:
             name, value = known[entry]
             settings[name] = value(raw[entry])
+    silent = {*known, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
     for entry, value in raw.items():
-        silent = entry in known or entry in _WITHOUT_EFFECT or entry in _IDS
-        if not silent and not entry.startswith("_") and (value is True or value not in _NEUTRAL):
+        if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
             left_out.append(shown(entry))
     if settings.get("temp") and settings.get("num_beams", 1) != 1:  # it would sample from beams
         del settings["num_beams"]
@@ -175,6 +203,14 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return Preset(source, prefix, settings, tuple(left_out))
+
+
+def _is_off(entry: str, value: Any) -> bool:
+    """Whether an entry that is not supported changes nothing, as it says so."""
+    is_flag = isinstance(value, bool)  # which equals 0 or 1
+    return any(
+        isinstance(off, bool) == is_flag and off == value for off in _OFF.get(entry, _NOTHING)
+    )
 
 
 def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:

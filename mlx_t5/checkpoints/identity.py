@@ -8,12 +8,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
-from mlx_t5.checkpoints.small_files import SMALL_FILES, TOKENIZER_BYTES, read_small
+from mlx_t5.checkpoints.small_files import (
+    MODULES,
+    SENTENCE_SETTINGS,
+    TOKENIZER_BYTES,
+    TOKENIZER_FILES,
+    read_small,
+)
+
+SMALL = ("config.json", *TOKENIZER_FILES, MODULES, *SENTENCE_SETTINGS)
 
 
 def identity(
     folder: Path,
-    small: Iterable[str] = SMALL_FILES,
+    small: Iterable[str] = SMALL,
     weights: tuple[str, str] = (SAFETENSORS, TORCH),
 ) -> str:
     """A short name of what a model folder holds, the same wherever it is copied to.

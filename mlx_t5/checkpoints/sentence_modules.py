@@ -1,36 +1,74 @@
-"""The modules of a folder of sentence-transformers: their list, and copies of them.
+"""The modules of a folder of sentence-transformers: their list, what they compute, and copies.
 
 modules.json lists a Transformer, which is the folder itself, and what turns its states into a
 vector, each with a folder of its own: `1_Pooling/config.json`, `2_Dense/config.json` and its
-weights, `3_Normalize`. All of it is treated as coming from a stranger.
+weights, `3_Normalize`. They compute what they do in version 6; what is not supported or not known
+is refused by its name. All of it is treated as coming from a stranger.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
-from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, read_object, read_small
+from mlx_t5.checkpoints.sentence_settings import (
+    read_if_there,
+    read_settings,
+    refused,
+    require_known,
+)
+from mlx_t5.checkpoints.small_files import MODULES, read_small, require_own
 from mlx_t5.errors import UserError, shown
-from mlx_t5.network.pooling import ACTIVATIONS, MODES, Pooling, Step, normalized
+from mlx_t5.network.pooling import (
+    ACTIVATIONS,
+    MODES,
+    TOKENS,
+    VECTOR,
+    Applied,
+    Module,
+    Pooled,
+    Pooling,
+    normalized,
+)
 
 CONFIG = "config.json"
-TOKENIZER_SETTINGS = "tokenizer_config.json"
-_UNLIMITED = (None, int(1e30))  # what transformers writes where a tokenizer has no limit
 _MAX_MODULES = 16
 _MAX_WIDTH = 2**16  # of a dense layer's output; published: 768 and 1024
 # The flags of MODES in a Pooling module's configuration.
-_LONG_NAMES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens",
-               "weightedmean_tokens", "lasttoken")  # fmt: skip
-_CLASSES = "sentence_transformers.models."
+_FLAGS = tuple(
+    f"pooling_mode_{name}"
+    for name in ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens",
+                 "weightedmean_tokens", "lasttoken")
+)  # fmt: skip
+_DIMENSION = ("embedding_dimension", "word_embedding_dimension")
+_PACKAGE = "sentence_transformers."
+_CLASSES = f"{_PACKAGE}models."
+_TORCH = "torch.nn."
+_INPUT, _OUTPUT = "module_input_name", "module_output_name"
+# Features with which pooling and the encoder do something else; no module may change them.
+_RESERVED = frozenset(
+    "all_layer_embeddings attention_mask cls_token_embeddings cu_seq_lens_q input_ids modality "
+    "prompt_length seq_idx token_type_ids token_weights_sum".split()
+)
+
+
+class Form(NamedTuple):
+    """What a feature looks like: (B, width), or (B, S, width) where it is one of tokens."""
+
+    of_tokens: bool
+    width: int
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
     """The modules that modules.json lists: their kind, such as "Pooling", and their folder.
+
+    The kind is the class's name, with that of its package if this is not sentence-transformers.
 
     Raises:
         UserError: it is no such list, or names a folder outside its own.
@@ -41,13 +79,19 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         listed = json.loads(text)
         if type(listed) is not list or len(listed) > _MAX_MODULES:
             raise ValueError(f"it is no list, or one of more than {_MAX_MODULES}")
-        kinds = [(each["type"].rpartition(".")[2], each["path"]) for each in listed]
+        found = [(each["type"], each["path"]) for each in listed]
+        if len({str(each.get("name", i)) for i, each in enumerate(listed)}) < len(listed):
+            raise ValueError("two modules have one name")
+        kinds = [(t.rpartition(".")[2] if t.startswith(_PACKAGE) else t, p) for t, p in found]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         cause = shown(str(error))
         raise UserError(f"{file}: no list of modules ({cause}): fetch it again") from None
+    for each in listed:
+        require_known(file, each, ("idx", "name", "path", "type", "kwargs"))
     for _, path in kinds:
         if type(path) is not str or path in (".", "..") or set(path) & set("/\\\0"):
             raise UserError(f"{file}: names {shown(path)!r}, which is no folder of its own")
+        require_own(folder / path, folder)
     return [(kind, folder / path) for kind, path in kinds]
 
 
@@ -61,23 +105,23 @@ def copy_modules(source: Path, target: Path) -> None:
     Raises:
         UserError: a file is damaged.
     """
-    if not (source / MODULES).exists():
+    if not os.path.lexists(source / MODULES):
         return
     listed = []
     for i, (kind, place) in enumerate(modules(source)):
         path = f"{i}_{kind}" if place != source else ""
         listed.append({"idx": i, "name": str(i), "path": path, "type": _CLASSES + kind})
-        if not path or not (place / CONFIG).is_file():
+        if not path or not os.path.lexists(place / CONFIG):
             continue
         (target / path).mkdir()
-        (target / path / CONFIG).write_bytes(read_small(place / CONFIG))
+        (target / path / CONFIG).write_bytes(read_small(place / CONFIG, root=source))
         if any((place / name).is_file() for name in (SAFETENSORS, TORCH)):
-            _copy_weights(place, target / path / SAFETENSORS)
+            _copy_weights(place, source, target / path / SAFETENSORS)
     (target / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_weights(place: Path, path: Path) -> None:
-    with open_checkpoint(place) as stored:
+def _copy_weights(place: Path, root: Path, path: Path) -> None:
+    with open_checkpoint(place, root=root) as stored:
         for name in stored.names:
             stored.require_readable(name)
         tensors = {name: (stored.dtype(name), stored.shape(name)) for name in stored.names}
@@ -96,94 +140,113 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     Raises:
         UserError: a file is damaged, or asks for what is not supported.
     """
-    if not (folder / MODULES).exists():
+    if not os.path.lexists(folder / MODULES):
         return Pooling()
-    modes: tuple[str, ...] | None = None
-    steps: list[Step] = []
-    width = d_model
-    for kind, place in modules(folder):
-        if kind == "Transformer" and modes is None and place == folder:
-            continue
-        if kind == "Pooling" and modes is None:
-            modes = _modes(_object(place / CONFIG), place)
-            width *= len(modes)
-        elif kind == "Dense" and modes:
-            step, width = _dense(place, width)
-            steps.append(step)
-        elif kind == "Normalize" and modes:
-            steps.append(normalized)
-        else:
-            where = f"{folder / MODULES} has a module {shown(kind)} in a place"
-            raise UserError(f"{where} that is not supported; known: Pooling, then Dense, Normalize")
-    if modes is None:
-        raise UserError(f"{folder / MODULES} has no Pooling module: fetch it again")
-    return Pooling(modes, tuple(steps), **_settings(folder))
+    listed = modules(folder)
+    if not listed or listed[0] != ("Transformer", folder):
+        raise UserError(f"{folder / MODULES}: the first module must be the folder's Transformer")
+    build = {"Pooling": _pooled, "Dense": _dense, "Normalize": _normalize}
+    forms, built = {TOKENS: Form(True, d_model)}, []
+    for kind, place in listed[1:]:
+        if kind not in build:
+            cause = f"module {shown(kind)} is not supported; known: {', '.join(build)}"
+            raise UserError(f"{folder / MODULES}: {cause}")
+        built.append(build[kind](place / CONFIG, folder, forms))
+    if VECTOR not in forms or forms[VECTOR].of_tokens:
+        raise UserError(f"{folder / MODULES} has no Pooling module for its vectors: fetch it again")
+    return Pooling(tuple(built), **read_settings(folder))
 
 
-def _modes(raw: dict, place: Path) -> tuple[str, ...]:
+def _pooled(file: Path, root: Path, forms: dict[str, Form]) -> Module:
     """The modes that a Pooling module's config.json asks for, by name or by flags."""
-    given = raw.get("pooling_mode")
-    if given is None:
-        flags = {
-            mode: f"pooling_mode_{name}" for mode, name in zip(MODES, _LONG_NAMES, strict=True)
-        }
-        modes = [mode for mode, flag in flags.items() if raw.get(flag, False) is True]
-    else:
-        modes = given if isinstance(given, list) else [given]
-    unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in MODES]
-    if unknown or not modes:
-        found = shown(unknown[0]) if unknown else "none"
-        raise UserError(f"{place}: pooling mode {found}; known: {', '.join(MODES)}")
+    raw = read_if_there(file, root)
+    require_known(file, raw, ("pooling_mode", "include_prompt", *_DIMENSION, *_FLAGS))
+    if not any(name in raw for name in _DIMENSION):
+        raise UserError(f"{file} has no {_DIMENSION[0]}: fetch it again")
     if raw.get("include_prompt", True) is not True:
-        raise UserError(f"{place}: include_prompt is not true, which is not supported")
-    return tuple(mode for mode in MODES if mode in modes)
+        raise refused(file, "include_prompt", raw["include_prompt"])
+    by_flags = [mode for mode, flag in zip(MODES, _FLAGS, strict=True) if raw.get(flag)]
+    given = raw.get("pooling_mode", by_flags or "mean")
+    modes = given if isinstance(given, list) else [given]
+    unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in MODES]
+    if unknown or not 1 <= len(modes) <= _MAX_MODULES:
+        found = shown(unknown[0]) if unknown else f"a list of {len(modes)}"
+        raise UserError(f"{file}: pooling mode {found}; known: {', '.join(MODES)}")
+    if not forms[TOKENS].of_tokens:
+        raise UserError(f"{file}: there are no tokens left to pool: fetch it again")
+    forms[VECTOR] = Form(False, len(modes) * forms[TOKENS].width)
+    return Pooled(tuple(modes))
 
 
-def _dense(place: Path, width: int) -> tuple[Step, int]:
-    """The layer of a Dense module, and the width of what it gives."""
-    raw = _object(place / CONFIG)
-    name = str(raw.get("activation_function", "Tanh")).rpartition(".")[2]
-    if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{place}: activation_function {shown(name)} is not known; known: {known}")
+def _dense(file: Path, root: Path, forms: dict[str, Form]) -> Module:
+    """A Dense module: a linear layer, an activation, and a connection around both."""
+    raw = read_if_there(file, root)
+    sizes = ("in_features", "out_features", "bias", "use_residual")
+    require_known(file, raw, (*sizes, "activation_function", _INPUT, _OUTPUT))
+    source, output = _features(file, raw)
+    if source not in forms:
+        raise refused(file, _INPUT, source)
+    of_tokens, inputs = forms[source]
+    if raw.get("in_features", inputs) != inputs:
+        raise UserError(f"{file}: in_features {shown(raw['in_features'])} must be {inputs}")
     outputs, bias = raw.get("out_features"), raw.get("bias", True)
-    if type(outputs) is not int or not 0 < outputs <= _MAX_WIDTH or type(bias) is not bool:
-        raise UserError(f"{place}: config.json has no valid out_features and bias: fetch it again")
-    expected = {"linear.weight": (outputs, width)} | ({"linear.bias": (outputs,)} if bias else {})
-    with open_checkpoint(place) as stored:
-        found = {n: stored.shape(n) for n in stored.names}
-        if found != expected:
-            raise UserError(f"{place}: its tensors are not {expected}: fetch it again")
-        weights = [stored.read(n).astype(mx.float32) for n in expected]
-        mx.eval(weights)
-    act = ACTIVATIONS[name]
+    around = raw.get("use_residual", False)
+    if type(outputs) is not int or not 0 < outputs <= _MAX_WIDTH:
+        raise UserError(f"{file}: out_features must be 1 to {_MAX_WIDTH}, not {shown(outputs)}")
+    if type(bias) is not bool or type(around) is not bool:
+        raise UserError(f"{file}: bias and use_residual must be true or false: fetch it again")
+    act = _activation(file, raw.get("activation_function", f"{_TORCH}Tanh"))
+    expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
+    expected |= {"linear.bias": (outputs,)} if bias else {}
+    expected |= {"residual.weight": (outputs, inputs)} if around and inputs != outputs else {}
+    weights = _weights(file.parent, root, expected)
 
     def layer(x: mx.array) -> mx.array:
-        return act(sum(weights[1:], x @ weights[0].T))
+        y = act(x @ weights["linear.weight"].T + weights.get("linear.bias", 0))
+        if not around:
+            return y
+        return y + (x @ weights["residual.weight"].T if inputs != outputs else x)
 
-    return layer, outputs
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """What is done to texts before the encoder reads them, as attributes of `Pooling`."""
-    reading, general = (_object(folder / name) for name in SENTENCE_SETTINGS)
-    longest, lower = reading.get("max_seq_length"), reading.get("do_lower_case", False)
-    if longest is None:  # later versions leave it to the tokenizer
-        longest = _object(folder / TOKENIZER_SETTINGS).get("model_max_length")
-        longest = None if longest in _UNLIMITED else longest
-    name, prompts = general.get("default_prompt_name"), general.get("prompts") or {}
-    try:
-        prompt = prompts[name] if name else ""
-        fits = isinstance(prompt, str) and type(lower) is bool
-        fits = fits and (longest is None or (type(longest) is int and longest >= 1))
-    except (TypeError, LookupError):
-        fits = False
-    if not fits:
-        files = " or ".join((*SENTENCE_SETTINGS, TOKENIZER_SETTINGS))
-        raise UserError(f"{folder}: {files} has an entry that makes no sense: fetch it again")
-    return {"max_tokens": longest, "lower_case": lower, "prompt": prompt}
+    forms[output] = Form(of_tokens, outputs)
+    return Applied(layer, source, output)
 
 
-def _object(file: Path) -> dict:
-    """The object in a JSON file; {} if there is none."""
-    return read_object(file, "fetch it again") if file.exists() else {}
+def _normalize(file: Path, root: Path, forms: dict[str, Form]) -> Module:
+    """A Normalize module; without its input it does nothing."""
+    raw = read_if_there(file, root)
+    require_known(file, raw, (_INPUT, _OUTPUT))
+    source, output = _features(file, raw)
+    if source not in forms:
+        return lambda features, mask: None
+    forms[output] = forms[source]
+    return Applied(normalized, source, output)
+
+
+def _features(file: Path, raw: Mapping[str, Any]) -> tuple[str, str]:
+    """The names of the features that a module reads and writes."""
+    source = VECTOR if raw.get(_INPUT) is None else raw[_INPUT]
+    output = source if raw.get(_OUTPUT) is None else raw[_OUTPUT]
+    for entry, name in ((_INPUT, source), (_OUTPUT, output)):
+        if not isinstance(name, str) or name in _RESERVED:
+            raise refused(file, entry, name)
+    return source, output
+
+
+def _activation(file: Path, name: Any) -> Any:
+    found = str(name).removeprefix(_TORCH).rpartition(".")[2]
+    if not str(name).startswith(_TORCH) or found not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise UserError(f"{file}: activation_function {shown(name)} is not known; known: {known}")
+    return ACTIVATIONS[found]
+
+
+def _weights(
+    place: Path, root: Path, expected: Mapping[str, tuple[int, ...]]
+) -> dict[str, mx.array]:
+    """A module's tensors in float32, which must be these, by name and shape."""
+    with open_checkpoint(place, root=root) as stored:
+        if {name: stored.shape(name) for name in stored.names} != expected:
+            raise UserError(f"{place}: its tensors are not {dict(expected)}: fetch it again")
+        weights = {name: stored.read(name).astype(mx.float32) for name in expected}
+        mx.eval(weights)
+    return weights

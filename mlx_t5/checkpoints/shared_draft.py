@@ -29,8 +29,9 @@ from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, place
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.errors import UserError
+from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY, SHARED, fingerprint, require_whole
+from mlx_t5.network.sharing import ENTRY, SHARED, require_whole
 from mlx_t5.network.weights import cast, read_config
 
 
@@ -110,7 +111,7 @@ def save_draft(
                 origin = raw.get("converted_from")
                 model = origin.get("model") if isinstance(origin, dict) else None
                 made_for = {"model": model or source.resolve().name}
-                config[ENTRY] = {"fingerprint": fingerprint(target)} | made_for
+                config[ENTRY] = fingerprint(target) | made_for
             write_shards(partial, shards, Parameter.blocks, "mlx", "writing")
             write_json(partial / "config.json", config)
     except OSError as error:

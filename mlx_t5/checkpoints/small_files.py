@@ -1,7 +1,8 @@
-"""Reads the small files of a model folder, which may be made to hang or to fill the memory.
+"""Reads the small files of a model folder, and says which files are the folder's own.
 
 A folder comes from a stranger: under a name such as config.json there can be a pipe on which nobody
-writes, a device that never ends, or a hundred gigabytes.
+writes, a device that never ends, a hundred gigabytes, or a link to somebody's keys. So whatever is
+read or copied from a model folder, weights included, goes through `require_own` first.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ SMALL_FILES = (
 )
 # Not copied or fetched, as T5 has no chats; but transformers reads them where they are.
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of them
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
-SNAPSHOTS = "snapshots"  # in the Hub's cache: models--OWNER--NAME/snapshots/COMMIT
+SNAPSHOTS, BLOBS = "snapshots", "blobs"  # see `require_own`
+_REPOSITORY = "models--"
 TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones take 35 MB
 
 
@@ -54,17 +57,19 @@ def place(name: str | Path) -> Path:
         raise UserError(f"{shown(str(name))} leads nowhere ({error}); check the path") from None
 
 
-def read_small(path: Path, limit: int = JSON_BYTES) -> bytes:
-    """The content of a regular file.
+def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) -> bytes:
+    """The content of a regular file of a model folder.
 
     Args:
         path: the file.
         limit: the most bytes that it may have.
+        root: as of `require_own`.
 
     Raises:
-        UserError: it is no regular file, or a larger one.
+        UserError: it is no regular file, a larger one, or a link out of the folder.
         OSError: it is not there or cannot be read.
     """
+    require_own(path, root)
     # Opening a pipe would wait for somebody who writes.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
@@ -75,18 +80,20 @@ def read_small(path: Path, limit: int = JSON_BYTES) -> bytes:
         os.close(descriptor)
 
 
-def read_object(path: Path, cure: str) -> dict[str, Any]:
-    """The object that a JSON file holds.
+def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, Any]:
+    """The object that a JSON file of a model folder holds.
 
     Args:
         path: the file.
         cure: what to tell where it cannot be read.
+        root: as of `require_own`.
 
     Raises:
-        UserError: there is no such file, it is too large or damaged, or holds no object.
+        UserError: there is no such file, it is too large, damaged or a link out of the folder, or
+            holds no object.
     """
     try:
-        text = read_small(path)
+        text = read_small(path, root=root)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
     try:
@@ -98,27 +105,38 @@ def read_object(path: Path, cure: str) -> dict[str, Any]:
     return found
 
 
-def require_small(path: Path, limit: int = TOKENIZER_BYTES) -> None:
-    """Raises `UserError` unless `path` is a regular file of at most `limit` bytes."""
+def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = None) -> None:
+    """Refuses what is no regular file of at most `limit` bytes, for those that others read.
+
+    Raises:
+        UserError: see `read_small`; or it is not there.
+    """
+    require_own(path, root)
     try:
         _check(path, path.stat(), limit)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def require_own(path: Path) -> None:
-    """Refuses a link out of its folder, which would publish whatever file it leads to.
+def require_own(path: Path, root: Path | None = None) -> None:
+    """Refuses a link out of a model folder, which would read or publish whatever it leads to.
 
-    A Hub snapshot consists of links into the `blobs` of the same repository's cache: those may be.
+    Links within the folder may be, and so may the folder itself be one. In the Hub's cache a folder
+    `models--OWNER--NAME/snapshots/COMMIT` consists of links into `models--OWNER--NAME/blobs`, and
+    these may be links into `blobs` beside the repositories, which all of them share.
+
+    Args:
+        path: a file or a folder in it; it need not be there.
+        root: the model folder; None is the folder that `path` is in.
 
     Raises:
-        UserError: the file that `path` leads to lies elsewhere.
+        UserError: the path, or a folder on the way to it, is a link that leads elsewhere.
     """
-    folder, file = path.parent.resolve(), path.resolve()
-    own = [folder]
-    if folder.parent.name == SNAPSHOTS:
-        own.append(folder.parent.parent / "blobs")
-    if file.parent not in own:
+    folder = Path(os.path.realpath(root or path.parent))
+    own, repository = [folder], folder.parent.parent
+    if folder.parent.name == SNAPSHOTS and repository.name.startswith(_REPOSITORY):
+        own += [repository / BLOBS, repository.parent / BLOBS]
+    if not any(Path(os.path.realpath(path)).is_relative_to(place) for place in own):
         raise UserError(f"{path} is a link out of its folder; put a copy of the file there")
 
 

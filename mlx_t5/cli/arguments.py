@@ -259,7 +259,7 @@ def add_generation_config(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--ignore-generation-config",
         action="store_true",
-        help="do not take defaults from the model's generation_config.json",
+        help="do not take defaults from the model's generation_config.json or config.json",
     )
 
 

@@ -89,12 +89,18 @@ def check_options(args: argparse.Namespace) -> None:
     for name in (args.output, args.draft_model):  # as main.py reads it
         if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
+    if not args.output:
+        raise UserError("--output is empty; name a folder")
     path = place(args.output)
     if os.path.lexists(path):
-        if args.resume:
+        made = (path / "config.json").exists() and all(map(is_model_file, os.listdir(path)))
+        if made and args.resume:
             raise UserError(
                 f"{path} exists: the draft is complete. Use it, or remove it to have it made and "
                 "measured again"
             )
-        raise UserError(f"{path} exists; choose another --output or remove it")
+        raise UserError(f"{path} exists; choose another --output" + " or remove it" * made)
+    above = next(folder for folder in path.parents if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise UserError(f"nothing can be written into {above}; choose another --output")
     check_output_folder(path, overwrite=False, ours=is_model_file)

@@ -5,9 +5,8 @@ draft computes no more than its cross-attention; the shared modules are held onc
 target's: neither parameters of the draft nor written with it.
 
 A draft fits the one model whose encoder it has learned to read, in whatever type and however
-quantised that is. So its folder keeps the target's *fingerprint*: numbers from the weights of the
-encoder's norms. These are never quantised, training moves them, and they are few even in t5-11b. A
-LoRA adapter leaves them alone, so a draft goes with its target with and without one. With the
+quantised that is. So its folder keeps the target's fingerprint (fingerprint.py). A draft goes with
+its target with and without a LoRA adapter: of one with an adapter not all is compared. With the
 wrong target a draft would only guess badly, as every proposal is verified: the fingerprint is there
 to say so at once.
 
@@ -23,20 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError, shown
+from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharding import unshared
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
-NUMBERS = 128  # in a fingerprint
-# By how much two types of one model may differ: float32 and bfloat16 do not, as the fingerprint is
-# in bfloat16; by way of float16 a number may be rounded to the next one.
-RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
 
 
 def share(draft: nn.Module, target: Any, head: nn.Module | None) -> None:
@@ -119,37 +113,6 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def fingerprint(target: Any) -> str:
-    """Tells a model from others of its shape, and is about the same in every type of one model.
-
-    Args:
-        target: a `model.T5`.
-
-    Returns:
-        `NUMBERS` weights of its encoder's norms, taken evenly from all of them, as bfloat16 in
-        hexadecimal digits.
-    """
-    layers = [*target.encoder.layers]
-    norms = [part.norm for layer in layers for part in (layer.self_attention, layer.feed_forward)]
-    weights = mx.concatenate([n.weight.astype(mx.bfloat16) for n in (*norms, target.encoder.norm)])
-    places = np.linspace(0, weights.size - 1, NUMBERS).astype(np.int32)
-    return np.array(weights[mx.array(places)].view(mx.uint16)).astype(">u2").tobytes().hex()
-
-
-def same_model(one: str, other: str) -> bool:
-    """Whether two fingerprints are of one model; anything else than a fingerprint is of none."""
-    try:
-        a, b = (np.frombuffer(bytes.fromhex(each), ">u2") for each in (one, other))
-    except (ValueError, TypeError):
-        return False
-    if not len(a) == len(b) == NUMBERS:
-        return False
-    a, b = ((each.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for each in (a, b))
-    largest = np.maximum(np.abs(a), np.abs(b))
-    with np.errstate(invalid="ignore"):  # numbers that are infinite or NaN are like no others
-        return bool(np.all(np.abs(a - b) <= RELATIVE * largest + ABSOLUTE))
-
-
 def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
     """The target that a folder's draft is to use; None if the folder holds a whole model.
 
@@ -171,7 +134,10 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             f"{folder} {made_for} and works with that alone, as it uses its encoder: give it as "
             "--draft-model, or load(folder, shared_with=target)"
         )
-    if not same_model(facts.get("fingerprint", ""), fingerprint(given)):
+    theirs = fingerprint(given)
+    if given.adapted:
+        del theirs[WEIGHTS]
+    if not same_model(facts, theirs):
         raise UserError(
             f"{folder} {made_for}, and the target is another model; give it with its own target, "
             "or make a draft for this one"

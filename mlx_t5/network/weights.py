@@ -154,6 +154,12 @@ def read_config(folder: Path) -> dict:
     return read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
 
 
+def has_adapter(raw: dict) -> bool:
+    """Whether a config.json says that an adapter was merged when its folder was converted."""
+    origin = raw.get("converted_from")
+    return isinstance(origin, dict) and "adapter" in origin
+
+
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
     """Quantises the layers whose scales are among `names`, as config.json describes.
 

@@ -116,7 +116,7 @@ class Intake:
             if not self._left[job]:
                 del self._left[job]
 
-    def left(self) -> list[Job | PassJob]:
+    def unfinished(self) -> list[Job | PassJob]:
         """The jobs that are not done."""
         with self._changed:
             return list(self._left)

@@ -226,19 +226,18 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
     reader.require_short(query, "query")
     if not query.strip():
         raise ApiError(400, "the query is empty; write what is looked for", "query")
-    texts, longest = map(reader.beginning, documents), service.limits.prompt_tokens
-    pairs = relevance_pairs(
+    of_documents = relevance_pairs(
         query,
-        texts,
+        map(reader.beginning, documents),
         reader.tokenizer,
         reader.vocab_size,
-        max_prompt_tokens=min(longest, RERANK_TOKENS),
+        max_prompt_tokens=min(service.limits.prompt_tokens, RERANK_TOKENS),
     )
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     # Document by document, as other clients' texts have to be read too.
-    while part := await reader.with_tokenizer(lambda _: list(islice(pairs, 2)), "documents"):
-        found += part
-    return found
+    while two := await reader.with_tokenizer(lambda _: list(islice(of_documents, 2)), "documents"):
+        pairs += two
+    return pairs
 
 
 def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> PassUsage:

@@ -20,11 +20,11 @@ from mlx_t5.serving.metrics import Metrics
 
 
 @dataclass
-class Turn:
-    """What a task has when its turn comes.
+class QueuedTask:
+    """A task, and how far it has come.
 
     Attributes:
-        task: whose it is.
+        task: of the client.
         parts: its passes, once it has begun.
         done: what they have given, by place.
     """
@@ -56,27 +56,27 @@ class PassQueue:
         """
         self._decoder, self._metrics, self._clock = decoder, metrics, clock
         self._release, self._put = release, put
-        self._turns: deque[Turn] = deque()
+        self._waiting: deque[QueuedTask] = deque()
         self._last_encoded = LastEncoded()  # of all tasks, as they take turns
 
     def __bool__(self) -> bool:
         """Whether there is one."""
-        return bool(self._turns)
+        return bool(self._waiting)
 
     def add(self, task: PassJob) -> None:
         """Lets a task wait for its turn."""
-        self._turns.append(Turn(task))
+        self._waiting.append(QueuedTask(task))
 
     def advance(self) -> None:
         """Makes one pass, of the task whose turn it is."""
-        while self._turns and self._turns[0].task.cancelled:
-            self._leave(self._turns.popleft().task, None)
-        if not self._turns:
+        while self._waiting and self._waiting[0].task.cancelled:
+            self._leave(self._waiting.popleft().task, None)
+        if not self._waiting:
             return
-        turn = self._turns.popleft()
-        task, done = turn.task, turn.done
+        queued = self._waiting.popleft()
+        task, done = queued.task, queued.done
         try:
-            self._pass(turn)
+            self._pass(queued)
         except RanksApart:
             raise
         except Exception as error:
@@ -85,18 +85,18 @@ class PassQueue:
             if len(done) == task.count:
                 self._leave(task, Values([done[i] for i in range(task.count)]))
             else:
-                self._turns.append(turn)
+                self._waiting.append(queued)
 
-    def _pass(self, turn: Turn) -> None:
+    def _pass(self, queued: QueuedTask) -> None:
         """Makes one pass; raises the first error among what it gives."""
-        if turn.parts is None:
-            self._metrics.queue_seconds.observe(self._clock() - turn.task.submitted)
-            turn.parts = turn.task.parts(self._decoder, self._last_encoded)
-        found = dict(next(turn.parts))
+        if queued.parts is None:
+            self._metrics.queue_seconds.observe(self._clock() - queued.task.submitted)
+            queued.parts = queued.task.parts(self._decoder, self._last_encoded)
+        found = dict(next(queued.parts))
         error = next((value for value in found.values() if isinstance(value, Exception)), None)
         if error is not None:
             raise error
-        turn.done |= found
+        queued.done |= found
 
     def _leave(self, task: PassJob, outcome: Values | Failure | None) -> None:
         """A task is done; None if nobody waits for it any longer."""

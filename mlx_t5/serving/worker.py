@@ -128,7 +128,7 @@ class Worker:
     def give_up(self) -> None:
         """Takes no more jobs, withdraws the others and tells whoever waits for them."""
         self._intake.close(STOPPING_MESSAGE)
-        for job in self._intake.left():
+        for job in self._intake.unfinished():
             self.cancel(job)
             self._put(job, Failure("stopping", STOPPING_MESSAGE))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 
 from mlx_t5.checkpoints.small_files import (
     CHAT_TEMPLATES,
+    MORE_CHAT_TEMPLATES,
     TOKENIZER_BYTES,
     TOKENIZER_FILES,
     read_small,
@@ -35,6 +36,8 @@ _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _MOST_SENTINELS = 10_000  # published: 300; a file that asks for more is broken or hostile
 _FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+# Settings by which transformers would read further files, wherever they lie.
+_PATHS = ("fast_tokenizer_files", "gguf_file")
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -44,11 +47,12 @@ def load_tokenizer(folder: str | Path) -> Any:
         UserError: the files are damaged, or the vocabulary is missing.
     """
     folder = Path(folder)
-    for file in (folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)):
-        if os.path.lexists(file):
-            require_small(file)
+    _require_own_files(folder)
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
-        model, own = (_settings(folder / name) for name in ("config.json", _FILES[-1]))
+        names = ("config.json", _FILES[-1], "special_tokens_map.json")
+        model, own, special = (_settings(folder / name) for name in names)
+        if others := [name for name in _PATHS if own.get(name) or special.get(name)]:
+            raise ValueError(f"its settings name other files to read: {others[0]}")
         named = own.get("tokenizer_class") or model.get("tokenizer_class")
         if named != "ByT5Tokenizer" and not any((folder / name).is_file() for name in _FILES):
             return None
@@ -63,7 +67,8 @@ def load_tokenizer(folder: str | Path) -> Any:
         if (folder / "spiece.model").is_file():
             tokenizer = _from_sentencepiece(folder, sentinels)
         elif (folder / "tokenizer.json").is_file():
-            tokenizer = _from_json(folder, own, sentinels if rebuilds else None)
+            given = own.keys() | special.keys()
+            tokenizer = _from_json(folder, given, sentinels if rebuilds else None)
         elif named == "ByT5Tokenizer":
             from transformers import ByT5Tokenizer  # slow to import
 
@@ -72,6 +77,15 @@ def load_tokenizer(folder: str | Path) -> Any:
             raise FileNotFoundError("neither tokenizer.json nor spiece.model is there")
     tokenizer.model_max_length = int(1e30)  # relative positions have no limit to warn about
     return tokenizer
+
+
+def _require_own_files(folder: Path) -> None:
+    """Refuses what transformers would read of the folder and is no small file of its own."""
+    more = folder / MORE_CHAT_TEMPLATES
+    templates = list(more.glob("*.jinja")) if more.is_dir() else []
+    for file in (*(folder / name for name in (*TOKENIZER_FILES, *CHAT_TEMPLATES)), *templates):
+        if os.path.lexists(file):
+            require_small(file, root=folder)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -113,10 +127,14 @@ def _settings(file: Path) -> dict:
 def _from_sentencepiece(folder: Path, sentinels: int) -> Any:
     from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
 
-    return SentencePieceTokenizer.from_pretrained(folder, **_LOCAL, extra_ids=sentinels)
+    # Unasked, transformers prefers a tokenizer.model, and paths in special_tokens_map.json.
+    file = str(folder / "spiece.model")
+    return SentencePieceTokenizer.from_pretrained(
+        folder, **_LOCAL, vocab_file=file, extra_ids=sentinels
+    )
 
 
-def _from_json(folder: Path, own: dict, sentinels: int | None) -> Any:
+def _from_json(folder: Path, given: Set[str], sentinels: int | None) -> Any:
     # AutoTokenizer would import torch wherever that is installed, which takes longer than all
     # else before the first token, and does without a vocabulary that is missing.
     from transformers import PreTrainedTokenizerFast  # slow to import
@@ -124,13 +142,14 @@ def _from_json(folder: Path, own: dict, sentinels: int | None) -> Any:
     state = _settings(folder / "tokenizer.json")
     charsmaps = _charsmaps(state.get("normalizer"))
     unigram = isinstance(state["model"]["vocab"], list)
-    if not unigram or sentinels is None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **_LOCAL)
-    else:
-        given = own.keys() | _settings(folder / "special_tokens_map.json").keys()
-        default = {name: token for name, token in _SPECIAL.items() if name not in given}
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **_LOCAL, **default)
-        _rebuild(tokenizer, charsmaps, sentinels)
+    rebuilt = sentinels if unigram else None
+    lacks = () if rebuilt is None else _SPECIAL.keys() - given
+    default = {name: _SPECIAL[name] for name in lacks}
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        folder, **_LOCAL, **default, tokenizer_file=str(folder / "tokenizer.json")
+    )
+    if rebuilt is not None:
+        _rebuild(tokenizer, charsmaps, rebuilt)
     if unigram:
         _restore_fallback(tokenizer, state["model"])
     return tokenizer

@@ -58,10 +58,14 @@ class RunFolder:
         """Makes the folder and keeps other runs out of it, where the file system can do that.
 
         Raises:
-            UserError: another run is at work in there.
+            UserError: another run is at work in there, or it cannot be made.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            reason = f"cannot make the folder {self.path} ({error.strerror})"
+            raise UserError(f"{reason}; choose another --output") from None
         try:
             if not lock(descriptor):
                 raise UserError(

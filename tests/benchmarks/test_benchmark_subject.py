@@ -13,6 +13,7 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.network.ranks import ALONE
 from mlx_t5.requests import Result, Stats
 
 
@@ -98,7 +99,9 @@ def test_the_count_is_the_same_where_passes_are_compiled_and_begun_early(way, mo
 
 
 def test_counting_passes_leaves_the_model_as_it_is():
-    model = SimpleNamespace(config="c", decode=lambda *rest, **options: (rest, options))
+    model = SimpleNamespace(
+        config="c", ranks=ALONE, decode=lambda *rest, **options: (rest, options)
+    )
     passes = Passes(model)
     assert passes.decode("tokens", "cache", [0], traced=True) == (
         ("tokens", "cache", [0]),

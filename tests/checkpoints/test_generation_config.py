@@ -1,11 +1,16 @@
 """generation_config.json and task_specific_params: the settings they mean, and what is left out."""
 
 import json
+import shutil
 from dataclasses import fields
 
 import pytest
 
+from decoder import SpeculativeDecoder
+from families import torch, transformers
 from mlx_t5.checkpoints.generation_config import (
+    FILE,
+    Preset,
     combined,
     find_task,
     read_generation_config,
@@ -13,6 +18,7 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
+from model import load
 
 SUPPORTED = {field.name for field in fields(Settings)}
 # As t5-small's config.json has it.
@@ -92,6 +98,93 @@ def test_what_would_change_the_text_is_named(folder):
     named = ("typical_p", "renormalize_logits", "bad_words_ids", "num_return_sequences")
     assert preset.left_out == (*named, "eos_token_id")
     assert preset.note.startswith("generation_config.json: left out, as not supported: typical_p, ")
+
+
+# What transformers makes a logits processor or a stopping criterion of, and values that it may be.
+NUMBERS = {
+    "encoder_no_repeat_ngram_size": (0, 1, 2),
+    "encoder_repetition_penalty": (1, 1.0, 1.5),
+    "epsilon_cutoff": (0, 0.0, 1, 1e-4),
+    "eta_cutoff": (0, 0.0, 1.0, 1e-4),
+    "forced_bos_token_id": (0, 1, 5),
+    "forced_eos_token_id": (0, 1, [1]),
+    "guidance_scale": (0, 1, 1.0, 2),
+    "max_time": (0, 1, 0.5),
+    "min_p": (1, 0.1),
+    "remove_invalid_values": (False, True),
+    "renormalize_logits": (False, True),
+    "suppress_tokens": ([1],),
+    "top_h": (0.5, 1),
+    "typical_p": (1, 1.0, 0.5),
+    "watermarking_config": ({}, {"bias": 1.0}),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n in NUMBERS for v in NUMBERS[n]])
+def test_0_and_1_are_named_exactly_where_transformers_acts_on_them(folder, made, name, value):
+    own, model = transformers.GenerationConfig(do_sample=True, **{name: value}), made("t5").model
+    own._eos_token_tensor = torch.tensor([1])
+    source = {"input_ids_seq_length": 1, "encoder_input_ids": torch.tensor([[5, 1]])}
+    acts = [*model._get_logits_processor(own, **source), *model._get_stopping_criteria(own, [])]
+    acts = [act for act in acts if not isinstance(act, transformers.EosTokenCriteria)]
+    named = read_generation_config(folder({name: value})).left_out
+    assert named == ((name,) if acts else ())
+    assert read_tasks(folder(task_specific_params={"t": {name: value}}))["t"].left_out == named
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"diversity_penalty": 1}, True),
+        ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
+        ({"num_beam_groups": 2}, True),
+        ({"penalty_alpha": 1}, True),
+        ({"penalty_alpha": 0}, False),
+        ({"an_entry_of_tomorrow": 1}, True),
+        ({"an_id_of_tomorrow": 0}, True),
+        ({"a_flag_of_tomorrow": False, "a_list_of_tomorrow": []}, False),
+        ({"prompt_lookup_num_tokens": 3, "use_mtp": True, "max_cache_len": 9}, False),
+    ],
+)
+def test_other_entries(folder, entries, named):
+    assert read_generation_config(folder(entries)).left_out == (tuple(entries) if named else ())
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"max_length": 12, "min_length": 8},
+        {"max_length": 9, "num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
+        {"max_new_tokens": 7, "no_repeat_ngram_size": 2, "repetition_penalty": 1.5},
+        {"max_length": 6, "do_sample": False, "temperature": 0.5},
+    ],
+)
+def test_settings_in_config_json_are_those_of_transformers(made, tmp_path, entries):
+    """As long as there is no generation_config.json."""
+    reference = made("t5")
+    folder = shutil.copytree(reference.folder, tmp_path / "m")
+    (folder / FILE).unlink(missing_ok=True)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, **entries, "forced_bos_token_id": None}))
+    preset = read_generation_config(folder)
+    decoder = SpeculativeDecoder(load(folder, "float32")[0])
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+    for source in ([5, 9, 11, 30, 7, 1], [8, 1]):
+        written = theirs.generate(torch.tensor([source]))[0, 1:].tolist()
+        assert decoder.generate(source, **preset.settings).tokens == written
+    (folder / "config.json").write_text(
+        json.dumps({**raw, "forced_bos_token_id": 1, "prefix": "a"})
+    )
+    preset = read_generation_config(folder)
+    assert preset.note == "config.json: left out, as not supported: forced_bos_token_id"
+    assert preset.prefix == ""
+    (folder / FILE).write_text("{}")
+    assert read_generation_config(folder) == Preset(FILE)
+
+
+def test_a_bad_setting_in_config_json_is_told(folder):
+    with pytest.raises(UserError, match="^config.json: top_p is 2; .*; --ignore-generation-config"):
+        read_generation_config(folder(top_p=2))
 
 
 def test_beams_count_as_soon_as_there_are_settings_for_them(folder):

@@ -57,7 +57,7 @@ def while_joining(worker):
 
 def while_recovering(worker):
     """A step fails, and so does what comes after such a one."""
-    worker._tell, worker._new_engine = None, fail
+    worker._tell, worker._new_batches = None, fail
 
 
 @pytest.mark.parametrize("broken", [while_telling, while_joining, while_recovering])

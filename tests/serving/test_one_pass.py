@@ -101,7 +101,7 @@ def test_scores_are_as_they_are_however_unlikely(folder):
     (score,) = decoder.score("a cat", "mouse")
     assert score.logprob < min(score.token_logprobs) < -9999
     service = Service(Worker(lambda: decoder, 2, 4, Metrics()), RequestLimits(60, 20, 6), "far", 0)
-    transport = httpx.ASGITransport(create_app(service, Metrics(), None, 1000))
+    transport = httpx.ASGITransport(create_app(service, Metrics(), None))
 
     async def ask():
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -140,6 +140,24 @@ def test_code_in_the_folder_never_runs(folders, tmp_path, kind):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("kind", ["mt5", "mt5-json"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_settings_name_no_other_files(folders, tmp_path, kind, name):
+    """transformers takes paths from its settings, and a tokenizer.model before all others."""
+    folder, private = shutil.copytree(folders / kind, tmp_path / "m"), tmp_path / "private"
+    private.write_text("no tokenizer")
+    (folder / "tokenizer.model").symlink_to(private)
+    own = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    paths = dict.fromkeys(("vocab_file", "tokenizer_file"), str(private))
+    (folder / name).write_text(json.dumps(own | paths))
+    text = "the garçon 你好"
+    assert load_tokenizer(folder).encode(text) == load_tokenizer(folders / kind).encode(text)
+    for entry in ({"gguf_file": "../private"}, {"fast_tokenizer_files": ["../tokenizer.1.json"]}):
+        (folder / name).write_text(json.dumps(own | entry))
+        with pytest.raises(UserError, match=f"settings name other files to read: {[*entry][0]}"):
+            load_tokenizer(folder)
+
+
 def test_long_prompts_raise_no_warning(folders, tmp_path, caplog):
     folder = shutil.copytree(folders / "t5", tmp_path / "m")
     settings = json.loads((folder / "tokenizer_config.json").read_text())

@@ -1,0 +1,95 @@
+"""What tells a model from others of its shape, and is the same in every type of that model.
+
+A *fingerprint* has three parts, each hexadecimal digits: `fingerprint`, numbers from the weights of
+the encoder's norms, which are never quantised; `weights`, some of every weight; and `config`, a
+digest of the shape. Numbers are bfloat16, so that float32 and bfloat16 give the same.
+
+What cannot be told is not compared: quantised weights, and those that ranks share, are none of the
+model's numbers; fingerprints of before this page had other parts have norms alone; and an adapter
+leaves norms alone, while it is to change other weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.network.ranks import ranks_of
+from mlx_t5.network.sharding import axis_of
+
+NORMS, CONFIG, WEIGHTS = "fingerprint", "config", "weights"  # in a draft's config.json
+NUMBERS, SAMPLES = 128, 4  # of all norms, and of each weight
+# By how much two types of one model may differ: float32 and bfloat16 do not; by way of float16 a
+# number may be rounded to the next one.
+RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
+OF_CONFIG = (
+    "model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
+    "num_heads", "relative_attention_num_buckets", "relative_attention_max_distance",
+    "layer_norm_epsilon", "dense_act_fn", "is_gated", "scales_logits", "pad_token_id",
+    "eos_token_ids", "decoder_start_token_id",
+)  # fmt: skip
+
+
+def fingerprint(model: Any) -> dict[str, str]:
+    """The fingerprint of a `model.T5`, or of a rank's part of one."""
+    layers = [*model.encoder.layers]
+    norms = [part.norm for layer in layers for part in (layer.self_attention, layer.feed_forward)]
+    weights = mx.concatenate([norm.weight for norm in (*norms, model.encoder.norm)])
+    facts = [getattr(model.config, name) for name in OF_CONFIG]
+    facts.append(getattr(model, "lm_head", None) is not None)
+    return {
+        NORMS: _digits(_evenly(weights, NUMBERS)),
+        CONFIG: hashlib.sha256(repr(facts).encode()).hexdigest()[:16],
+        WEIGHTS: _digits(mx.concatenate(_samples(model))),
+    }
+
+
+def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints are of one model; anything else than a fingerprint is of none."""
+    if not _alike(one.get(NORMS), other.get(NORMS), unknown=False):
+        return False
+    if {CONFIG, WEIGHTS} - (one.keys() & other.keys()):
+        return True
+    return one[CONFIG] == other[CONFIG] and _alike(one[WEIGHTS], other[WEIGHTS], unknown=True)
+
+
+def _samples(model: Any) -> list[mx.array]:
+    """(SAMPLES,) of every weight, in the order of their names; not a number if it is not known."""
+    own, found = dict(tree_flatten(model.parameters())), []
+    for name in sorted(name for name in own if name.endswith("weight")):
+        whole = ranks_of(model).size == 1 or axis_of(name) is None
+        if whole and name.removesuffix("weight") + "scales" not in own:
+            found.append(_evenly(own[name], SAMPLES))
+        else:
+            found.append(mx.full((SAMPLES,), mx.nan, mx.bfloat16))
+    return found
+
+
+def _evenly(weight: mx.array, count: int) -> mx.array:
+    """(count,) numbers of a weight, from its first to its last."""
+    places = np.linspace(0, weight.size - 1, count).astype(np.int64)
+    at = np.unravel_index(places, weight.shape)
+    return weight[tuple(mx.array(axis.astype(np.int32)) for axis in at)].astype(mx.bfloat16)
+
+
+def _digits(numbers: mx.array) -> str:
+    return np.array(numbers.view(mx.uint16)).astype(">u2").tobytes().hex()
+
+
+def _alike(one: Any, other: Any, unknown: bool) -> bool:
+    """Whether numbers are the same, but for rounding; `unknown` ones may be missing from either."""
+    try:
+        a, b = (np.frombuffer(bytes.fromhex(each), ">u2") for each in (one, other))
+    except (ValueError, TypeError):
+        return False
+    if not len(a) == len(b) > 0:
+        return False
+    a, b = ((each.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for each in (a, b))
+    largest = np.maximum(np.abs(a), np.abs(b))
+    with np.errstate(invalid="ignore"):  # numbers that are infinite or NaN are like no others
+        same = np.abs(a - b) <= RELATIVE * largest + ABSOLUTE
+    return bool(np.all(same | (np.isnan(a) | np.isnan(b)) & unknown))

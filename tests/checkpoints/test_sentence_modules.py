@@ -1,0 +1,155 @@
+"""The modules of sentence-transformers: what they make of states, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from convert import convert
+from families import torch
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.sentence_modules import read_pooling
+from mlx_t5.errors import UserError
+from mlx_t5.network.pooling import ACTIVATIONS, MODES
+from sentence_folders import (
+    NORMALIZE,
+    OF_TOKENS,
+    change,
+    dense,
+    embedder,
+    expected,
+    flags,
+    folder_of,
+    module,
+    pooling,
+    refused,
+)
+
+TEXTS = ["ab", "abcdefgh", "c"]
+
+
+def states(decoder, ids):
+    return np.array(decoder.model.encode(mx.array([ids])))[0]
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        *([pooling(mode)] for mode in MODES),
+        [flags("cls", "mean", "lasttoken"), dense(96, 24, "Tanh"), NORMALIZE],
+        [flags()],
+        [pooling("mean", "cls"), dense(64, 8)],  # in the file's order, and as often as there
+        [pooling("lasttoken", "max", "lasttoken")],
+        [pooling("mean"), dense(activation="ReLU", use_residual=True)],
+        [pooling("mean"), dense(32, 8, "GELU", use_residual=True, bias=False), NORMALIZE],
+        [dense(32, 16, **OF_TOKENS), module("Normalize", **OF_TOKENS), pooling("max", "mean")],
+        [pooling("mean"), dense(32, 8, module_output_name="aside"), NORMALIZE],
+        [
+            pooling("mean"),
+            dense(32, 8, module_output_name="aside"),
+            dense(8, 5, "SiLU", module_input_name="aside", module_output_name="sentence_embedding"),
+        ],
+        [pooling("cls"), module("Normalize", module_output_name="aside")],
+        [pooling("cls"), module("Normalize", module_input_name="nowhere")],
+    ],
+)
+def test_modules(tmp_path, modules):
+    decoder = embedder(folder_of(tmp_path / "m", *modules, reading={"max_seq_length": 5}))
+    found = decoder.embed(TEXTS)
+    for row, text in zip(found, TEXTS, strict=True):
+        ids = [*decoder.codec.tokenizer(text).input_ids[:-1][:4], 1]  # the end token is the fifth
+        np.testing.assert_allclose(row, expected(modules, states(decoder, ids)), atol=2e-5)
+    assert decoder.embed([]).shape == (0, found.shape[1])
+
+
+def test_modules_go_with_a_conversion(tmp_path):
+    modules = [dense(**OF_TOKENS), pooling("mean", "cls"), dense(64, 8, use_residual=True)]
+    folder = folder_of(tmp_path / "m", *modules, NORMALIZE, reading={"do_lower_case": True})
+    whole = embedder(folder)
+    out = convert(folder, tmp_path / "mlx", dtype="float32", encoder_only=True)
+    np.testing.assert_array_equal(embedder(out).embed(["Ab", "ab"]), whole.embed(["ab", "Ab"]))
+    assert not list(out.rglob("*.bin")), "safetensors alone"
+    again = convert(folder, out, overwrite=True, quantize=True, q_group_size=32)
+    assert (again / "3_Dense" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("modules.json", "{}", "no list of modules"),
+        ("modules.json", "[1]", "no list of modules"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "../x"}]', "no folder of its own"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "no folder of its own"),
+        ("modules.json", "[]", "the first module must be the folder's Transformer"),
+        ("1_Pooling/config.json", "{}", "has no embedding_dimension"),
+        ("1_Pooling/config.json", "no", "no valid JSON"),
+        ("2_Dense/config.json", "{}", "out_features must be 1 to 65536, not None"),
+        ("2_Dense/config.json", '{"out_features": 8}', "its tensors are not"),
+        ("sentence_bert_config.json", "[]", "holds no object"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, file, content, message):
+    folder = folder_of(tmp_path / "m", pooling("mean"), dense())
+    (folder / file).write_text(content)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    "kinds, message",
+    [
+        (["Transformer", "Router"], "module Router is not supported; known: Pooling, Dense, "),
+        (["Transformer", "evil.Pooling"], "module evil.Pooling is not supported"),
+        (["Pooling"], "the first module must be the folder's Transformer"),
+        (["Transformer"], "no Pooling module"),
+        (["Transformer", "Dense"], "module_input_name sentence_embedding is not supported"),
+    ],
+)
+def test_modules_that_are_not_supported_are_refused(tmp_path, kinds, message):
+    folder = folder_of(tmp_path / "m", pooling("mean"), dense())
+    types = [kind if "." in kind else f"sentence_transformers.models.{kind}" for kind in kinds]
+    places = {"Transformer": "", "Dense": "2_Dense"}
+    listed = [
+        {"type": t, "path": places.get(k, "1_Pooling")} for t, k in zip(types, kinds, strict=True)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    "file, entries, message",
+    [
+        ("1_Pooling/config.json", {"pooling_mode": "best"}, "pooling mode best; known: cls"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "pooling mode a list of 0"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls"] * 17}, "a list of 17"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt False"),
+        ("1_Pooling/config.json", {"weights": 1}, "weights 1 is not supported here"),
+        ("2_Dense/config.json", {"activation_function": "os.system"}, "os.system is not known"),
+        ("2_Dense/config.json", {"activation_function": "evil.Tanh"}, "evil.Tanh is not known"),
+        ("2_Dense/config.json", {"out_features": 99999999}, "out_features must be"),
+        ("2_Dense/config.json", {"in_features": 8}, "in_features 8 must be 32"),
+        ("2_Dense/config.json", {"use_residual": 1}, "use_residual must be true or false"),
+        ("2_Dense/config.json", {"module_output_name": "attention_mask"}, "attention_mask is not"),
+        ("2_Dense/config.json", {"module_input_name": "aside"}, "module_input_name aside"),
+        ("2_Dense/config.json", {**OF_TOKENS, "module_output_name": "sentence_embedding"}, "no Po"),
+        ("2_Dense/config.json", {"init_weight": [1]}, "init_weight .* is not supported"),
+        ("3_Normalize/config.json", {"p": 1}, "'?p'? 1 is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path, file, entries, message):
+    folder = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE)
+    change(folder / file, entries)
+    refused(folder, message)
+
+
+def test_a_pickle_that_is_no_tensor_is_refused(tmp_path):
+    folder = folder_of(tmp_path / "m", pooling("mean"), dense())
+    torch.save({"linear.weight": print}, folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(UserError):
+        read_pooling(folder, 32)
+
+
+def test_activations_are_those_of_torch():
+    x = np.linspace(-4, 4, 101, dtype=np.float32)
+    for name, act in ACTIVATIONS.items():
+        theirs = getattr(torch.nn, name)()(torch.tensor(x)).numpy()
+        np.testing.assert_allclose(np.array(act(mx.array(x))), theirs, atol=1e-6)

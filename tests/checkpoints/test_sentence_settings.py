@@ -1,0 +1,168 @@
+"""The settings of sentence-transformers: how texts are read and vectors cut, and refusals."""
+
+import numpy as np
+import pytest
+from tokenizers import normalizers
+
+from convert import convert
+from mlx_t5.backend import mx
+from mlx_t5.checkpoints.sentence_modules import read_pooling
+from mlx_t5.network.pooling import Pooling
+from sentence_folders import (
+    NORMALIZE,
+    SETTINGS,
+    change,
+    dense,
+    embedder,
+    expected,
+    folder_of,
+    pooling,
+    refused,
+)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("width", [3, 8, 1000])
+def test_vectors_are_truncated_at_the_end(tmp_path, width, normalize):
+    modules = [pooling("mean"), dense(32, 8), NORMALIZE]
+    folder = folder_of(tmp_path / "m", *modules, general={"truncate_dim": width})
+    decoder = embedder(folder)
+    ids = decoder.codec.tokenizer("ab").input_ids
+    states = np.array(decoder.model.encode(mx.array([ids])))[0]
+    whole = expected(modules, states)[:width]
+    whole = whole / np.linalg.norm(whole) if normalize else whole
+    np.testing.assert_allclose(decoder.embed("ab", normalize=normalize)[0], whole, atol=2e-5)
+    assert decoder.embed([]).shape == (0, min(width, 8))
+    copied = embedder(convert(folder, tmp_path / "mlx", "float32", encoder_only=True))
+    np.testing.assert_allclose(copied.embed("ab", normalize=normalize)[0], whole, atol=2e-5)
+
+
+def text_kwargs(**entries):
+    return {"reading": {"processing_kwargs": {"text": entries}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({}, None),
+        ({"reading": {"max_seq_length": 5}, "tokenizer": {"model_max_length": 3}}, 5),
+        ({"reading": {"max_seq_length": None}, "tokenizer": {"model_max_length": 3}}, 3),
+        ({"tokenizer": {"model_max_length": int(1e30)}}, None),
+        ({"tokenizer": {"model_max_length": 7}, "model": {"max_position_embeddings": 4}}, 4),
+        ({"model": {"max_position_embeddings": -1}}, None),
+        ({"reading": {"max_seq_length": 6}, "model": {"max_position_embeddings": 4}}, 6),
+        (text_kwargs(max_length=4, padding="max_length", pad_to_multiple_of=2), 4),
+        (text_kwargs(max_length=4, truncation=False), None),
+        (text_kwargs(max_length=None, truncation="only_first"), None),
+        ({**text_kwargs(max_length=4), "tokenizer": {"model_max_length": 3}}, 4),
+        (
+            {
+                "reading": {
+                    "max_seq_length": 3,
+                    "processing_kwargs": {"common": {"max_length": 6}, "text": {"max_length": 4}},
+                }
+            },
+            6,
+        ),
+        ({"reading": {"max_seq_length": 3, "processing_kwargs": {"text": {}, "image": {}}}}, 3),
+    ],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_where_texts_are_cut(tmp_path, settings, limit, side):
+    folder = folder_of(tmp_path / "m", pooling("mean"), **settings)
+    change(folder / SETTINGS["tokenizer"], {"truncation_side": side})
+    found = read_pooling(folder, 32)
+    assert found.max_tokens == limit
+    ids = [*range(10, 19), 1]
+    first = ids if limit is None else [*ids[: limit - 1], 1]
+    last = ids if limit is None else ids[-limit:]
+    assert found.cut(ids) == (first if side == "right" else last)
+
+
+def test_what_version_6_writes_changes_nothing(tmp_path):
+    written = {
+        "reading": {
+            "transformer_task": "feature-extraction",
+            "modality_config": {
+                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+            },
+            "module_output_name": "token_embeddings",
+            "unpad_inputs": False,
+        },
+        "general": {
+            "model_type": "SentenceTransformer",
+            "__version__": {"sentence_transformers": "6.2.0"},
+            "prompts": {"query": "q: ", "document": ""},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+            "requirements": {"transformers": ">=5.15"},
+        },
+    }
+    folder = folder_of(tmp_path / "m", pooling("mean", include_prompt=True), **written)
+    found, usual = read_pooling(folder, 32), Pooling()
+    assert found == usual
+
+
+@pytest.mark.parametrize(
+    "file, entries, message",
+    [
+        ("sentence_bert_config.json", {"max_seq_length": "many"}, "max_seq_length many is not"),
+        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case 1"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args"),
+        ("sentence_bert_config.json", {"query_length": 32}, "query_length 32"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config"),
+        ("sentence_bert_config.json", {"module_output_name": "scores"}, "module_output_name"),
+        ("sentence_bert_config.json", {"processing_kwargs": [1]}, "processing_kwargs"),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"chat_template": {"a": 1}}},
+            "chat_template",
+        ),
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim 0"),
+        ("config_sentence_transformers.json", {"truncate_dim": True}, "truncate_dim True"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "no text for .* q$"),
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "SparseEncoder"),
+        ("config_sentence_transformers.json", {"an_entry_of_tomorrow": 0}, "an_entry_of_tomorrow"),
+        ("tokenizer_config.json", {"truncation_side": "middle"}, "truncation_side middle"),
+        ("tokenizer_config.json", {"model_max_length": 0}, "model_max_length 0"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path, file, entries, message):
+    folder = folder_of(tmp_path / "m", pooling("mean"))
+    change(folder / file, entries)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [{"truncation": "only_second"}, {"max_length": 0}, {"add_special_tokens": False}, {"stride": 2},
+     {"return_attention_mask": False}],
+)  # fmt: skip
+@pytest.mark.parametrize("bucket", ["text", "common"])
+def test_tokenizer_calls_that_are_not_supported(tmp_path, bucket, entries):
+    reading = {"processing_kwargs": {bucket: entries}}
+    folder = folder_of(tmp_path / "m", pooling("mean"), reading=reading)
+    refused(folder, f"sentence_bert_config.json: {[*entries][0]} .* is not supported here")
+
+
+@pytest.mark.parametrize(
+    "general, prompt",
+    [
+        ({"default_prompt_name": "q", "prompts": {"q": "query: "}}, "query: "),
+        ({"default_prompt_name": "document", "prompts": {"document": None}}, ""),
+        ({"default_prompt_name": "query"}, ""),
+        ({"prompts": {"query": "query: "}}, ""),
+    ],
+)
+def test_a_default_prompt_is_put_in_front(tmp_path, general, prompt):
+    folder = folder_of(tmp_path / "m", pooling("mean"))
+    plain = embedder(folder).embed(f"{prompt}abc")
+    change(folder / SETTINGS["general"], general)
+    np.testing.assert_array_equal(plain, embedder(folder).embed("abc"))
+
+
+def test_lower_case_is_that_of_tokenizers():
+    text = "".join(map(chr, range(0x530))) + " ΟΔΥΣΣΕΥΣ "
+    assert Pooling(lower_case=True).read(text) == normalizers.Lowercase().normalize_str(text)

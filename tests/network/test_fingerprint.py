@@ -1,0 +1,63 @@
+"""fingerprint.py: one model in all its types, and others that differ in a number."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from convert import convert
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.network.fingerprint import fingerprint, same_model
+from model import load
+from random_models import random_t5
+
+
+def test_it_outlives_types_and_quantisation(made, tmp_path):
+    folder = made("flan").folder
+    plain = fingerprint(load(folder, "float32")[0])
+    in_bits = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
+    quantised = fingerprint(load(convert(folder, tmp_path / "q", "float32", **in_bits))[0])
+    assert quantised["fingerprint"] == plain["fingerprint"]
+    assert quantised["weights"] != plain["weights"]
+    assert fingerprint(load(folder, "bfloat16")[0]) == plain
+    for other in (fingerprint(load(folder, "float16")[0]), quantised):
+        assert same_model(plain, other) and same_model(other, plain)
+    assert not same_model(plain, fingerprint(random_t5(seed=3)))
+
+
+def test_what_is_not_known_is_not_compared(made):
+    """Of a rank that has a part of the model, and of folders from before."""
+    folder = made("flan").folder
+    whole = fingerprint(load(folder)[0])
+    part = fingerprint(load(folder, group=SimpleNamespace(rank=lambda: 0, size=lambda: 2))[0])
+    assert whole["weights"].count("7fc0") < part["weights"].count("7fc0")
+    assert same_model(whole, part) and same_model({"fingerprint": whole["fingerprint"]}, whole)
+    assert not same_model(whole, whole | {"config": "0"})
+    assert not same_model(whole, whole | {"weights": whole["weights"][:-4]})
+    assert not same_model(whole, {"fingerprint": whole["fingerprint"][:-4]})
+
+
+@pytest.mark.parametrize("change, same", [(0.003, True), (0.03, False)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.norm", "encoder.layers.0.feed_forward.wi_1", "shared", "decoder.norm",
+        "decoder.layers.0.self_attention.k", "decoder.layers.0.cross_attention.o", "lm_head",
+        "decoder.relative_attention_bias.0",
+    ],
+)  # fmt: skip
+def test_it_is_another_where_one_weight_has_changed(made, name, change, same):
+    """At its very end."""
+    model, _ = load(made("flan").folder, "float32")
+    before = fingerprint(model)
+    weight = dict(tree_flatten(model.parameters()))[f"{name}.weight"]
+    place = (..., weight.shape[-1] - 1)
+    changed = mx.array(weight)
+    changed[place] = weight[place] * (1 + change)
+    model.load_weights([(f"{name}.weight", changed)], strict=False)
+    assert same_model(before, fingerprint(model)) is same
+
+
+def test_a_norm_that_is_no_number_is_like_no_other():
+    model = random_t5(seed=3)
+    model.encoder.norm.weight[-1] = mx.nan
+    assert not same_model(fingerprint(model), fingerprint(model))

@@ -1,0 +1,133 @@
+"""Folders of sentence-transformers, small and made here, and what they make of texts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from command_line import byte_model
+from decoder import SpeculativeDecoder
+from families import torch
+from mlx_t5.checkpoints.sentence_modules import read_pooling
+from mlx_t5.errors import UserError
+from model import load
+
+FLAGS = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
+FLAGS |= {"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "weightedmean": "weightedmean_tokens"}
+FLAGS |= {"lasttoken": "lasttoken"}
+SETTINGS = {
+    "reading": "sentence_bert_config.json",
+    "general": "config_sentence_transformers.json",
+    "tokenizer": "tokenizer_config.json",
+    "model": "config.json",
+}
+
+
+def module(name, **config):
+    """A module with random weights, and its folder's name."""
+    state = {}
+    if name == "Dense":
+        inputs, outputs = config["in_features"], config["out_features"]
+        layers = {"linear": config.get("bias", True)}
+        layers |= {"residual": False} if config.get("use_residual") and inputs != outputs else {}
+        for layer, bias in layers.items():
+            own = torch.nn.Linear(inputs, outputs, bias=bias).state_dict()
+            state |= {f"{layer}.{part}": tensor for part, tensor in own.items()}
+    return name, config, state
+
+
+def dense(inputs=32, outputs=32, activation="Identity", **more):
+    name = f"torch.nn.modules.activation.{activation}"
+    return module(
+        "Dense", in_features=inputs, out_features=outputs, activation_function=name, **more
+    )
+
+
+def pooling(*modes, **more):
+    given = modes[0] if len(modes) == 1 else list(modes)
+    return module("Pooling", pooling_mode=given, embedding_dimension=32, **more)
+
+
+def flags(*modes):
+    named = {f"pooling_mode_{flag}": mode in modes for mode, flag in FLAGS.items()}
+    return module("Pooling", word_embedding_dimension=32, **named)
+
+
+NORMALIZE = module("Normalize")
+OF_TOKENS = {"module_input_name": "token_embeddings"}
+
+
+def folder_of(folder, *modules, **settings):
+    """A T5 with these modules around it, and entries of its settings' files, by SETTINGS."""
+    byte_model(folder)
+    listed = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    ]
+    for i, (kind, config, state) in enumerate(modules, 1):
+        path = f"{i}_{kind}"
+        kind = f"sentence_transformers.models.{kind}"
+        listed.append({"idx": i, "name": str(i), "path": path, "type": kind})
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(config))
+        if state:
+            torch.save(state, folder / path / "pytorch_model.bin")
+    (folder / "modules.json").write_text(json.dumps(listed))
+    for name, entries in settings.items():
+        change(folder / SETTINGS[name], entries)
+    return folder
+
+
+def change(file, entries):
+    own = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(own | entries))
+
+
+def embedder(folder):
+    model, tokenizer = load(folder, "float32")
+    return SpeculativeDecoder(model, None, tokenizer)
+
+
+def pooled(hidden, mode):
+    """One mode by its definition, of states (S, width)."""
+    n = len(hidden)
+    return {
+        "cls": hidden[0],
+        "max": hidden.max(0),
+        "mean": hidden.mean(0),
+        "mean_sqrt_len_tokens": hidden.sum(0) / n**0.5,
+        "weightedmean": np.arange(1, n + 1) @ hidden / (n * (n + 1) / 2),
+        "lasttoken": hidden[-1],
+    }[mode]
+
+
+def expected(modules, hidden):
+    """The vector of a text's states (S, 32), each module by its definition."""
+    features = {"token_embeddings": hidden}
+    for kind, config, state in modules:
+        source = config.get("module_input_name", "sentence_embedding")
+        output = config.get("module_output_name", source)
+        if kind == "Pooling":
+            modes = config.get("pooling_mode") or [
+                m for m, f in FLAGS.items() if config[f"pooling_mode_{f}"]
+            ]
+            modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+            found = [pooled(features["token_embeddings"], mode) for mode in modes]
+            features["sentence_embedding"] = np.concatenate(found)
+        elif kind == "Normalize" and source in features:
+            x = features[source]
+            features[output] = x / np.linalg.norm(x, axis=-1, keepdims=True)
+        elif kind == "Dense":
+            x, weights = features[source], {name: t.numpy() for name, t in state.items()}
+            act = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
+            y = x @ weights["linear.weight"].T + weights.get("linear.bias", 0)
+            y = act(torch.tensor(y, dtype=torch.float32)).numpy()
+            if config.get("use_residual"):
+                y = y + (x @ weights["residual.weight"].T if "residual.weight" in weights else x)
+            features[output] = y
+    return features["sentence_embedding"]
+
+
+def refused(folder, message):
+    with pytest.raises(UserError, match=message) as error:
+        read_pooling(folder, 32)
+    assert "\n" not in str(error.value)
