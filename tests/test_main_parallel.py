@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import main
 from launching import finish, launch, needs_ring, ranks_of
+from meeting import Meeting
+from mlx_t5.backend import mx
 
 pytestmark = [
     needs_ring,
@@ -57,26 +60,63 @@ def test_a_killed_rank_costs_nothing_but_a_start_with_resume(models, source, tmp
     assert not out.exists() and lines_of(tmp_path) >= 8
     _, err = finish(launch(2, *command, "-v"), PATIENCE)
     assert records(out) == records(wanted), err
-    assert set(os.listdir(tmp_path)) == {out.name, wanted.name}, "the parts are gone"
+    made = [f"{path.name}{end}" for path in (out, wanted) for end in ("", ".resume")]
+    assert sorted(os.listdir(tmp_path)) == sorted(made), "the parts are gone"
+    kept = [out.with_name(f"{path.name}.resume").read_text() for path in (out, wanted)]
+    assert kept[0] == kept[1] and kept[0].endswith(f"\n{BAD + 1}\n"), "what ends in an error"
     assert "resuming: " in err and "results by rank: 0: " in err
     assert err.count("peak memory") == 1, "one rank tells"
     assert f"error: {source[1]} line {BAD + 1} is empty" in err, "whoever has it"
 
 
-def test_vectors_of_all_ranks_are_one_array(models, source, tmp_path):
-    found = []
+@pytest.fixture
+def threads(monkeypatch):
+    """Runs the command line as so many ranks, which are threads of this process."""
+
+    def run(count, *argv):
+        here = threading.local()
+
+        def work(ranks):
+            here.ranks = ranks
+            try:
+                return main.main(["--parallel", "data", *argv])
+            finally:
+                mx.synchronize()
+                mx.clear_streams()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(main, "join", lambda: here.ranks)
+            return Meeting(count).run(work)
+
+    return run
+
+
+def test_vectors_of_all_ranks_are_one_array(models, source, tmp_path, threads):
     options = [*models, *source, "--embed", "--normalize", "--output-file"]
-    for out in (tmp_path / "wanted.npy", tmp_path / "out.npy"):
-        if out.stem == "out":
-            _, err = finish(
-                launch(3, "main.py", "--parallel", "data", *options, str(out)), PATIENCE
-            )
-            assert out.exists(), err
-        else:
-            assert main.main([*options, str(out)]) == 2
-        found.append(np.load(out))
-    assert np.isnan(found[1][BAD]).all() and len(found[1]) == len(LINES)
-    np.testing.assert_allclose(*found, atol=1e-5)
+    wanted, out = tmp_path / "wanted.npy", tmp_path / "out.npy"
+    assert main.main([*options, str(wanted)]) == 2
+    assert threads(3, *options, str(out)) == [2, 0, 0]
+    found = np.load(out)
+    assert np.isnan(found[BAD]).all() and len(found) == len(LINES)
+    np.testing.assert_allclose(found, np.load(wanted), atol=1e-5)
+
+
+def test_parts_of_another_job_are_not_joined(models, source, tmp_path, threads, capsys):
+    """A part ends in the middle of a run with other settings; an error in it is not forgotten."""
+    out = tmp_path / "out.txt"
+    options = [*models, *source, "--output-file", str(out), "--resume", "-m"]
+    assert main.main([*options, "2"]) == 2
+    record, part = out.with_name("out.txt.resume"), out.with_name("out.txt.part-1-of-2")
+    record.rename(part.with_name(f"{part.name}.resume"))
+    out.rename(part)
+    lines = part.read_text().splitlines(keepends=True)
+    part.write_text("".join(lines[::2][:-1]))
+    capsys.readouterr()
+    errors = threads(2, *options, "3")
+    assert errors == [2, 2] and not out.exists()
+    assert f"{part} was written with --max-tokens 2; give that again" in capsys.readouterr().err
+    assert threads(2, *options, "2") == [2, 0]
+    assert out.read_text() == "".join(lines) and record.exists() and not part.exists()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def json_like(found):
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request, root):
     """What each of 2 or 4 ranks has written; 4 on few cores wait long for each other."""
-    names = list(shared_models.MODELS) if request.param == 2 else ["gated"]
+    names = list(shared_models.MODELS) if request.param == 2 else ["tied"]
     _, err = finish(launch(request.param, str(SCRIPT), str(root), *names))
     files = [root / f"{rank}-of-{request.param}.json" for rank in range(request.param)]
     assert all(file.exists() for file in files), err
