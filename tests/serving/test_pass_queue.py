@@ -8,7 +8,7 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
-from mlx_t5.errors import UserError
+from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.passes import NotFinite
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
@@ -114,3 +114,14 @@ def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
     worker.submit(task(events, lambda *_: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == Values(["next"])
     assert passes == [0] and events.empty()
+
+
+def test_ranks_that_came_apart_do_not_go_on():
+    def parts(*_):
+        raise RanksApart(RuntimeError("[ring] no connection"))
+
+    events = queue.Queue()
+    passes = PassQueue(None, Metrics(), lambda: 0.0, lambda *_: None, lambda *_: None)
+    passes.add(task(events, parts, 1))
+    with pytest.raises(RanksApart):
+        passes.advance()
