@@ -178,7 +178,8 @@ def _choose(args: argparse.Namespace) -> Pair:
     why = "no draft takes part" if alone else "regular decoding"
     regular = args.regular_decode or alone
     wanted = args.model, args.draft_model
-    return models.choose_pair(*wanted, convert, regular, args.adapter_path, why)
+    drafts = not (args.num_beams or 1) > 1  # beams do without: then it is not worth a download
+    return models.choose_pair(*wanted, convert, regular, args.adapter_path, why, drafts)
 
 
 def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:

@@ -144,7 +144,9 @@ def _choose(args: argparse.Namespace) -> Pair:
     from convert import convert
     from mlx_t5.cli import models
 
-    return models.choose_pair(args.model, args.draft_model, convert, adapter=args.adapter_path)
+    return models.choose_pair(
+        args.model, args.draft_model, convert, adapter=args.adapter_path, fetch=True
+    )
 
 
 def _serve(args: argparse.Namespace, ranks: Ranks) -> int:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks import printing
+from mlx_t5.checkpoints.default_drafts import default_draft
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
@@ -58,7 +59,6 @@ MODELS = MappingProxyType(
         "byt5-small": _gated(384, 1472, 3584, 6, 64, 12, num_decoder_layers=4),
     }
 )
-DRAFTS = MappingProxyType({"t5": "t5-small", "flan-t5": "flan-t5-small", "mt5": "mt5-small"})
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,9 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 
 def draft_of(name: str) -> str | None:
-    """The usual draft: the smallest of the family, in bfloat16; none for itself."""
-    family = name.rsplit("-", 1)[0]
-    draft = DRAFTS.get(family)
-    return None if draft == name else draft
+    """The default draft, in bfloat16, if the model has one."""
+    draft = default_draft(name)
+    return draft and draft.rpartition("/")[2]
 
 
 def together(name: str, needs: dict[str, Need]) -> dict[int | None, int]:

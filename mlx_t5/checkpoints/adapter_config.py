@@ -3,65 +3,60 @@
 The entries are those of PEFT's `LoraConfig`, and mean what they mean in PEFT 0.21. What would make
 the adapter something else than a product of two matrices a layer is refused by its name: an adapter
 that is merged in part would be another model that still writes fluent text.
-
-Patterns are regular expressions from a stranger, who may choose one that takes years to match, and
-Python cannot end a match. So a process of its own does the matching, and that can be ended.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_t5.checkpoints.adapter_patterns import (
+    ANY_BLOCK,
+    BLOCK,
+    CONFIG,
+    ENDING,
+    WHOLE,
+    Matches,
+    Pattern,
+    matches,
+)
 from mlx_t5.checkpoints.small_files import place, read_object
 from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import written
 
-CONFIG = "adapter_config.json"
 # No linear layers; the head is one, but PEFT saves its base as well, and it may be the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
 ALL_LINEAR = "all-linear"
-MATCHING_SECONDS = 10.0  # for all patterns and layers; mostly 0.05 suffice
+_TARGETS = ["q", "v"]  # PEFT's for T5, where an adapter names none
 _MAX_NAMES = 4096  # in a list; t5-11b has 560 layers
 _MAX_PATTERN = 1000  # characters
 _MAX_RANK = 1 << 16
 _MAX_ALPHA = 1e6
 
-_MATCHER = """
-import json, re, sys
-found, wrong = {}, None
-patterns, names = json.load(sys.stdin)
-for pattern in patterns:
-    try:
-        found[pattern] = {}
-        for name in names:
-            match = re.match(pattern, name)
-            if match:
-                found[pattern][name] = match.groupdict().get("block") or ""
-    except (re.error, RecursionError, OverflowError) as error:
-        wrong = [pattern, str(error)]
-        break
-json.dump([found, wrong], sys.stdout)
-"""
-Matches = Mapping[str, Mapping[str, str]]  # by pattern and by name, see `matches`
-
-# What the first weights were changes nothing afterwards. The others change the base model as well.
-_NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+# What the first weights were changes nothing afterwards.
+_NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+_CONVERTIBLE_STARTS = ("pissa", "corda", "olora", "lora_ga")
 _READ = frozenset(
     "r lora_alpha use_rslora rank_pattern alpha_pattern target_modules exclude_modules "
     "layers_to_transform layers_pattern peft_type bias init_lora_weights".split()
 )
-# Whatever they hold, a merged adapter is the same: how it was trained, and where it came from.
+# Whatever they hold, a merged adapter is the same: how it was trained, and where it came from. That
+# weights are transposed (fan_in_fan_out) is never true of T5's layers, and PEFT goes by these.
 _WITHOUT_EFFECT = frozenset(
     "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
-    "inference_mode loftq_config lora_dropout lora_ga_config megatron_config peft_version revision "
-    "runtime_config task_type".split()
+    "fan_in_fan_out inference_mode loftq_config lora_dropout lora_ga_config megatron_config "
+    "peft_version revision runtime_config task_type".split()
+)
+# What PEFT 0.21 merges into a T5, and what it does not either.
+_MERGED_BY_PEFT = frozenset(
+    "kasa_config modules_to_save monteclora_config target_parameters trainable_token_indices "
+    "use_bdlora use_dora use_qalora velora_config".split()
+)
+_NEVER_MERGED = frozenset(
+    "alora_invocation_tokens arrow_config layer_replication lora_bias".split()
 )
 
 
@@ -75,40 +70,6 @@ def adapter_folder(name: str | Path) -> Path:
     if not name or not folder.is_dir():
         raise UserError(f"there is no adapter folder {str(name)!r}; give that of a PEFT adapter")
     return folder
-
-
-def matches(
-    patterns: Iterable[str], names: Iterable[str], seconds: float = MATCHING_SECONDS
-) -> dict[str, dict[str, str]]:
-    """Matches regular expressions against the beginnings of names.
-
-    Args:
-        patterns: Python's `re` reads them.
-        names: what they are matched against.
-        seconds: the most that it may take.
-
-    Returns:
-        By pattern and by name that it matches, what the pattern's group `block` holds ("" without
-        one).
-
-    Raises:
-        UserError: a pattern is no regular expression, or the time is over.
-    """
-    wanted = list(dict.fromkeys(patterns))
-    if not wanted:
-        return {}
-    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", _MATCHER]
-    request = json.dumps([wanted, list(names)]).encode()
-    try:
-        done = subprocess.run(command, input=request, capture_output=True, timeout=seconds)
-        found, wrong = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):
-        cause = f"its patterns take more than {seconds:g} s, or too much memory, to match"
-        raise UserError(f"{CONFIG}: {cause}; write them more simply") from None
-    if wrong:
-        pattern, reason = wrong
-        raise UserError(f"{CONFIG}: {shown(pattern)} is no regular expression ({shown(reason)})")
-    return found
 
 
 @dataclass(frozen=True)
@@ -168,6 +129,7 @@ class LoraConfig:
         """
         raw = {name: value for name, value in raw.items() if value is not None}
         _refuse_others(raw)
+        _refuse_unused_blocks(raw)
         blocks = raw.get("layers_to_transform", ())
         return cls(
             r=_rank("r", raw.get("r", 8)),
@@ -175,12 +137,12 @@ class LoraConfig:
             use_rslora=_flag("use_rslora", raw.get("use_rslora", False)),
             rank_pattern=_by_pattern("rank_pattern", raw, _rank),
             alpha_pattern=_by_pattern("alpha_pattern", raw, _alpha),
-            target_modules=_modules("target_modules", raw.get("target_modules", ())),
+            target_modules=_modules("target_modules", raw.get("target_modules", _TARGETS)),
             exclude_modules=_modules("exclude_modules", raw.get("exclude_modules", ())),
             layers_to_transform=_several(
                 "layers_to_transform", [blocks] if type(blocks) is int else blocks, int
             ),
-            layers_pattern=_names("layers_pattern", raw.get("layers_pattern", ())),
+            layers_pattern=_names("layers_pattern", raw.get("layers_pattern") or ()),
         )
 
     def changes(self, layers: Iterable[str]) -> dict[str, Change]:
@@ -191,16 +153,17 @@ class LoraConfig:
         """
         layers = list(layers)
         modules = [m for m in (self.target_modules, self.exclude_modules) if isinstance(m, str)]
-        blocks = self._blocks() if self.layers_to_transform else []
-        endings = map(_ending, [*self.rank_pattern, *self.alpha_pattern])
-        found = matches([*map(_whole, modules), *blocks, *endings], layers)
+        wanted = [(WHOLE, pattern) for pattern in modules]
+        wanted += self._blocks() if self.layers_to_transform else []
+        wanted += [(ENDING, p) for p in (*self.rank_pattern, *self.alpha_pattern)]
+        found = matches(wanted, layers)
         targets = [layer for layer in layers if self._is_target(layer, found)]
         return {layer: self._change(layer, found) for layer in targets}
 
     def _change(self, layer: str, found: Matches) -> Change:
         # As in PEFT the first pattern counts.
-        ranks = (r for p, r in self.rank_pattern.items() if layer in found[_ending(p)])
-        alphas = (a for p, a in self.alpha_pattern.items() if layer in found[_ending(p)])
+        ranks = (r for p, r in self.rank_pattern.items() if layer in found[ENDING, p])
+        alphas = (a for p, a in self.alpha_pattern.items() if layer in found[ENDING, p])
         rank, alpha = next(ranks, self.r), next(alphas, self.lora_alpha)
         return Change(rank, alpha / (math.sqrt(rank) if self.use_rslora else rank))
 
@@ -212,30 +175,21 @@ class LoraConfig:
             return layer.rpartition(".")[2] not in OTHERS
         if not _is_named(layer, wanted, found):
             return False
-        if isinstance(wanted, str) or not self.layers_to_transform:
+        # A layer's whole name counts whatever its block is.
+        if isinstance(wanted, str) or layer in wanted or not self.layers_to_transform:
             return True
         block = next((found[p][layer] for p in self._blocks() if layer in found[p]), "")
         return block in map(str, self.layers_to_transform)
 
-    def _blocks(self) -> list[str]:
+    def _blocks(self) -> list[Pattern]:
         """Patterns that find the number of the block that a layer lies in."""
-        named = [rf"(?:^|.*?\.){name}\.(?P<block>\d+)\." for name in self.layers_pattern]
-        return named or [r".*?\.[^.]*\.(?P<block>\d+)\."]
-
-
-def _whole(pattern: str) -> str:
-    return rf"(?:{pattern})\Z"
-
-
-def _ending(pattern: str) -> str:
-    """Matches names that end in what the pattern matches, from a dot on; as in PEFT."""
-    return rf"(.*\.)?({pattern})$"
+        return [(BLOCK, name) for name in self.layers_pattern] or [(ANY_BLOCK, "")]
 
 
 def _is_named(layer: str, modules: str | tuple[str, ...], found: Matches) -> bool:
     """Whether a list has the layer's name or the end of it, or a pattern matches the whole."""
     if isinstance(modules, str):
-        return layer in found[_whole(modules)]
+        return layer in found[WHOLE, modules]
     return any(layer == name or layer.endswith(f".{name}") for name in modules)
 
 
@@ -246,19 +200,45 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
         if kind is None:
             raise UserError(f"{CONFIG} has no peft_type; only adapters saved by PEFT can be merged")
         raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
-    if raw.get("bias", "none") != "none":
-        raise UserError(f"{CONFIG}: bias {shown(raw['bias'])} cannot be merged; T5 has no biases")
-    start = raw.get("init_lora_weights", True)
-    if not any(start is known or start == known for known in _NEUTRAL_STARTS):
-        raise UserError(
-            f"{CONFIG}: init_lora_weights {shown(start)} changes the base model as well; save the "
-            "adapter with path_initial_model_for_weight_conversion"
-        )
+    bias = raw.get("bias", "none")
+    if bias == "all":
+        cause = "bias all means T5's tables of relative positions as well"
+        raise UserError(f"{CONFIG}: {cause}, which cannot be merged here; merge it with PEFT")
+    if bias not in ("none", "lora_only"):  # T5's linear layers have none
+        raise _refusal("bias", bias, "none, lora_only or all")
+    _refuse_start(raw.get("init_lora_weights", True))
     for name, value in raw.items():
         # An entry unknown here may be a number or a name, which others refer to, but no switch.
         if name not in _READ | _WITHOUT_EFFECT and (value is True or _holds(value)):
-            what = f"{shown(name)} {shown(value)}"
-            raise UserError(f"{CONFIG}: {what} cannot be merged here; merge the adapter with PEFT")
+            what = f"{CONFIG}: {shown(name)} {shown(value)} cannot be merged"
+            if name in _NEVER_MERGED:
+                raise UserError(f"{what} into a T5, by PEFT neither; train without it")
+            cure = "it" if name in _MERGED_BY_PEFT else "it, if it can,"
+            raise UserError(f"{what} here; merge {cure} with PEFT")
+
+
+def _refuse_start(start: object) -> None:
+    """Refuses first weights for which the base model was changed as well."""
+    kind = start.lower() if isinstance(start, str) else start
+    if any(kind is known or kind == known for known in _NEUTRAL_STARTS):
+        return
+    what = f"{CONFIG}: init_lora_weights {shown(start)}"
+    if isinstance(kind, str) and kind.startswith(_CONVERTIBLE_STARTS):
+        cure = "save the adapter with path_initial_model_for_weight_conversion"
+        raise UserError(f"{what} changes the base model as well; {cure}")
+    if kind == "loftq":
+        raise UserError(f"{what} changes the base model as well, which cannot be merged here")
+    raise UserError(f"{what} is not known")
+
+
+def _refuse_unused_blocks(raw: Mapping[str, Any]) -> None:
+    """Refuses what says which blocks are meant where, as in PEFT, nothing comes of it."""
+    for name in ("layers_to_transform", "layers_pattern"):
+        given = raw.get(name) not in (None, [], "")
+        if given and isinstance(raw.get("target_modules"), str):
+            raise UserError(f"{CONFIG}: {name} goes with a list of target_modules, not a pattern")
+    if raw.get("layers_pattern") and raw.get("layers_to_transform") in (None, []):
+        raise UserError(f"{CONFIG}: layers_pattern goes with layers_to_transform only")
 
 
 def _holds(value: object) -> bool:

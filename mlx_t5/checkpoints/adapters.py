@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.adapter_config import CONFIG, OTHERS, LoraConfig, adapter_folder
+from mlx_t5.checkpoints.adapter_config import OTHERS, LoraConfig, adapter_folder
+from mlx_t5.checkpoints.adapter_patterns import CONFIG
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.quantization import PARTS, change_weight, layer_settings
 from mlx_t5.errors import UserError, shown
@@ -24,7 +25,7 @@ from mlx_t5.errors import UserError, shown
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _DECODER = "decoder.block."
-_WEIGHT = ".weight"
+_WEIGHT, _HEAD = ".weight", "lm_head"
 Shape = tuple[int, ...]
 
 
@@ -131,18 +132,20 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adap
     config = LoraConfig.read(folder)
     weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
     layers = {name.removesuffix(_WEIGHT): shape for name, shape in weights.items()}
-    changes = config.changes(layers)
+    whole = any(name.startswith(_DECODER) for name in shapes)
+    # An output head that is the embedding has no tensor, and is a layer all the same.
+    changes = config.changes(dict.fromkeys([*layers, *([_HEAD] if whole else [])]))
     for layer in changes:
         if layer.rpartition(".")[2] in OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
     if not changes:
-        raise UserError(f"{folder / CONFIG}: its target_modules name no layer of this model")
+        cause = "target_modules, exclude_modules and layers_to_transform leave no layer to change"
+        raise UserError(f"{folder / CONFIG}: {cause} in this model")
     checkpoint = open_checkpoint(folder, WEIGHTS)
     expected: dict[str, Shape] = {}
     for layer, change in changes.items():
         (outputs, inputs), rank = layers[layer], change.rank
         expected |= dict(zip(_matrices(layer), ((rank, inputs), (outputs, rank)), strict=True))
-    whole = any(name.startswith(_DECODER) for name in shapes)
     _check(checkpoint, expected, "" if whole else _PREFIX + _DECODER)
     return Adapter(checkpoint, {layer: change.scale for layer, change in changes.items()})
 

@@ -51,6 +51,11 @@ def resolve(name: str, revision: str | None = None) -> Path:
     return _download(name, revision)
 
 
+def is_cached(name: str) -> bool:
+    """Whether Hugging Face's cache has the whole of a Hub id; the network is not asked."""
+    return _cached(name, None) is not None
+
+
 def full_id(name: str) -> str:
     """Adds the owner to a Hub id that is known without one."""
     return _RENAMED.get(name, name)

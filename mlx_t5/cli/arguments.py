@@ -208,8 +208,8 @@ def add_models(group: argparse._ActionsContainer) -> None:
         "--draft-model-name",
         metavar="NAME",
         help="the draft, named likewise; lookup: copy from the source, without a second model; "
-        "NAME+lookup: both; none: regular decoding (default: the one that belongs to the target, "
-        "if there is one)",
+        "NAME+lookup: both; none: regular decoding (default: the target's own, see "
+        "README, if it has one and that is there or comes with it from the Hub)",
     )
     group.add_argument(
         "--dtype",

@@ -7,6 +7,7 @@ a Hub id, which is converted into `models/` the first time it is asked for.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ BUNDLED = Path(__file__).parents[2] / "demo"
 CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
 Convert = Callable[[str, Path], object]
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
+WITH_ADAPTER = " with adapter "
+OTHERWISE = "--draft-model lookup copies from the prompt, distill.py makes a draft"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ def choose_pair(
     regular: bool = False,
     adapter: str | None = None,
     regular_because: str = "regular decoding",
+    fetch: bool = False,
 ) -> Pair:
     """Finds the models to run, and converts them if need be.
 
@@ -55,26 +59,27 @@ def choose_pair(
         model: name of the target; None takes t5-11b where it and t5-small are converted, and the
             bundled pair otherwise.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" to do without. None takes the draft that belongs to the target, if
-            there is one.
+            do both, "none" to do without. None takes the target's default draft, if it has one
+            and that is there.
         convert: makes the model of a Hub id into a folder, as `convert.convert` does.
         regular: do without a draft, whatever `draft_model` says.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: what the user is told then.
+        fetch: whether a default draft may be converted, from Hugging Face's cache, or from the Hub
+            if the target was as well.
 
     Raises:
         UserError: there is no such model, or it cannot be converted.
     """
     from mlx_t5.checkpoints.adapter_config import adapter_folder
 
-    draft: Path | None
-    usual_draft: Path | None
+    draft: Path | None = None
     merged = None if adapter is None else adapter_folder(adapter)  # before anything is converted
+    why, is_new = "", model is not None and not _place_of(model).is_dir()
     if model is None:
-        target, usual_draft, why = _default_pair()
+        target, draft, why = _default_pair()
     else:
         target = locate(model, convert)
-        usual_draft, why = _usual_draft(target), ""
     lookup = not regular and draft_model is not None and draft_model.split("+")[-1] == LOOKUP
     if regular or draft_model == "none":
         draft, why = None, f"{why}{regular_because}"
@@ -82,10 +87,9 @@ def choose_pair(
         draft = None
     elif draft_model is not None:
         draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
-    else:
-        draft = usual_draft
-        if draft is None:
-            why = "no --draft-model given: regular decoding"
+    elif model is not None:
+        may = fetch and "MLX_RANK" not in os.environ  # several ranks would all convert it
+        draft, why = _default_draft(target, convert if may else None, is_new)
     names = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
     names += f", draft {_shown(draft)}" if draft else ""
     names += ", copying from the source" if lookup else ""
@@ -107,6 +111,22 @@ def locate(name: str, convert: Convert) -> Path:
         UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
             folder was converted from another one.
     """
+    folder = _place_of(name)
+    if folder.is_dir():
+        if folder != Path(name).expanduser():
+            _require_same(name, folder)
+    else:
+        convert(name, folder)
+        print(f"converted {name} to {folder}; it is there from now on", file=sys.stderr)
+    return folder
+
+
+def _place_of(name: str) -> Path:
+    """The folder that a model's name stands for; that of a Hub id may not be there yet.
+
+    Raises:
+        UserError: the name is a path to nothing.
+    """
     from mlx_t5.checkpoints.small_files import place
 
     place(name)  # refuses what leads nowhere
@@ -119,13 +139,7 @@ def locate(name: str, convert: Convert) -> Path:
         raise UserError(f"{name} is a file; give the folder that has config.json and the weights")
     if not _may_be_hub_id(name):
         raise UserError(f"there is no model folder {name}; make one with: python convert.py")
-    converted = CONVERTED / name.rsplit("/", 1)[-1]
-    if not converted.is_dir():
-        convert(name, converted)
-        print(f"converted {name} to {converted}; it is there from now on", file=sys.stderr)
-    else:
-        _require_same(name, converted)
-    return converted
+    return CONVERTED / name.rsplit("/", 1)[-1]
 
 
 def load_pair(
@@ -221,7 +235,7 @@ def _source(folder: Path) -> str | None:
         return None
     model, adapter = record.get("model"), record.get("adapter")
     name = full_id(model) if isinstance(model, str) else None
-    return name if adapter is None else f"{name or record.get('folder')} with adapter {adapter}"
+    return name if adapter is None else f"{name or record.get('folder')}{WITH_ADAPTER}{adapter}"
 
 
 def _default_pair() -> tuple[Path, Path, str]:
@@ -234,16 +248,50 @@ def _default_pair() -> tuple[Path, Path, str]:
     return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}; "
 
 
-def _usual_draft(target: Path) -> Path | None:
-    """The draft that was made for a target: its neighbour, or t5-small for the T5 it is one of."""
-    if target.resolve() == (BUNDLED / "target").resolve():
-        return BUNDLED / "draft"
-    small = CONVERTED / DEFAULT_DRAFT
-    if target.name not in ("t5-base", "t5-large", "t5-3b", "t5-11b") or not small.is_dir():
-        return None
-    from mlx_t5.checkpoints.hub import full_id
+def _default_draft(
+    target: Path, convert: Convert | None, download: bool
+) -> tuple[Path | None, str]:
+    """The draft of a target where none is named, and why it is that or none.
 
-    return small if _source(small) in (None, full_id(DEFAULT_DRAFT)) else None
+    Args:
+        target: its folder.
+        convert: makes the model of a Hub id into a folder; None leaves what is not there.
+        download: whether that may come from the Hub, and not from Hugging Face's cache alone.
+    """
+    from mlx_t5.checkpoints.default_drafts import default_draft
+    from mlx_t5.checkpoints.hub import is_cached
+
+    if target.resolve() == (BUNDLED / "target").resolve():
+        return BUNDLED / "draft", ""
+    name = default_draft((_source(target) or target.name).partition(WITH_ADAPTER)[0])
+    if name is None:
+        return None, f"no --draft-model given and no default for it: regular decoding; {OTHERWISE}"
+    folder = CONVERTED / name.rsplit("/", 1)[-1]
+    if not folder.is_dir() and convert and (download or is_cached(name)):
+        print(f"its default draft is {name}; --draft-model none does without", file=sys.stderr)
+        try:
+            locate(name, convert)
+        except UserError as error:
+            return None, f"regular decoding: no default draft, as {error}"
+    if not folder.is_dir():
+        cure = f"python convert.py --model {name}"
+        return None, f"regular decoding: its default draft is not there; get it with: {cure}"
+    if _source(folder) not in (None, name) or not _fit(target, folder):
+        return None, f"regular decoding: {folder} is not its default draft, {name}"
+    return folder, "its default draft"
+
+
+def _fit(target: Path, draft: Path) -> bool:
+    """Whether a target and a draft, known by their folders' names alone, have like tokens."""
+    from mlx_t5.network.config import T5Config
+    from mlx_t5.network.weights import read_config
+
+    try:
+        configs = [T5Config.from_dict(read_config(folder)) for folder in (target, draft)]
+    except UserError:
+        return True  # loading them says what is wrong
+    names = ("vocab_size", "eos_token_ids", "decoder_start_token_id")
+    return len({tuple(getattr(config, name) for name in names) for config in configs}) == 1
 
 
 def _may_be_hub_id(name: str) -> bool:

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from adapters import PLAIN
-from mlx_t5.checkpoints.adapter_config import Change, LoraConfig, matches
+from mlx_t5.checkpoints.adapter_config import Change, LoraConfig
+from mlx_t5.checkpoints.adapter_patterns import WHOLE, matches
 from mlx_t5.errors import UserError
 
 ENCODER = [f"encoder.block.{i}.layer.0.SelfAttention.{part}" for i in range(3) for part in "qv"]
@@ -34,12 +35,25 @@ def read(**entries) -> LoraConfig:
         ({"layers_to_transform": [0, 2], "layers_pattern": "block"}, r".*block.[02].*q"),
         ({"layers_to_transform": [1], "layers_pattern": ["h", "layer"]}, r".*Enc.*q"),
         ({"layers_to_transform": []}, r".*\.q"),
-        ({"target_modules": ["lm_head", "q"], "layers_to_transform": [0]}, r".*block.0.*q"),
+        ({"layers_to_transform": [0], "layers_pattern": ""}, r".*block.0.*q"),
+        ({"layers_to_transform": [0], "layers_pattern": "(?P<block>block)"}, r".*block.0.*q"),
+        # A layer's whole name counts in whatever block it is.
+        (
+            {"target_modules": ["q", CROSS[3]], "layers_to_transform": [0]},
+            r".*k.0.*q|.*k.1.*Enc.*v",
+        ),
+        ({"target_modules": ["lm_head", "q"], "layers_to_transform": [0]}, r".*block.0.*q|lm_head"),
+        # A pattern of whole names is taken as it is.
+        ({"target_modules": r"(?i)DECODER.*ATT.*\.(q|V)"}, r"decoder.*Att.*"),
+        ({"target_modules": "(?x) .* \\. q  # all"}, r".*\.q"),
+        ({"exclude_modules": r"(?i)DECODER.*"}, r"encoder.*q"),
+        ({"target_modules": None}, r".*\.[qv]$"),
     ],
 )
 def test_targets(entries, expected):
     found = read(**entries).changes(LAYERS)
-    assert list(found) == [layer for layer in LAYERS if re.match(expected, layer) and "." in layer]
+    plain = [layer for layer in LAYERS if "." in layer or layer in expected]
+    assert list(found) == [layer for layer in plain if re.match(expected, layer)]
 
 
 def test_ranks_and_scales():
@@ -72,6 +86,8 @@ def test_what_peft_writes_beside_is_no_obstacle():
         "loftq_config": {"loftq_bits": 4},
         "auto_mapping": {"base_model_class": "T5ForConditionalGeneration"},
         "init_lora_weights": "eva",
+        "bias": "lora_only",
+        "fan_in_fan_out": True,
         "modules_to_save": [],
         "use_dora": False,
         "a_size_of_tomorrow": 7,
@@ -89,18 +105,24 @@ def test_what_peft_writes_beside_is_no_obstacle():
             "no peft_type; only adapters saved by PEFT",
         ),
         ({"use_dora": True}, "use_dora True"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out True"),
-        ({"lora_bias": True}, "lora_bias True"),
-        ({"bias": "all"}, "bias all cannot be merged"),
-        ({"bias": "lora_only"}, "bias lora_only"),
+        ({"lora_bias": True}, "lora_bias True cannot be merged into a T5, by PEFT neither"),
+        ({"bias": True}, "bias must be none, lora_only or all, not True"),
+        ({"bias": "all"}, "bias all means T5's tables of relative positions as well"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]"),
         ({"target_parameters": ["wi.weight"]}, "target_parameters"),
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
         ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication"),
-        ({"a_variant_of_tomorrow": {"rank": 2}}, "a_variant_of_tomorrow"),
+        ({"a_variant_of_tomorrow": {"rank": 2}}, "a_variant_of_tomorrow .* it, if it can, with"),
         ({"init_lora_weights": "pissa_niter_16"}, "pissa_niter_16 changes the base model"),
         ({"init_lora_weights": "olora"}, "path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "loftq"}, "loftq changes the base model as well, which cannot be"),
+        ({"init_lora_weights": "best"}, "init_lora_weights best is not known"),
+        (
+            {"target_modules": ".*q", "layers_to_transform": [0]},
+            "layers_to_transform goes with a list of target_modules, not a pattern",
+        ),
+        ({"layers_pattern": "block"}, "layers_pattern goes with layers_to_transform only"),
         ({"r": 0}, "r must be a whole number from 1"),
         ({"r": 2.0}, "r must be"),
         ({"r": True}, "r must be"),
@@ -136,6 +158,16 @@ def test_what_is_no_pattern_is_refused(pattern):
         read(target_modules=pattern).changes(LAYERS)
 
 
+@pytest.mark.parametrize("name", ["rank_pattern", "layers_pattern"])
+def test_flags_are_refused_where_peft_puts_something_in_front(name):
+    entries = {
+        "layers_to_transform": [0],
+        name: {"(?i)Q": 2} if name == "rank_pattern" else "(?i)Q",
+    }
+    with pytest.raises(UserError, match=r": \(\?i\)Q is no regular expression behind a name"):
+        read(**entries).changes(LAYERS)
+
+
 def test_patterns_that_would_take_years_are_refused():
     with pytest.raises(UserError, match="patterns take more than 0.3 s"):
-        matches([r"((([a-zA-Z.])+)+)+!"], LAYERS, seconds=0.3)
+        matches([(WHOLE, r"((([a-zA-Z.])+)+)+!")], LAYERS, seconds=0.3)

@@ -68,7 +68,9 @@ def parameters(folder, **options) -> dict[str, np.ndarray]:
     [
         ("t5", {"target_modules": ["q", "v"], "r": 3}),
         ("flan", {**PATTERNS, "use_rslora": True, "r": 4, "lora_alpha": 10}),
-        ("flan", {"target_modules": "ALL-LINEAR", "r": 1}),
+        ("flan", {"target_modules": "ALL-LINEAR", "r": 1, "init_lora_weights": "mica"}),
+        ("flan", {"target_modules": r"(?i)DECODER.*\.(Q|wi_0)", "exclude_modules": "(?i).*SELF.*"}),
+        ("t5", {"target_modules": ["v", Q], "layers_to_transform": [0], "bias": "lora_only"}),
         ("umt5", {"target_modules": "all-linear", "exclude_modules": ["k"]}),
         ("byt5", {"target_modules": ["o", "wi_1"], "layers_to_transform": [1, 4]}),
         (
@@ -258,6 +260,42 @@ def test_a_damaged_or_other_adapter_is_refused(tiny, adapter, tmp_path, change, 
             attempt()
         assert "\n" not in str(refused.value)
     assert checkpoints.siblings(tmp_path / "out") == {"source", "adapter"}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"use_dora": True},
+        {"use_qalora": True},
+        {"kasa_config": {}},
+        {"velora_config": {}},
+        {"monteclora_config": {}},
+        {"modules_to_save": ["lm_head"]},
+        {"trainable_token_indices": [3, 4]},
+        {"target_parameters": [f"{Q}.weight"], "target_modules": []},
+        {"use_bdlora": {"target_modules_bd_a": ["q"], "nblocks": 2, "match_strict": False}},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["relative_attention_bias"]},
+        {"bias": "all"},
+    ],
+)
+def test_peft_merges_what_it_is_said_to_merge(made, tmp_path, entries):
+    reference = made("t5")
+    adapters.by_peft(reference.model, tmp_path / "lora", **{"target_modules": ["q"], **entries})
+    with pytest.raises(UserError, match="cannot be merged here; merge it with PEFT$"):
+        load(reference.folder, adapter=tmp_path / "lora")
+
+
+@pytest.mark.parametrize("entries", [{"lora_bias": True}, {"alora_invocation_tokens": [1]},
+                                     {"layer_replication": [[0, 1]]}])  # fmt: skip
+def test_peft_does_not_merge_what_it_is_said_not_to(made, tmp_path, entries):
+    with pytest.raises(Exception, match="Impossible to merge|not support|Could not locate"):
+        adapters.by_peft(made("t5").model, tmp_path / "lora", target_modules=["q"], **entries)
+    (tmp_path / "lora").mkdir(exist_ok=True)
+    own = {**adapters.PLAIN, **entries}
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(own))
+    with pytest.raises(UserError, match="cannot be merged into a T5, by PEFT neither"):
+        load(made("t5").folder, adapter=tmp_path / "lora")
 
 
 def test_an_adapter_for_another_model_is_refused(made, adapter):

@@ -18,7 +18,7 @@ def working_folder(tmp_path, monkeypatch):
 
 def converted(*names: str) -> None:
     for name in names:
-        (Path("models") / name).mkdir(parents=True)
+        (Path("models") / name).mkdir(parents=True, exist_ok=True)
 
 
 def refuse_to_convert(name: str, folder: Path) -> None:
@@ -69,16 +69,104 @@ def test_copying_from_the_source_alone_or_beside_a_draft():
     assert not chosen_for("flan-t5-xl", "lookup", regular=True).lookup
 
 
-def test_a_target_whose_draft_is_unknown_decodes_regularly_and_says_so():
-    converted("flan-t5-xl", "t5-small")
-    chosen = chosen_for("flan-t5-xl", None)
-    assert chosen.draft is None
-    assert "no --draft-model" in chosen.note
+def test_a_target_without_a_default_draft_decodes_regularly_and_says_so():
+    converted("my-t5", "t5-base", "t5-small")
+    for name in ("my-t5", "t5-base"):
+        chosen = chosen_for(name, None)
+        assert chosen.draft is None
+        assert "(no --draft-model given and no default for it: regular decoding; " in chosen.note
 
 
-def test_a_t5_takes_the_converted_t5_small():
-    converted("t5-3b", "t5-small")
+def test_the_default_draft_of_a_target_that_was_converted():
+    converted("t5-3b", "t5-small", "my-flan")
     assert chosen_for("t5-3b", None).draft == Path("models/t5-small")
+    origin = {"model": "google/flan-t5-xl", "adapter": "my-lora"}
+    for source in ("google/flan-t5-xl", origin):
+        converted_from("my-flan", source)
+        chosen = chosen_for("my-flan", None)
+        told = "get it with: python convert.py --model google/flan-t5-small"
+        assert chosen.draft is None and told in chosen.note
+    converted_from("flan-t5-small", "google/flan-t5-small")
+    chosen = chosen_for("my-flan", None)
+    assert chosen.note == "target models/my-flan, draft models/flan-t5-small (its default draft)"
+    assert chosen_for("my-flan", "none").note == "target models/my-flan (regular decoding)"
+
+
+SIZES = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+
+
+def test_a_default_draft_never_ends_in_an_error():
+    """Where folders do not say what they are, or hold another model."""
+    converted("flan-t5-xl", "flan-t5-small")
+    for folder, vocab_size in (("flan-t5-xl", 50), ("flan-t5-small", 60)):
+        config = {"model_type": "t5", "vocab_size": vocab_size, **SIZES}
+        (Path("models") / folder / "config.json").write_text(json.dumps(config))
+    told = "regular decoding: models/flan-t5-small is not its default draft, google/flan-t5-small"
+    assert told in chosen_for("flan-t5-xl", None).note
+    converted_from("flan-t5-small", "stranger/flan-t5-small")
+    assert told in chosen_for("flan-t5-xl", None).note
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is converted: `fetch(model)` chooses a pair and says so; `in_cache` and `absent` too."""
+
+    class Hub:
+        asked: list[str] = []
+        in_cache: set[str] = set()
+        absent: set[str] = set()
+
+        def convert(self, name, folder):
+            self.asked.append(name)
+            if name in self.absent:
+                raise UserError(f"{name}: cannot be downloaded")
+            folder.mkdir(parents=True)
+
+        def fetch(self, model, draft_model=None, **more):
+            self.asked = []
+            chosen = models.choose_pair(model, draft_model, self.convert, fetch=True, **more)
+            return chosen, self.asked
+
+    fake = Hub()
+    monkeypatch.setattr("mlx_t5.checkpoints.hub.is_cached", lambda name: name in fake.in_cache)
+    monkeypatch.delenv("MLX_RANK", raising=False)
+    return fake
+
+
+def test_a_default_draft_is_downloaded_along_with_its_target(hub, capsys):
+    chosen, asked = hub.fetch("google/flan-t5-xl")
+    assert asked == ["google/flan-t5-xl", "google/flan-t5-small"]
+    assert chosen.draft == Path("models/flan-t5-small")
+    told = "its default draft is google/flan-t5-small; --draft-model none does without\n"
+    assert told in capsys.readouterr().err
+    chosen, asked = hub.fetch("google/flan-t5-xl")
+    assert (asked, chosen.draft) == ([], Path("models/flan-t5-small"))
+
+
+def test_a_default_draft_that_cannot_be_had_is_told_and_done_without(hub, monkeypatch):
+    hub.absent = {"google/flan-t5-small"}
+    chosen, _ = hub.fetch("google/flan-t5-xl")
+    assert chosen.note == (
+        "target models/flan-t5-xl (regular decoding: no default draft, as google/flan-t5-small: "
+        "cannot be downloaded)"
+    )
+    # Once the target is there, nobody expects a download.
+    chosen, asked = hub.fetch("google/flan-t5-xl")
+    assert not asked and "its default draft is not there" in chosen.note
+    hub.absent, hub.in_cache = set(), {"google/flan-t5-small"}
+    with monkeypatch.context() as patch:
+        patch.setenv("MLX_RANK", "1")
+        assert hub.fetch("google/flan-t5-xl")[1] == []
+    chosen, asked = hub.fetch("google/flan-t5-xl")
+    assert (asked, chosen.draft) == (["google/flan-t5-small"], Path("models/flan-t5-small"))
+
+
+@pytest.mark.parametrize(
+    "how", [{"regular": True}, {"draft_model": "none"}, {"draft_model": "lookup"}]
+)
+def test_no_default_draft_is_downloaded_where_it_would_not_be_used(hub, how):
+    hub.in_cache = {"google/flan-t5-small"}
+    assert hub.fetch("google/flan-t5-xl", **how)[1] == ["google/flan-t5-xl"]
 
 
 def test_the_bundled_target_takes_its_own_draft():
