@@ -21,8 +21,8 @@ pytestmark = [
 PATIENCE = 120
 SAMPLED = ["--temp", "1", "--seed", "3", "--batch-size", "2", "--num-samples", "2", "-m", "24"]
 TIMES = ("encode_seconds", "decode_seconds", "tokens_per_second", "peak_memory_bytes")
-LINES = [f"line {i}" for i in range(41)]
-BAD = 39  # a line that cannot be read, near the end: the run that is killed does not come to it
+LINES = [f"line {i}" for i in range(27)]
+BAD = 25  # a line that cannot be read, near the end: the run that is killed does not come to it
 
 
 @pytest.fixture(scope="module")
