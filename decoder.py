@@ -95,8 +95,7 @@ class Engine(Batch):
         keys = self.sampling.step_keys([row.decided for row in self.rows])
         proposal = self._draft(keys)
         logits = self._verify(proposal)
-        accepted, tokens = self._accept(logits, proposal, keys)
-        outcome = self._read(accepted, tokens)  # the only wait
+        outcome = self._read(self._accept(logits, proposal, keys))  # the only wait
         self._commit(proposal, outcome, self.clock() - started)
 
     @property
@@ -110,7 +109,10 @@ class Engine(Batch):
         if self.drafter:
             limits = proposal_limits(self.rows, self.drafter, self.adaptive)
             proposal = self.drafter.propose(self.committed, limits, self.sampling, keys)
-        return proposal or Proposal.nothing(len(self.rows))
+        proposal = proposal or Proposal.nothing(len(self.rows))
+        if proposal.tokens is not None:
+            proposal.tokens = self.ranks.of_first(proposal.tokens)
+        return proposal
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Logits (B, T, V) of the target after the last committed token and each of x."""
@@ -124,24 +126,25 @@ class Engine(Batch):
         self.cache.reserve(max(positions) + tokens.shape[1])
         return self.target.decode(tokens, self.cache, positions)
 
-    def _accept(
-        self, logits: mx.array, proposal: Proposal, keys: mx.array | None
-    ) -> tuple[mx.array, mx.array]:
-        """How many of x are kept (B,), and tokens (B, T): those, then one of the target's own."""
+    def _accept(self, logits: mx.array, proposal: Proposal, keys: mx.array | None) -> mx.array:
+        """For each row how many of x are kept, then T tokens: those, and one of the target's own.
+
+        Of several ranks, all take what rank 0 decides.
+        """
         x = proposal.tokens
         processed = self.sampling.process(logits, self.committed, x, proposal.lengths)
         accepted, tokens = accept(
             processed, x, proposal.q, proposal.valid_lengths, self.sampling, keys
         )
+        outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
-            self.on_verified(self.rows, logits, tokens)
-        return accepted, tokens
+            self.on_verified(self.rows, logits, outcome[:, 1:])
+        return outcome
 
-    def _read(self, accepted: mx.array, tokens: mx.array) -> list[list[int]]:
-        """Waits for both: for each row how many proposals were accepted, then the tokens."""
-        outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
+    def _read(self, outcome: mx.array) -> list[list[int]]:
+        """Waits for what `_accept` returns."""
         if not self.drafter:
-            self.early.begin(self.rows, tokens, self.cache, outcome)
+            self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
         return outcome.tolist()
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:

@@ -16,7 +16,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,11 @@ from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, not_giv
 from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import EARLY_STOPPING, build_parser, check_options
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
+from mlx_t5.cli.resume import Kept
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
-from mlx_t5.machines import team
+from mlx_t5.machines.agreement import agreeing
+from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.requests import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -44,8 +47,7 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.cli.work import Job
-    from mlx_t5.machines.launched import Rank
-    from mlx_t5.machines.team import Team
+    from mlx_t5.network.ranks import Ranks
     from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
@@ -63,61 +65,80 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _main(team.parsed(build_parser(), argv, not_given())))
+    return run(lambda: one_voice(lambda: _options(argv), _main))
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    """The options; mistakes in them are told before anything is read."""
+    args = build_parser().parse_args(argv, not_given())
+    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
+    Settings(**given_settings(args))
+    check_options(args)
+    return args
 
 
 def _main(args: argparse.Namespace) -> int:
-    rank, ranks = work.rank_of(args), work.team_of(args)
-    if ranks and ranks.rank:
-        return ranks.follow(lambda: _follower(args, ranks))
-    with work.silent(rank):
-        return _run(args, rank, ranks)
+    ranks = _ranks(args)
+    status = _run(args, ranks)
+    # The launcher ends all ranks once one has failed; rank 0 may not have told everything by then.
+    return 0 if ranks.rank and status == BAD_INPUT else status
 
 
-def _run(args: argparse.Namespace, rank: Rank | None, ranks: Team | None) -> int:
-    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
+def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     given = given_settings(args)
-    Settings(**given)  # mistakes in options are told first
-    check_options(args)
-    prompts = _prompts(args) if rank is None or rank.leads else []
-    if args.output_file and prompts:
-        check_output_file(args.output_file, args.input_file)
-    chosen = _choose(args)
-    presets = _presets(args, chosen.target)
-    settings = Settings(**combined(*(preset.settings for preset in presets), given))
-    vars(args).update(vars(settings))
-    if args.num_samples > 1 and settings.temp == 0:
-        raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
-    prefix = "".join(preset.prefix for preset in presets)
-    record = RunRecord()
-    if prompts:
-        from mlx_t5.cli.job_facts import record_of
+    with agreeing(ranks):
+        prompts = _prompts(args, ranks)
+        if args.output_file and prompts:
+            check_output_file(args.output_file, args.input_file)
+        chosen = _choose(args)
+        presets = _presets(args, chosen.target)
+        settings = Settings(**combined(*(preset.settings for preset in presets), given))
+        vars(args).update(vars(settings))
+        if args.num_samples > 1 and settings.temp == 0:
+            raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+        prefix = "".join(preset.prefix for preset in presets)
+        record = RunRecord()
+        if args.parallel or not ranks.rank:
+            from mlx_t5.cli.job_facts import record_of
 
-        record = record_of(args, settings, prefix, chosen, work.is_json(args))
-    with work.Job.of(prompts, rank, args, _tell) as job:
-        job.record, job.failed = record, record.failed_of(job.first) or job.failed
-        if job.done:
-            return _nothing_left(job)
-        if job.first and not record.found:
-            _tell(f"warning: there is no {record.path}, so nothing says what made the output")
-        decoder = _load(args, chosen, settings, ranks)
-        generates = not (args.score or args.embed)
-        for note in filter(None, (preset.note for preset in presets if generates)):
-            _tell(note)
-        if not (args.prompt or args.input_file):
-            _tell(f"prompt: {DEFAULT_PROMPT}")
-        return _decode(decoder, job, prefix, settings, args)
+            record = record_of(args, settings, prefix, chosen, work.is_json(args))
+        done = work.done_of(prompts, args, record)
+    done = Kept(*ranks.shared(astuple(done)))
+    with agreeing(ranks) as facts:
+        job = work.Job.of(prompts, done, args, ranks, record)
+        decoder = None if done.all else _load(args, chosen, ranks)
+        if decoder and ranks.size > 1:
+            from mlx_t5.machines.fingerprints import common_facts, of_file
+
+            facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
+            facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
+    if decoder is None:
+        return _nothing_left(done, record)
+    _tell_resumed(job, done, record)
+    _begin(decoder, settings, chosen, args)
+    for note in filter(None, (preset.note for preset in presets if not (args.score or args.embed))):
+        _tell(note)
+    if not (args.prompt or args.input_file):
+        _tell(f"prompt: {DEFAULT_PROMPT}")
+    return _decode(decoder, job, prefix, settings, args)
 
 
-def _nothing_left(job: Job) -> int:
-    _tell(f"all {job.first} prompts are done" + (", some with an error" if job.failed else ""))
-    return job.record.finish(BAD_INPUT if job.failed else 0)
+def _nothing_left(done: Kept, record: RunRecord) -> int:
+    _tell(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
+    return record.finish(BAD_INPUT if done.failed else 0)
+
+
+def _tell_resumed(job: Job, done: Kept, record: RunRecord) -> None:
+    if resumed := job.resumed():
+        _tell(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
+    for prompts, lying in {(done.prompts, record), (job.first, job.record)}:  # of a part, its own
+        if prompts and not lying.found:
+            _tell(f"warning: there is no {lying.path}, so nothing says what made the output")
 
 
 def _decode(
     decoder: SpeculativeDecoder, job: Job, prefix: str, settings: Settings, args: Any
 ) -> int:
-    job.begin(lambda: _agreed(decoder, prefix, settings, args))
     if args.score or args.embed:
         return _one_pass(decoder, job, prefix, args)
     painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
@@ -131,9 +152,20 @@ def _decode(
     return _write_all(decoder, job, prefix, settings, painter, args)
 
 
-def _prompts(args: argparse.Namespace) -> list[str] | Lines:
+def _ranks(args: argparse.Namespace) -> Ranks:
+    """The ranks that `mlx.launch` has started."""
+    ranks = join()
+    work.check_ranks(args, ranks)
+    if not args.parallel:
+        leave_interrupts_to_rank_0(ranks)
+    return ranks
+
+
+def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None:
+    """The prompts; None where rank 0 reads them for all."""
     if args.input_file:
-        return Lines(args.input_file, targets=args.score)
+        reads = ranks.rank == 0 or args.parallel
+        return Lines(args.input_file, targets=args.score) if reads else None
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
@@ -156,38 +188,34 @@ def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
 
 
-def _follower(args: argparse.Namespace, ranks: Team) -> Callable[..., None]:
-    """What another rank than 0 does: it computes its part of the target."""
-    from mlx_t5.machines.leader import Follower
-    from model import load
-
-    chosen = _choose(args)
-    return Follower(load(chosen.target, args.dtype, chosen.adapter, group=ranks.group)[0]).do
-
-
-def _load(
-    args: argparse.Namespace, chosen: Pair, settings: Settings, ranks: Team | None
-) -> SpeculativeDecoder:
+def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:
+    """The models; asks no other rank anything."""
     from decoder import SpeculativeDecoder
-    from mlx_t5.backend import device_name
     from mlx_t5.cli import models
-    from mlx_t5.machines.leader import leading
     from mlx_t5.network.interface import require_decoder
     from model import load
 
-    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, leading(ranks))
+    group = None if args.parallel else ranks.group
+    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, group)
     if not args.embed:
         require_decoder(target)
-    num_draft = settings.num_draft if args.exact else Settings.num_draft  # it sets the width
-    decoder = SpeculativeDecoder(
+    num_draft = args.num_draft if args.exact else Settings.num_draft  # it sets the width
+    return SpeculativeDecoder(
         target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
     )
+
+
+def _begin(
+    decoder: SpeculativeDecoder, settings: Settings, chosen: Pair, args: argparse.Namespace
+) -> None:
+    """Tells what is run. An error before is the only line on standard error."""
+    from mlx_t5.backend import device_name
+
     if args.exact:
-        decoder.engine(settings, args.batch_size)  # what it refuses is the only line
-    _tell(chosen.note)  # only now: an error is to be the only line on standard error
+        decoder.engine(settings, args.batch_size)  # which may refuse
+    _tell(chosen.note)
     if args.verbose:
         _tell(f"on {device_name()}")
-    return decoder
 
 
 def _stream(
@@ -251,13 +279,13 @@ def _write_all(
     as_json = work.is_json(args)
     with (
         Results(
-            args.output_file, as_json, paint if painter else None, job.keep, job.record
+            job.output_file, as_json, paint if painter else None, job.keep, job.record
         ) as output,
         _bar(job, unit, args) as bar,
     ):
         try:
             for result in job.outcomes(results, in_hand):
-                status = max(status, _write(output, *in_hand[0], result))
+                status = max(status, _write(job, output, *in_hand[0], result))
                 totals.add(result.stats)
                 if totals.results % texts == 0:
                     in_hand.popleft()
@@ -266,8 +294,9 @@ def _write_all(
             status = INTERRUPTED
     of_all = f" of {bar.total}" if bar.total else ""
     done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
+    if status != INTERRUPTED:
+        totals, status = job.finish(totals, status)
     _tell(done + totals.summary(time.perf_counter() - began, unit))
-    job.report(args.verbose)
     return job.record.finish(status)
 
 
@@ -285,10 +314,10 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     in_hand: work.InHand = deque()
     output: one_pass.JsonLines | one_pass.ArrayFile
     if args.score:
-        output = one_pass.JsonLines(args.output_file, one_pass.score_record, job.keep, job.record)
+        output = one_pass.JsonLines(job.output_file, one_pass.score_record, job.keep, job.record)
     else:
-        output = one_pass.output_of_vectors(args.output_file, job.keep, job.record)
-    began, done, status = time.perf_counter(), 0, BAD_INPUT * job.failed
+        output = one_pass.output_of_vectors(job.output_file, job.keep, job.record)
+    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
     mx.reset_peak_memory()
     with output, _bar(job, "prompts", args) as bar:
         try:
@@ -297,17 +326,17 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
                 output.write(item, outcome)
                 if error := one_pass.error_of(outcome):
                     status = BAD_INPUT
-                    _tell(
-                        "error: " + ("" if isinstance(item, UserError) else f"prompt {n}: ") + error
-                    )
-                done += 1
+                    job.tell_error(("" if isinstance(item, UserError) else f"prompt {n}: ") + error)
+                totals.results += 1
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
+    totals.peak_memory_bytes = mx.get_peak_memory()
     interrupted = "interrupted: " if status == INTERRUPTED else ""
+    if not interrupted:
+        totals, status = job.finish(totals, status)
     seconds = time.perf_counter() - began
-    _tell(interrupted + one_pass.summary(done, seconds, mx.get_peak_memory()))
-    job.report(args.verbose)
+    _tell(interrupted + one_pass.summary(totals.results, seconds, totals.peak_memory_bytes))
     return job.record.finish(status)
 
 
@@ -326,24 +355,13 @@ def _texts_a_prompt(args: argparse.Namespace) -> int:
     return args.num_samples * args.num_return_sequences  # one of them is 1
 
 
-def _agreed(
-    decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
-) -> dict[str, str]:
-    """What ranks that share a file have to have in common."""
-    from mlx_t5.machines.outcomes import common
-
-    names = ("seed", "num_samples", "batch_size", "score", "embed", "normalize", "exact")
-    asked = [prefix, vars(settings), {name: getattr(args, name) for name in names}]
-    return common(decoder, asked)
-
-
-def _write(output: Results, n: int, prompt: str | UserError, result: Result) -> int:
+def _write(job: Job, output: Results, n: int, prompt: str | UserError, result: Result) -> int:
     """Write one result, and its error if it has one; returns the exit status that it asks for."""
     unread = isinstance(prompt, UserError)
     output.write(prompt if isinstance(prompt, str) else "", result, n)
     if not result.error:
         return 0
-    _tell("error: " + ("" if unread else f"prompt {n}: ") + result.error)
+    job.tell_error(("" if unread else f"prompt {n}: ") + result.error)
     return BAD_INPUT
 
 

@@ -27,10 +27,9 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import Stack
 from mlx_t5.network.linear import Embedding, Linear
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights
+from mlx_t5.network.part import Part, whole_head
 from mlx_t5.network.pooling import Pooling
-from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.network.sharding import Sharding, head_part, part_of, require_divisible, whole_head
 from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
@@ -42,7 +41,6 @@ from mlx_t5.network.weights import (
     has_decoder,
     quantize,
     read_config,
-    read_mlx,
     select,
     tensor_names,
 )
@@ -61,10 +59,10 @@ class T5(nn.Module):
         encoder_only: leave the decoder out: `encode` works then, and nothing else.
         shares_with: of a draft: the target whose embedding, encoder and head it uses, so that its
             own parameters are those of the decoder (network/sharing.py).
-        ranks: that compute the model together, each with a part of the weights (sharding.py).
 
     Attributes:
-        own: the shape of this rank's part; of one rank, `config`.
+        local_config: the shape of what this process computes: `config`, unless it has a part of
+            the model (network/sharding.py).
         folder: that `load` read it from.
         adapted: whether an adapter was merged into it.
     """
@@ -75,23 +73,20 @@ class T5(nn.Module):
         separate_head: bool = False,
         encoder_only: bool = False,
         shares_with: T5 | None = None,
-        ranks: Ranks = ALONE,
     ):
         super().__init__()
-        self.config, self.pooling = config, Pooling()
+        self.config, self.local_config, self.pooling = config, config, Pooling()
         self.shares_with: T5 | None = None
-        self.ranks, self.own, self.folder = ranks, part_of(config, ranks), Path()
-        self.adapted = False
+        self.folder, self.adapted = Path(), False
         if shares_with is not None:
-            share(self, shares_with)
+            share(self, shares_with, whole_head(shares_with))
         else:
             self.shared = Embedding(config.vocab_size, config.d_model)
-            self.encoder = Stack(self.own, causal=False, ranks=ranks)
+            self.encoder = Stack(config, causal=False)
             if separate_head:
-                own = ranks.share(config.vocab_size)
-                self.lm_head = Linear(config.d_model, own.stop - own.start)
+                self.lm_head = Linear(config.d_model, config.vocab_size)
         if not encoder_only:
-            self.decoder = Stack(self.own, causal=True, ranks=ranks)
+            self.decoder = Stack(config, causal=True)
 
     @property
     def can_decode(self) -> bool:
@@ -115,11 +110,6 @@ class T5(nn.Module):
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
-    def whole_head(self) -> nn.Module | None:
-        """The output head of all tokens, read again if ranks share it; None if it is `shared`."""
-        own = getattr(self, "lm_head", None)
-        return own if own is None or self.ranks.size == 1 else whole_head(self)
-
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
         for stack in ("encoder", "decoder"):
@@ -132,7 +122,7 @@ class T5(nn.Module):
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
-        queries = block_queries(batch, self.own.num_heads, length)
+        queries = block_queries(batch, self.local_config.num_heads, length)
         biases: Sequence[mx.array | Blocks]
         if queries < length:
             biases = self.encoder.blocks(length, queries, mask)
@@ -169,7 +159,7 @@ class T5(nn.Module):
 
         `rows` is how many are decoded, if they are more than the prompts.
         """
-        return cache_bytes(self.own, self.dtype.size, prompts, source, target, rows)
+        return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
         """Bytes that it takes, at most, to encode rows of so many source positions.
@@ -178,7 +168,7 @@ class T5(nn.Module):
         """
         if self.shares_with is not None:
             return 0
-        return encoder_bytes(self.own, self.dtype.size, rows, source)
+        return encoder_bytes(self.local_config, self.dtype.size, rows, source)
 
     def decode(
         self,
@@ -238,14 +228,9 @@ class T5(nn.Module):
         """float32 logits (N, V) of hidden states (N, d_model), by the model's head or another."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
-        head = head or getattr(self, "lm_head", None)
-        if head is not None:
-            own = head(states)
-        elif self.ranks.size > 1:
-            own = head_part(self.shared, states, self.ranks)
-        else:
-            own = self.shared.as_linear(states)
-        return self.ranks.columns(own, self.config.vocab_size).astype(mx.float32)
+        if head is None:
+            head = getattr(self, "lm_head", self.shared.as_linear)
+        return head(states).astype(mx.float32)
 
 
 def expected_parameters(
@@ -288,9 +273,9 @@ def load(
             its target's encoder, the target's.
         adapter: folder of a PEFT LoRA adapter to merge into the weights.
         shared_with: the target, for a draft that uses its encoder; other models do without.
-        group: ranks of `mx.distributed` that share the model; each loads its part of the weights,
-            and all have to make the same calls. None is this process alone. A draft that uses its
-            target's encoder takes none.
+        group: of `mx.distributed`, whose processes share the model; each loads its part of the
+            weights, and all have to make the same calls. None is this process alone. A draft that
+            uses its target's encoder takes none.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
@@ -302,19 +287,19 @@ def load(
     """
     folder = Path(folder)
     raw = read_config(folder)
-    config, ranks = T5Config.from_dict(raw), Ranks(group)
+    config = T5Config.from_dict(raw)
     target = target_of(folder, raw, shared_with)
     if target is not None:
         config = replace(target.config, num_decoder_layers=config.num_decoder_layers)
         dtype = target.dtype if dtype is None else dtype
         if adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-        if ranks.size > 1:
+        if group is not None:
             raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     with open_checkpoint(folder) as checkpoint:
-        part = Sharding(ranks, checkpoint, merged=adapter is not None)
-        require_divisible(config, ranks, part.groups())
-        with room_for_weights(loaded_bytes(checkpoint, dtype) // ranks.size):
+        part = Part(checkpoint, group, merged=adapter is not None)
+        part.require_divisible(config)
+        with room_for_weights(part.loaded_bytes(dtype)):
             if target is not None or checkpoint.metadata.get("format") == "mlx":
                 entry = raw.get("quantization")
                 model = _load_mlx(folder, config, entry, part, dtype, adapter, target)
@@ -327,12 +312,10 @@ def load(
     return model, load_tokenizer(folder)
 
 
-def _load_hugging_face(
-    config: T5Config, part: Sharding, dtype: Any, adapter: str | Path | None
-) -> T5:
+def _load_hugging_face(config: T5Config, part: Part, dtype: Any, adapter: str | Path | None) -> T5:
     stored = part.stored
     ours = select_tensors(config, stored)
-    model = T5(config, HEAD in ours, not has_decoder(ours.values()), ranks=part.ranks)
+    model = part.of(T5(config, HEAD in ours, not has_decoder(ours.values())))
     names = [name for name in part.names if name in ours]
     with open_adapter(adapter, {name: stored.shape(name) for name in names}) as lora:
         whole = ((name, lora.merge(name, part.read(name, ours[name]))) for name in names)
@@ -345,24 +328,22 @@ def _load_mlx(
     folder: Path,
     config: T5Config,
     quantization: Any,
-    part: Sharding,
+    part: Part,
     dtype: Any,
     adapter: str | Path | None,
     target: T5 | None,
 ) -> T5:
-    stored, ranks = part.stored, part.ranks
+    stored = part.stored
     alone = target is None and not has_decoder(stored.names)
-    for each in {1: ALONE, ranks.size: ranks}.values():  # the whole model, and this rank's part
-        model = T5(config, HEAD in stored.names, alone, target, each)
-        if quantization:
-            quantize(model, quantization, set(stored.names))
-        if each.size == 1:
-            check({name: stored.shape(name) for name in stored.names}, _shapes(model))
+    model = T5(config, HEAD in stored.names, alone, target)
+    if quantization:
+        quantize(model, quantization, set(stored.names))
+    check({name: stored.shape(name) for name in stored.names}, _shapes(model))
+    model = part.of(model)
     shapes = expected_parameters(config, HEAD in stored.names, alone)
     ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
     with open_adapter(adapter, {theirs: shapes[mine] for theirs, mine in ours.items()}) as lora:
-        own = read_mlx(folder) if ranks.size == 1 else part.tensors()
-        whole = lora.stored(own, stored.names, ours, quantization)
+        whole = lora.stored(part.tensors(folder), stored.names, ours, quantization)
         tensors = ((name, part.cut(name, array)) for name, array in whole)
         fill(model, tensors, compute_dtype(dtype, stored))
     return model

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,18 +31,20 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines import team
+from mlx_t5.machines.agreement import agreeing
+from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
-    from mlx_t5.machines.team import Team
+    from mlx_t5.network.ranks import Ranks
     from mlx_t5.serving.guard import Guard
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.presets import Presets
     from mlx_t5.serving.reading import RequestLimits
     from mlx_t5.serving.service import Service
+    from mlx_t5.serving.worker import Worker
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
 KEY_VARIABLE = "T5_API_KEY"
@@ -100,7 +101,6 @@ def _limit_options(group: argparse._ArgumentGroup) -> None:
     add("--max-queue", 128, "texts that wait at most; then clients are told to come back", least=0)
     add("--max-prompt-tokens", 1024, "longest prompt")
     add("--max-tokens", 1024, "longest text")
-    add("--stall-seconds", 60, "time without a step after which /health says that decoding hangs")
     add("--shutdown-seconds", 60, "time to finish what runs when the server is stopped")
 
 
@@ -113,25 +113,51 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: _main(team.parsed(build_parser(), argv)), REQUIREMENTS, interrupted="")
+    return run(lambda: one_voice(lambda: _options(argv), _main), REQUIREMENTS, interrupted="")
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    args = build_parser().parse_args(argv)
+    _check_access(args)
+    return args
 
 
 def _main(args: argparse.Namespace) -> int:
-    _check_access(args)
-    ranks = team.join(os.environ)
-    if ranks and ranks.rank:
-        return ranks.follow(lambda: _follower(args, ranks))
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
+    ranks = join()
+    leave_interrupts_to_rank_0(ranks)
+    return _follow(args, ranks) if ranks.rank else _serve(args, ranks)
+
+
+def _follow(args: argparse.Namespace, ranks: Ranks) -> int:
+    """What another rank than 0 does: it decodes what rank 0 is asked."""
+    from mlx_t5.serving.metrics import Metrics
+    from mlx_t5.serving.worker import Worker
+
+    with agreeing(ranks):
+        chosen = _choose(args)
+    metrics = Metrics()
+    load = lambda: _load(args, chosen, ranks)  # noqa: E731
+    return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks).follow()
+
+
+def _choose(args: argparse.Namespace) -> Pair:
     from convert import convert
     from mlx_t5.cli import models
+
+    return models.choose_pair(
+        args.model, args.draft_model, convert, adapter=args.adapter_path, fetch=True
+    )
+
+
+def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
     from mlx_t5.serving.connections import listener, serve
 
     with listener(args.host, args.port) as bound:
-        chosen = models.choose_pair(
-            args.model, args.draft_model, convert, adapter=args.adapter_path, fetch=True
-        )
-        presets = _presets(args, chosen)
+        with agreeing(ranks):
+            chosen = _choose(args)
+            presets = _presets(args, chosen)
         application, service = _application(args, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
@@ -177,17 +203,20 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
 
 
 def _application(
-    args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Team | None
+    args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Ranks
 ) -> tuple[Guard, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.reading import RequestLimits
+    from mlx_t5.serving.worker import Worker
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
-    service = _service(args, lambda: _load(args, chosen, ranks), chosen, limits, metrics, presets)
+    load = lambda: _load(args, chosen, ranks)  # noqa: E731
+    worker = Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
+    service = _service(args, worker, chosen, limits, metrics, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, names), service
@@ -195,22 +224,14 @@ def _application(
 
 def _service(
     args: argparse.Namespace,
-    load: Callable[[], SpeculativeDecoder],
+    worker: Worker,
     chosen: Pair,
     limits: RequestLimits,
     metrics: Metrics,
     presets: Presets,
 ) -> Service:
     from mlx_t5.serving.service import Service
-    from mlx_t5.serving.worker import Worker
 
-    worker = Worker(
-        load,
-        args.max_batch,
-        args.max_queue,
-        metrics,
-        stall_seconds=args.stall_seconds,
-    )
     metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
     metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
     metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
@@ -218,30 +239,24 @@ def _service(
     return Service(worker, limits, name, args.delta, logged, presets)
 
 
-def _follower(args: argparse.Namespace, ranks: Team) -> Callable[..., None]:
-    """What another rank than 0 does: it computes its part of the target."""
-    from convert import convert
-    from mlx_t5.cli.models import choose_pair
-    from mlx_t5.machines.leader import Follower
-    from model import load
-
-    chosen = choose_pair(args.model, args.draft_model, convert, adapter=args.adapter_path)
-    return Follower(load(chosen.target, args.dtype, chosen.adapter, group=ranks.group)[0]).do
-
-
-def _load(args: argparse.Namespace, chosen: Pair, ranks: Team | None) -> SpeculativeDecoder:
+def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import load_pair
-    from mlx_t5.machines.leader import leading
     from model import load
 
-    target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, leading(ranks))
-    if args.exact and not target.can_decode:
-        alone = f"{model_name(chosen)} is an encoder alone"
-        raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
-    return SpeculativeDecoder(
-        target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
-    )
+    with agreeing(ranks) as facts:
+        target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, ranks.group)
+        if args.exact and not target.can_decode:
+            alone = f"{model_name(chosen)} is an encoder alone"
+            raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
+        decoder = SpeculativeDecoder(
+            target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
+        )
+        if ranks.size > 1:
+            from mlx_t5.machines.fingerprints import common_facts
+
+            facts |= common_facts(chosen, decoder, vars(args))
+    return decoder
 
 
 def model_name(chosen: Pair) -> str:

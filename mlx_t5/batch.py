@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
 from mlx_t5.network.memory import clear_large_cache, require_for
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.requests import Row
 from mlx_t5.text.prompts import encoder_states, prepared
 
@@ -29,6 +30,7 @@ class Batch:
         rows: those in flight.
         cache: the target's, a `Cache` while there are rows.
         copies: sequences of each row that the target continues.
+        ranks: that share the target; all take what rank 0 proposes and decides.
     """
 
     copies = 1
@@ -47,6 +49,7 @@ class Batch:
             clock: seconds, for the statistics.
         """
         self.target, self.drafter, self.clock = target, drafter, clock
+        self.ranks = ranks_of(target)
         self.cache: Any = None
         self.rows: list[Row] = []
         self._set_rows([])
@@ -66,19 +69,20 @@ class Batch:
         models = [self.target, self.drafter.model if self.drafter else None]
         require_for(models, rows, self.rows, ahead, self.copies)
         new = [row for row in (*rows, *ahead) if row.states is None]
-        states = encoder_states(self.target, [row.ids for row in new])
-        by_row = {id(row): each for row, each in zip(new, states, strict=True)}
-        encoded = [by_row.get(id(r), r.states) for r in rows]
-        cache = prepared(self.target, sources, encoded, self.copies)
-        mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
-        if self.drafter:
-            self.drafter.insert(sources, encoded)
-        try:
-            mx.eval(cache.state, states)
-        except RuntimeError:
+        with self.ranks.in_step():
+            states = encoder_states(self.target, [row.ids for row in new])
+            by_row = {id(row): each for row, each in zip(new, states, strict=True)}
+            encoded = [by_row.get(id(r), r.states) for r in rows]
+            cache = prepared(self.target, sources, encoded, self.copies)
+            mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
             if self.drafter:
-                self.drafter.keep(range(len(self.rows)))
-            raise
+                self.drafter.insert(sources, encoded)
+            try:
+                mx.eval(cache.state, states)
+            except RuntimeError:
+                if self.drafter:
+                    self.drafter.keep(range(len(self.rows)))
+                raise
         if self.cache is None:
             self.cache = cache
         else:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mlx_t5.errors import is_lost_rank
 from mlx_t5.requests import Row
 from mlx_t5.sizes import PASS_POSITIONS
 
@@ -106,8 +105,6 @@ class Queue:
             self.engine.insert(rows, ahead)
             return True
         except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
-            if is_lost_rank(error):
-                raise
             reason = str(error)
         # Out here, what the failed attempt held has been let go.
         if ahead:

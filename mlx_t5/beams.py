@@ -51,11 +51,12 @@ class Beams(Batch):
         """Continues every hypothesis by one token; rows that finish leave the batch."""
         started = self.clock()
         beams = [beam for search in self.searches for beam in search.beams]
-        scores, places, finite = self._continuations(self._decode(beams), beams)
+        found = self._continuations(self._decode(beams), beams)
+        scores, places, finite = map(self.ranks.of_first, found)
         mx.eval(scores, places, finite)  # the only wait
         seconds = self.clock() - started
-        found = zip(scores.tolist(), places.tolist(), finite.tolist(), strict=True)
-        for row, (best, where, sound) in zip(self.rows, found, strict=True):
+        by_row = zip(scores.tolist(), places.tolist(), finite.tolist(), strict=True)
+        for row, (best, where, sound) in zip(self.rows, by_row, strict=True):
             self._advance(row, best, where, sound, seconds)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
         if self.rows:

@@ -16,6 +16,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.pooling import normalized
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.passes import (
     DEFAULT_BATCH_SIZE,
     NotFinite,
@@ -67,10 +68,12 @@ def embeddings(
     """
 
     def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:
-        memory.require(model.encoder_memory(len(batch), source_width(max(map(len, batch)))))
-        ids, mask = padded(batch, model.config.pad_token_id)
-        vectors = model.pooling(model.encode(ids, mask), mask)
-        rows = np.array(normalized(vectors) if normalize else vectors)
+        ranks, longest = ranks_of(model), max(map(len, batch))
+        memory.require(model.encoder_memory(len(batch), source_width(longest)), ranks)
+        with ranks.in_step():
+            ids, mask = padded(batch, model.config.pad_token_id)
+            vectors = model.pooling(model.encode(ids, mask), mask)
+            rows = np.array(normalized(vectors) if normalize else vectors)
         return [row if np.isfinite(row).all() else NotFinite(NOT_FINITE) for row in rows]
 
     for places in by_length([len(source) for source in sources], batch_size, most_tokens):

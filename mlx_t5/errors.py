@@ -47,11 +47,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
+    return isinstance(error, (RuntimeError, RanksApart)) and any(
+        words in text for words in OUT_OF_MEMORY
+    )
+
+
+class RanksApart(Exception):
+    """One of several ranks has failed where all compute together: none of them can go on.
+
+    Attributes:
+        lost: whether it was another rank, which cannot be reached any longer.
+    """
+
+    def __init__(self, cause: BaseException):
+        super().__init__(str(cause).split("\n")[0] or type(cause).__name__)
+        self.lost = is_lost_rank(cause)
 
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether an exception says that another rank cannot be reached."""
+    if isinstance(error, RanksApart):
+        return error.lost
     return isinstance(error, RuntimeError) and str(error).lower().startswith(BACKENDS)
 
 

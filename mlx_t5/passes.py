@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from mlx_t5.errors import UserError, is_lost_rank
+from mlx_t5.errors import UserError
 
 BATCHES_A_WINDOW = 16
 DEFAULT_BATCH_SIZE = 8  # items of a pass where the caller names none
@@ -102,8 +102,6 @@ def attempt(
     try:
         return list(work(items))
     except (RuntimeError, MemoryError) as error:
-        if is_lost_rank(error):
-            raise
         reason = str(error)
     # Out here, what the failed attempt held has been let go.
     if len(items) == 1:

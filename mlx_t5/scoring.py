@@ -19,6 +19,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.pairs import (
     FALSE,
     RERANK_TOKENS,
@@ -106,19 +107,20 @@ class Scorer:
         encoded = self._last.cache if self._last.sources == sources else None
         self._last.cache = encoded  # the other is let go before there is a new one
         self._require([] if encoded else sources, rows, length, width)
-        if encoded is None:
-            ids, mask = padded(sources, config.pad_token_id)
-            encoded = self.model.cache(self.model.encode(ids, mask), mask)
-            self._last.sources, self._last.cache = sources, encoded
-        cache = encoded.shared(rows // len(sources), length)
-        start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
-        inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
-        parts = []
-        for i in range(0, length, width):
-            logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
-            parts.append(logprobs(logits, targets[:, i : i + width]))
-            mx.eval(parts)  # one block's logits at a time
-        return mx.concatenate(parts, axis=1).tolist()
+        with ranks_of(self.model).in_step():
+            if encoded is None:
+                ids, mask = padded(sources, config.pad_token_id)
+                encoded = self.model.cache(self.model.encode(ids, mask), mask)
+                self._last.sources, self._last.cache = sources, encoded
+            cache = encoded.shared(rows // len(sources), length)
+            start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
+            inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
+            parts = []
+            for i in range(0, length, width):
+                logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
+                parts.append(logprobs(logits, targets[:, i : i + width]))
+                mx.eval(parts)  # one block's logits at a time
+            return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
         """Raises RuntimeError unless there is memory for a pass of so many rows.
@@ -134,7 +136,7 @@ class Scorer:
             source = source_width(max(map(len, new)))
             needed += model.encoder_memory(len(new), source)
             needed += model.cache_memory(len(new), source, 1)
-        memory.require(needed)
+        memory.require(needed, ranks_of(model))
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:

@@ -64,7 +64,7 @@ def test_without_memory_to_encode_ahead_rows_join_alone():
 
 def test_what_is_encoded_ahead_counts_as_memory(monkeypatch):
     required = []
-    monkeypatch.setattr(memory, "require", required.append)
+    monkeypatch.setattr(memory, "require", lambda needed, ranks: required.append(needed))
 
     class Counting(FakeModel):
         def encoder_memory(self, rows, source):

@@ -16,6 +16,7 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.cli.models import BUNDLED, choose_pair
 from mlx_t5.network.memory import stored_bytes, warning
+from mlx_t5.network.ranks import ALONE
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.serving.presets import Presets
 from model import load
@@ -69,7 +70,7 @@ def test_the_server_decodes_with_one(draft, monkeypatch):
     chosen = choose_pair(args.model, args.draft_model, None)
     target, tokenizer = load(chosen.target, "float32")
     alone = SpeculativeDecoder(target, None, tokenizer)
-    app, _ = server._application(args, chosen, Presets(), None)
+    app, _ = server._application(args, chosen, Presets(), ALONE)
     asyncio.run(ask(app, alone, monkeypatch))
 
 

@@ -12,13 +12,12 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory
+from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory
 from mlx_t5.ranges import RANGES, Range, written
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Settings
 
@@ -27,7 +26,6 @@ LOOKUP = "lookup"  # as --draft-model: copying from the source
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
-LOST_RANK_SECONDS = 60  # longer than a rank may be silent, see machines/link.py
 # On a command line, regular decoding is asked for by another option than 0 proposals.
 NUM_DRAFT = replace(RANGES["num_draft"], least=1, expected="a whole number, at least 1, or auto")
 
@@ -72,14 +70,13 @@ def run(
         message = not_installed(error, requirements)
     except (UserError, OSError) as error:
         message = str(error)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, RanksApart) as error:
         if is_lost_rank(error):
-            time.sleep(
-                LOST_RANK_SECONDS
-            )  # the connection to it ends the process before, and says why
-        if not is_out_of_memory(error):
+            message = "another rank has ended; start again"
+        elif is_out_of_memory(error):
+            message = no_memory(error)
+        else:
             raise
-        message = no_memory(error)
     print(f"error: {message}", file=sys.stderr)
     return BAD_INPUT
 

@@ -143,7 +143,7 @@ def _place_of(name: str) -> Path:
 
 
 def load_pair(
-    chosen: Pair, dtype: str | None, load: Callable, shared: Any = None
+    chosen: Pair, dtype: str | None, load: Callable, group: Any = None
 ) -> tuple[Any, Any, Any, Any]:
     """Loads the models of a pair; says before, on standard error, if they will hardly fit.
 
@@ -151,8 +151,8 @@ def load_pair(
         chosen: which models.
         dtype: compute in this type; None keeps the folder's.
         load: reads a model's folder, as `model.load` does.
-        shared: what `machines.leader.leading` says of ranks that share the target; None if this
-            process has all of it.
+        group: of `mx.distributed`, whose processes share the target; None if this one has all of
+            it.
 
     Returns:
         The target, the drafter (None for regular decoding), the target's tokenizer (None if its
@@ -164,12 +164,10 @@ def load_pair(
     from mlx_t5.drafting.draft_model import DraftModel
     from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 
-    group, lead = shared or (None, lambda model: model)
     _advise(chosen, dtype, group.size() if group else 1)
     merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
     of_group = {"group": group} if group else {}
     target, tokenizer = load(chosen.target, dtype, **merged, **of_group)
-    target = lead(target)
     draft, draft_tokenizer = None, None
     if chosen.draft:
         draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_t5.cli.output import ARRAY, LineFile, opened_array, require_there, writing
+from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
@@ -103,6 +104,16 @@ class ArrayFile:
         shape = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self._width)}
         np.lib.format.write_array_header_1_0(header, shape)
         return header.getvalue()
+
+
+class ArrayOfLines(ArrayFile):
+    """An array of vectors that come as lines of JSON, see `embedding_record`."""
+
+    def write_line(self, line: str) -> None:
+        """Writes one vector."""
+        record = json.loads(line)
+        failed = UserError(record["error"]) if "error" in record else None
+        self.write(None, failed or np.array(record["embedding"], np.float32))
 
 
 def score_record(item: Any, score: Score) -> dict:

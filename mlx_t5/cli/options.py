@@ -62,7 +62,8 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--parallel",
         choices=("data",),
-        help="under mlx.launch: data shares the lines of the input out among the ranks",
+        help="under mlx.launch: data shares the lines of the input out among the ranks, which all "
+        "have the file and the whole models",
     )
     group.add_argument(
         "--json", action="store_true", help="one JSON object a prompt, with tokens and statistics"
@@ -175,3 +176,5 @@ def _check_files(args: argparse.Namespace) -> None:
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
     if args.parallel and args.input_file in (None, "-"):
         raise UserError("--parallel data shares a file out; name it with --input-file")
+    if args.parallel and not args.output_file:
+        raise UserError("--parallel data has ranks write parts of a file; name an --output-file")

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
@@ -283,6 +283,15 @@ class Totals:
         self.accepted += stats.accepted
         self.copied += stats.speculation.copied_accepted
         self.peak_memory_bytes = max(self.peak_memory_bytes, stats.peak_memory_bytes)
+
+    @classmethod
+    def of_all(cls, several: Sequence[dict[str, Any]]) -> Totals:
+        """The sums of several, each as `asdict` gives it."""
+        found = cls()
+        for name in vars(found):
+            values = [each[name] for each in several]
+            setattr(found, name, max(values) if name == "peak_memory_bytes" else sum(values))
+        return found
 
     def summary(self, seconds: float, unit: str = "prompts") -> str:
         """One line.

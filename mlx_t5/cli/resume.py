@@ -26,11 +26,13 @@ class Kept:
     Attributes:
         prompts: how many are done.
         size: bytes of their lines, from the beginning of the file.
+        all: whether there are no others.
         failed: whether one of them is an object with an error.
     """
 
     prompts: int = 0
     size: int = 0
+    all: bool = False
     failed: bool = False
 
 
@@ -79,7 +81,7 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
         pass
     except OSError as error:
         raise UserError(f"cannot read {output_file}: {error.strerror}") from None
-    return Kept(prompts, size, failed)
+    return Kept(prompts, size, 0 < prompts == count, failed)
 
 
 def _too_many(output_file: str, prompts: int) -> UserError:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -100,6 +100,20 @@ class RunRecord:
         """Whether one of the first prompts ended in an error; forgets those after them."""
         self._failed = [n for n in self._failed if n <= first]
         return bool(self._failed)
+
+    @property
+    def failed(self) -> list[int]:
+        """Numbers of the prompts that have ended in an error."""
+        return self._failed
+
+    def of_part(self, path: str) -> RunRecord:
+        """The record of a part of the output, which is written first."""
+        return RunRecord(path, self._facts, self._input)
+
+    def join(self, failed: Iterable[int]) -> None:
+        """Writes the record of an output that is joined of parts; `failed` is of all of them."""
+        self._failed = sorted({*self._failed, *failed})
+        self.begin()
 
     def begin(self) -> None:
         """Writes the record of an output that has been opened, in the place of an earlier one's.

@@ -1,69 +1,59 @@
-"""Who does the prompts of a command line: this process alone, or the ranks that share a file."""
+"""The prompts of a command line: all of them, those that ranks decode together, or a rank's own."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Form, Kept, kept
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
-from mlx_t5.machines import launched, team
-from mlx_t5.machines.block_links import BlockClient, BlockServer
-from mlx_t5.machines.blocks import AHEAD, Blocks, Share, Work, lead
-from mlx_t5.passes import BATCHES_A_WINDOW
+from mlx_t5.machines.launched import LAUNCH
 
 if TYPE_CHECKING:
-    from mlx_t5.machines.launched import Rank
-    from mlx_t5.machines.messages import Codec
-    from mlx_t5.machines.team import Team
+    from mlx_t5.cli.output import Totals
+    from mlx_t5.machines.parts import Part
+    from mlx_t5.network.ranks import Ranks
 
-LEADER = "0"
 InHand = deque[tuple[int, Any]]  # prompts with their numbers, until their outcomes are written
-Tell = Callable[[str], None]
+Work = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
+MOST_ERRORS = 1000  # lines of error that another rank than 0 keeps until its part is done
 
 
-def rank_of(args: argparse.Namespace) -> Rank | None:
-    """Which of the processes that share a file this is; None if it works alone.
-
-    Raises:
-        UserError: it has not been told.
-    """
-    return launched.rank_of(os.environ) if args.parallel else None
-
-
-def team_of(args: argparse.Namespace) -> Team | None:
-    """The ranks that share the model; None if this process has all of it.
+def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
+    """Refuses what several ranks cannot do.
 
     Raises:
-        UserError: they cannot work so, or cannot reach each other.
+        UserError: the options ask for it.
     """
-    if args.parallel or launched.alone(os.environ):
-        return None
-    if "-" in [*(args.prompt or []), args.input_file]:
+    if ranks.size > 1 and "-" in [*(args.prompt or []), args.input_file]:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
-    return team.join(os.environ)
+    if args.parallel and ranks.size == 1:
+        raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
 
 
-@contextlib.contextmanager
-def silent(rank: Rank | None) -> Iterator[None]:
-    """Keeps a rank that does not lead from telling anything but errors."""
-    if rank is None or rank.leads:
-        yield
-        return
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Kept:
+    """What `--resume` keeps of the output; draws as many prompts.
+
+    Args:
+        prompts: of the input.
+        args: the options.
+        record: what lies beside the output.
+
+    Raises:
+        UserError: the output cannot be resumed.
+    """
+    if not (args.resume and isinstance(prompts, Lines)):
+        return Kept()
+    done = kept(args.output_file, prompts, _form(args), prompts.count)
+    return replace(done, failed=record.failed_of(done.prompts) or done.failed)
 
 
 def is_json(args: argparse.Namespace) -> bool:
@@ -78,57 +68,58 @@ class Job:
         prompts: those that are not done; where they are a list, none is.
         count: how many there are, with those that are done; None where that is not known.
         first: how many are done.
-        keep: bytes of their results in the output.
+        output_file: where results go; None is standard output.
+        keep: bytes of results in it.
         failed: whether one of those is an error.
         record: what lies beside the output, for the next run.
     """
 
-    def __init__(self, prompts: list[str] | Lines, done: Kept, args: argparse.Namespace) -> None:
-        """This process does all prompts that are not done."""
+    def __init__(
+        self,
+        prompts: Any,
+        done: Kept,
+        args: argparse.Namespace,
+        record: RunRecord,
+        places: Iterator[int] | None = None,
+    ) -> None:
+        """Takes prompts that are not done, and their places in the input."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
-        self.failed, self.record = done.failed, RunRecord()
-        self.count = prompts.count if isinstance(prompts, Lines) else len(prompts)
+        self.failed, self.record = done.failed, record
+        self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
+        self.output_file: str | None = args.output_file
         self._args, self._ready = args, getattr(prompts, "ready", lambda: True)
+        self._places = count(done.prompts) if places is None else places
 
     @staticmethod
     def of(
-        prompts: list[str] | Lines, rank: Rank | None, args: argparse.Namespace, tell: Tell
+        prompts: Any, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
     ) -> Job:
-        """The job that the options ask for.
+        """The job that the options ask for; asks no other rank anything.
 
         Args:
-            prompts: none for a rank that does not lead.
-            rank: of this process; None if it works alone.
+            prompts: of rank 0, or of a process alone.
+            done: what rank 0 keeps of the output.
             args: the options, after the model's own wishes.
-            tell: shows a line.
+            ranks: that do it.
+            record: what lies beside the output.
 
         Raises:
-            UserError: the output cannot be resumed, or rank 0 cannot listen.
+            UserError: a part of the output cannot be resumed.
         """
-        if rank and not rank.leads:
-            return Following(rank, args)
-        done = Kept()
-        if args.resume and isinstance(prompts, Lines):
-            done = kept(args.output_file, prompts, _form(args), prompts.count)
-        job = Leading(prompts, done, args, rank, tell) if rank else Job(prompts, done, args)
-        if done.prompts and not job.done:
-            of_all = f" of {job.count}" if job.count else ""
-            tell(f"resuming: {done.prompts}{of_all} prompts are done")
+        if args.parallel:
+            return PartJob(done, args, ranks, record)
+        if ranks.size > 1 and not isinstance(prompts, list):
+            from mlx_t5.machines.prompts import SharedPrompts
+
+            prompts = SharedPrompts(prompts, ranks)
+        job = Job(prompts, done, args, record)
+        if ranks.rank:
+            job.output_file = os.devnull
         return job
 
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.first > 0 and self.first == self.count
-
-    def begin(self, agreed: Callable[[], Mapping[str, str]]) -> None:
-        """Called when the models are there; `agreed` makes what all ranks have to have alike."""
+    def resumed(self) -> int:
+        """How many prompts all ranks have done before."""
+        return self.first
 
     def outcomes(self, work: Work, in_hand: InHand) -> Iterator[Any]:
         """What becomes of the prompts, in order; fills `in_hand` with those that are drawn.
@@ -137,93 +128,97 @@ class Job:
             work: makes outcomes of prompts, their indexes, and whether the next one is at hand.
             in_hand: the caller takes out what it has written.
         """
-        return work(self._noted(in_hand), count(self.first), self._ready)
+        places: deque[int] = deque()
 
-    def report(self, verbose: bool) -> None:
-        """Tells who has done how many."""
+        def drawn() -> Iterator[Any]:
+            for place, prompt in zip(self._places, self.prompts, strict=False):
+                in_hand.append((place + 1, prompt))
+                places.append(place)
+                yield prompt
 
-    def _noted(self, in_hand: InHand) -> Iterator[Any]:
-        for n, prompt in enumerate(self.prompts, self.first + 1):
-            in_hand.append((n, prompt))
-            yield prompt
+        def indexes() -> Iterator[int]:
+            while True:  # `results` draws a prompt first, and then its index
+                yield places.popleft()
+
+        return work(drawn(), indexes(), self._ready)
+
+    def tell_error(self, line: str) -> None:
+        """Tells what went wrong with a prompt."""
+        print(f"error: {line}", file=sys.stderr, flush=True)
+
+    def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
+        """Called at the end; returns the totals of all ranks, and the worst status."""
+        return totals, status
 
 
-class Leading(Job):
-    """Rank 0: hands out the prompts, does a part of them, and gets what becomes of all."""
+class PartJob(Job):
+    """A rank's own prompts of a file."""
 
     def __init__(
-        self,
-        prompts: list[str] | Lines,
-        done: Kept,
-        args: argparse.Namespace,
-        rank: Rank,
-        tell: Tell,
+        self, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
     ) -> None:
-        """Listens for the other ranks."""
-        super().__init__(prompts, done, args)
-        self._size, self._tell = rank.size, tell
-        self._server = BlockServer(rank, tell, args.verbose)
-        self._agreed: Mapping[str, str] = {}
-        self._blocks: Blocks | None = None
-
-    def __exit__(self, *error: Any) -> None:
-        if self.done:  # the others come nevertheless
-            self._server.share(Blocks(iter(()), 1), {}, _codec(self._args))
-        self._server.__exit__(*error)
-
-    def begin(self, agreed: Callable[[], Mapping[str, str]]) -> None:
-        """See `Job`."""
-        self._agreed = agreed()
-
-    def outcomes(self, work: Work, in_hand: InHand) -> Iterator[Any]:
-        """See `Job`."""
-        args, texts = self._args, _texts(self._args)
-        # A pass over many prompts of like length takes its pick from more of them.
-        size = args.batch_size * (BATCHES_A_WINDOW if args.score or args.embed else 1)
-        ahead = AHEAD * self._size
-        self._blocks = Blocks(iter(self.prompts), size, texts, self.first, self._ready, ahead)
-        self._server.share(self._blocks, self._agreed, _codec(args))
-        for block in lead(self._blocks, work, texts, LEADER):
-            in_hand.extend(enumerate(block.items, block.first + 1))
-            yield from block.outcomes
-
-    def report(self, verbose: bool) -> None:
-        """See `Job`."""
-        if verbose and self._blocks:
-            done = dict.fromkeys(range(self._size), 0)
-            for name, prompts in self._blocks.prompts.items():
-                number = int(name.partition(".")[0])
-                done[number] = done.get(number, 0) + prompts
-            self._tell("prompts by rank: " + ", ".join(f"{n}: {done[n]}" for n in sorted(done)))
-
-
-class Following(Job):
-    """Another rank: takes prompts from rank 0 and gives it what becomes of them."""
-
-    def __init__(self, rank: Rank, args: argparse.Namespace) -> None:
-        """It has no prompts of its own."""
-        super().__init__([], Kept(), args)
-        self._rank = rank
-
-    def begin(self, agreed: Callable[[], Mapping[str, str]]) -> None:
-        """See `Job`; finds rank 0.
+        """Finds them, and what an earlier run has done of them.
 
         Raises:
-            UserError: rank 0 cannot be found, or has another job.
+            UserError: the file or the part cannot be read.
         """
-        self._client = BlockClient(self._rank, agreed())
+        from mlx_t5.machines.parts import Part
 
-    def outcomes(self, work: Work, in_hand: InHand) -> Iterator[Any]:
-        """Yields nothing, as rank 0 gets everything.
+        self._part: Part = Part(args.output_file, done.prompts, ranks)
+        lines, self._ranks, self._kept = Lines(args.input_file, targets=args.score), ranks, done
+        self._whole, own_record = record, record.of_part(self._part.path)
+        if done.all or not args.resume:
+            self._part.remove()
+            own_record.finish(0)
+        own_record.resume()
+        own, own_count = self._part.of(lines), self._part.count(lines.count or 0)
+        here = kept(self._part.path, own, _form(args), own_count)
+        place = self._part.first + here.prompts * ranks.size
+        super().__init__(own, here, args, own_record, count(place, ranks.size))
+        self.failed = done.failed or here.failed or own_record.failed_of(place)
+        self.count, self.output_file = own_count, self._part.path
+        self._errors: list[str] = []
+
+    def resumed(self) -> int:
+        """See `Job`."""
+        return self._kept.prompts + sum(self._ranks.gathered(self.first))
+
+    def tell_error(self, line: str) -> None:
+        """See `Job`; what is said of another rank's prompts, rank 0 says at the end."""
+        if self._ranks.rank == 0:
+            super().tell_error(line)
+        elif len(self._errors) < MOST_ERRORS:
+            self._errors.append(line)
+
+    def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
+        """See `Job`; joins the parts.
 
         Raises:
-            Lost: rank 0 is gone.
+            UserError: the output cannot be written.
         """
-        packed = _codec(self._args).packed
-        with self._client as rank_0:
-            for block, outcomes in Share(rank_0.take, _texts(self._args)).outcomes(work):
-                rank_0.deliver(block, [packed(outcome) for outcome in outcomes])
-        yield from ()
+        self._part.join(_texts(self._args), self._kept.size, self._writer)
+        reports = self._ranks.gathered([asdict(totals), status, self._errors, self.record.failed])
+        self.record.finish(0)  # the part is gone
+        if self._ranks.rank:
+            return totals, 0  # the launcher would end the others for any other status
+        self.record = self._whole
+        self.record.join(chain.from_iterable(failed for *_, failed in reports))
+        for _, _, errors, _ in reports:
+            for line in errors:
+                super().tell_error(line)
+        if self._args.verbose:
+            shares = [f"{rank}: {own['results']}" for rank, (own, *_) in enumerate(reports)]
+            print("results by rank: " + ", ".join(shares), file=sys.stderr, flush=True)
+        worst = max(status for _, status, *_ in reports)
+        return totals.of_all([own for own, *_ in reports]), worst
+
+    def _writer(self, path: str) -> Any:
+        from mlx_t5.cli.one_pass import ARRAY, ArrayOfLines
+        from mlx_t5.cli.output import LineFile
+
+        if self._args.output_file.endswith(ARRAY):
+            return ArrayOfLines(path)
+        return LineFile(path, self._kept.size)
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
@@ -245,9 +240,3 @@ def _form(args: argparse.Namespace) -> Form:
     if args.score or args.embed:
         return Form(1, "logprob" if args.score else "embedding")
     return Form(_texts(args), "text" if is_json(args) else None)
-
-
-def _codec(args: argparse.Namespace) -> Codec:
-    from mlx_t5.machines import outcomes
-
-    return outcomes.SCORES if args.score else outcomes.VECTORS if args.embed else outcomes.TEXTS

@@ -20,7 +20,7 @@ import numpy as np
 from mlx_t5.backend import mx, on_cpu
 from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.network.ranks import ALONE, Ranks
+from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.text.prompts import encoded
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
@@ -85,7 +85,7 @@ def measure(
     Ranks that share the target and measure together take rank 0's seconds, so that they make the
     same passes and find the same costs.
     """
-    ranks = target.ranks
+    ranks = ranks_of(target)
     width = getattr(target, "width", max(TARGET_POINTS))  # of exact decoding
     points = [n for n in TARGET_POINTS if n <= width]
     own = rising(ladder(timer(target, clock, ranks), points, BUDGET_SECONDS))

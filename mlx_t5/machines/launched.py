@@ -1,97 +1,111 @@
-"""Which of several processes this one is, as `mlx.launch` tells it through the environment.
+"""The processes that `mlx.launch` has started: how they find each other, and which of them speaks.
 
-The variables are those of MLX's backends (https://ml-explore.github.io/mlx, "Distributed
-communication", "Distributed without mlx.launch"). Only what they say is taken: nothing here opens
-the collectives, which would wait for ever for a rank that is lost.
+Rank 0 reads and writes; the others are silent. Whoever fails ends with an exit status that is not
+0, and `mlx.launch` then ends all of them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory, shown
+from mlx_t5.machines.agreement import Disagreement
 
+if TYPE_CHECKING:
+    from mlx_t5.network.ranks import Ranks
+
+Options = TypeVar("Options")
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
-KEY = "T5_PARALLEL_KEY"  # a secret that the ranks share
-Address = tuple[str, int]
+BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
+JOINING = 60.0  # seconds for all ranks to connect; a ring gives up after a few
+MEANWHILE = 2.0  # seconds in which rank 0 finds the same error, and the launcher ends all, if so
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One of the processes that share a file.
-
-    Attributes:
-        number: 0 reads the input and writes the output.
-        size: how many there are.
-        addresses: host and port, where rank 0 listens and the others find it.
-        key: what they prove to each other that they know.
-    """
-
-    number: int
-    size: int
-    addresses: tuple[Address, ...]
-    key: bytes = b""
-
-    @property
-    def leads(self) -> bool:
-        """Whether it is rank 0."""
-        return self.number == 0
-
-
-def alone(environment: Mapping[str, str]) -> bool:
-    """Whether this process is none of several that `mlx.launch` has started.
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The number of this process; None if `mlx.launch` has not started it.
 
     Raises:
-        UserError: the variables are damaged.
+        UserError: the variable is damaged.
     """
-    return "MLX_RANK" not in environment or rank_of(environment).size == 1
-
-
-def rank_of(environment: Mapping[str, str]) -> Rank:
-    """Reads the variables of the ring, jaccl and NCCL.
-
-    Raises:
-        UserError: they are missing or damaged.
-    """
-    if "MLX_RANK" not in environment:
-        raise UserError(f"--parallel needs ranks; start it with: {LAUNCH}")
-    number = _number("MLX_RANK", environment["MLX_RANK"])
-    key = environment.get(KEY, "").encode()
-    if environment.get("MLX_JACCL_COORDINATOR"):
-        size = len(_read("MLX_IBV_DEVICES", environment.get("MLX_IBV_DEVICES", "")))
-        return Rank(number, size, (_address(environment["MLX_JACCL_COORDINATOR"]),), key)
-    if environment.get("NCCL_HOST_IP"):
-        size = _number("MLX_WORLD_SIZE", environment.get("MLX_WORLD_SIZE", ""))
-        port = environment.get("NCCL_PORT", "")
-        return Rank(number, size, (_address(f"{environment['NCCL_HOST_IP']}:{port}"),), key)
-    hosts = _read("MLX_HOSTFILE", environment.get("MLX_HOSTFILE", ""))
-    addresses = tuple(_address(text) for text in (hosts[0] if hosts else []))
-    return Rank(number, max(len(hosts), 1), addresses, key)
-
-
-def _read(name: str, file: str) -> list[list[str]]:
-    """A list of lists in a file of JSON; an empty file, as of a single rank, has none."""
-    try:
-        with open(file, encoding="utf-8") as opened:
-            text = opened.read().strip()
-        found = json.loads(text) if text else []
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(each, list) and each for each in found):
-        raise UserError(f"{name} is {shown(file)!r}, which lists no ranks; start with: {LAUNCH}")
-    return found
-
-
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise UserError(f"{name} is {shown(text)!r}, which is no whole number")
+    text = environment.get("MLX_RANK")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"MLX_RANK is {shown(text)!r}, which is no number; start with: {LAUNCH}")
     return int(text)
 
 
-def _address(text: object) -> Address:
-    host, _, port = str(text).rpartition(":")
-    if not host:
-        raise UserError(f"{shown(str(text))!r} is no address of rank 0; it must be HOST:PORT")
-    return host.strip("[]"), _number("the port of rank 0", port)
+def one_voice(options: Callable[[], Options], command: Callable[[Options], int]) -> int:
+    """Runs a command of which only rank 0 shows anything, but for an error of another rank alone.
+
+    Nothing of libraries is shown: a ring writes ten times that a peer has gone.
+
+    Args:
+        options: parses and checks the command line, which all ranks have alike.
+        command: does the work and returns an exit status.
+
+    Returns:
+        The exit status.
+    """
+    rank = rank_of(os.environ)
+    if rank is None:
+        return command(options())
+    told = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    if rank == 0:
+        sys.stderr = told
+        return command(options())
+    os.dup2(null, 1)
+    try:
+        given = options()
+    except BaseException as error:
+        time.sleep(MEANWHILE)
+        return error.code if isinstance(error, SystemExit) else BAD_INPUT  # type: ignore[return-value]
+    try:
+        return command(given)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BaseException as error:
+        time.sleep(MEANWHILE)
+        if not (isinstance(error, Disagreement) or is_lost_rank(error)):
+            expected = isinstance(error, (UserError, OSError)) or is_out_of_memory(error)
+            reason = str(error).split("\n")[0] if expected else f"internal error: {error!r}"
+            print(f"error: {UserError(f'rank {rank}: {reason}')}", file=told, flush=True)
+        return BAD_INPUT
+
+
+def join() -> Ranks:
+    """Connects this process to the others; alone if `mlx.launch` has not started several.
+
+    Raises:
+        UserError: the ranks cannot reach each other.
+    """
+    from mlx_t5.backend import mx
+    from mlx_t5.network.ranks import ALONE, Ranks
+
+    hosts = Path(os.environ.get("MLX_HOSTFILE", ""))
+    if rank_of(os.environ) is None or (hosts.is_file() and not hosts.read_bytes().strip()):
+        return ALONE  # the launcher's list is empty where it has started one process
+    end = time.monotonic() + JOINING
+    while True:
+        try:
+            return Ranks(mx.distributed.init(strict=True))
+        except RuntimeError as error:
+            if time.monotonic() > end:
+                reason = shown(str(error).split("\n")[0])
+                cure = f"ranks cannot reach each other ({reason}); start with: {LAUNCH}"
+                raise UserError(cure) from None
+        time.sleep(0.5)
+
+
+def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
+    """Has the other ranks finish what rank 0 waits for; it says what becomes of Ctrl-C."""
+    if ranks.rank:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.network.cache import Cache
+from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
@@ -32,7 +33,7 @@ class CompiledStep:
                 model, as sums over them are made on the CPU.
         """
         self.model = model
-        usual = not cpu_only() and model.ranks.size == 1
+        usual = not cpu_only() and ranks_of(model).size == 1
         self.enabled = usual if enabled is None else enabled
         self._shapes: set[tuple[int, ...]] = set()
         self._run = mx.compile(self._pass)

@@ -20,6 +20,7 @@ from mlx_t5.backend import mx
 from mlx_t5.network.attention import ByRow
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.ranks import ranks_of
 
 
 class ExactTarget:
@@ -40,7 +41,8 @@ class ExactTarget:
         """
         self.model, self.width, self.rows = model, width, tuple(rows)
         self.config, self.dtype = model.config, model.dtype
-        self.pooling, self.can_decode, self.ranks = model.pooling, model.can_decode, model.ranks
+        self.pooling, self.can_decode = model.pooling, model.can_decode
+        self.ranks = ranks_of(model)
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model), each prompt's from a pass of its own.

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.network.ranks import ranks_of
+from mlx_t5.network.sharding import axis_of
 
 NORMS, CONFIG, WEIGHTS = "fingerprint", "config", "weights"  # in a draft's config.json
 NUMBERS, SAMPLES = 128, 4  # of all norms, and of each weight
@@ -32,9 +34,8 @@ OF_CONFIG = (
 )  # fmt: skip
 
 
-def fingerprint(target: Any) -> dict[str, str]:
-    """The fingerprint of a `model.T5`, or of what a `machines.Leader` has of one."""
-    model = getattr(target, "model", target)
+def fingerprint(model: Any) -> dict[str, str]:
+    """The fingerprint of a `model.T5`, or of a rank's part of one."""
     layers = [*model.encoder.layers]
     norms = [part.norm for layer in layers for part in (layer.self_attention, layer.feed_forward)]
     weights = mx.concatenate([norm.weight for norm in (*norms, model.encoder.norm)])
@@ -60,7 +61,7 @@ def _samples(model: Any) -> list[mx.array]:
     """(SAMPLES,) of every weight, in the order of their names; not a number if it is not known."""
     own, found = dict(tree_flatten(model.parameters())), []
     for name in sorted(name for name in own if name.endswith("weight")):
-        whole = model.ranks.size == 1 or name.endswith("norm.weight") or name.startswith("shared.")
+        whole = ranks_of(model).size == 1 or axis_of(name) is None
         if whole and name.removesuffix("weight") + "scales" not in own:
             found.append(_evenly(own[name], SAMPLES))
         else:

@@ -9,7 +9,6 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.pooling import Pooling
-from mlx_t5.network.ranks import Ranks
 
 
 class Seq2Seq(Protocol):
@@ -18,7 +17,6 @@ class Seq2Seq(Protocol):
     config: T5Config
     dtype: Any  # what it computes in
     pooling: Pooling
-    ranks: Ranks  # that have to make the same calls
 
     @property
     def can_decode(self) -> bool:

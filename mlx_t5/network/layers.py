@@ -6,7 +6,6 @@ Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from mlx_t5.network.blocks import Blocks
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import Linear, added, join, together
-from mlx_t5.network.ranks import ALONE, Ranks
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
@@ -56,11 +54,10 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention without scale; `norm` belongs to the residual block around it."""
 
-    def __init__(self, config: T5Config, ranks: Ranks):
+    def __init__(self, config: T5Config):
         super().__init__()
-        self._ranks = ranks
         inner = config.num_heads * config.d_kv
-        self._heads = config.num_heads, config.d_kv
+        self.num_heads, self.d_kv = config.num_heads, config.d_kv
         self.norm = RMSNorm(config)
         self.q = Linear(config.d_model, inner)
         self.k = Linear(config.d_model, inner)
@@ -70,7 +67,7 @@ class Attention(nn.Module):
     def heads(self, x: mx.array, parts: str, batch: int) -> list[mx.array]:
         """What `parts` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv)."""
         made = together(x, *(self[part] for part in parts))
-        return [y.reshape(batch, -1, *self._heads).swapaxes(1, 2) for y in made]
+        return [y.reshape(batch, -1, self.num_heads, self.d_kv).swapaxes(1, 2) for y in made]
 
     def add(
         self,
@@ -85,16 +82,15 @@ class Attention(nn.Module):
         `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
         that share their keys are one row, of the queries of all of them one after the other.
         """
-        out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, math.prod(self._heads))
-        return added(out, self.o, x, self._ranks)
+        out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, self.num_heads * self.d_kv)
+        return added(out, self.o, x)
 
 
 class FeedForward(nn.Module):
     """One hidden layer, gated since v1.1: wo(act(wi_0(x)) * wi_1(x))."""
 
-    def __init__(self, config: T5Config, ranks: Ranks):
+    def __init__(self, config: T5Config):
         super().__init__()
-        self._ranks = ranks
         self.norm = RMSNorm(config)
         self._act = ACTIVATIONS[config.dense_act_fn]
         self._gated = config.is_gated
@@ -110,14 +106,14 @@ class FeedForward(nn.Module):
             hidden = self._act(gate).astype(x.dtype) * linear
         else:
             hidden = self._act(self.wi(y)).astype(x.dtype)
-        return added(hidden, self.wo, x, self._ranks)
+        return added(hidden, self.wo, x)
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, config: T5Config, ranks: Ranks):
+    def __init__(self, config: T5Config):
         super().__init__()
-        self.self_attention = Attention(config, ranks)
-        self.feed_forward = FeedForward(config, ranks)
+        self.self_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
 
     def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
         attend = self.self_attention
@@ -127,11 +123,11 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: T5Config, ranks: Ranks):
+    def __init__(self, config: T5Config):
         super().__init__()
-        self.self_attention = Attention(config, ranks)
-        self.cross_attention = Attention(config, ranks)
-        self.feed_forward = FeedForward(config, ranks)
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
 
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
@@ -150,18 +146,17 @@ class Stack(nn.Module):
     """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
 
     Args:
-        config: of what this process computes: of several ranks, its part (sharding.py).
+        config: of the model.
         causal: whether it is a decoder.
-        ranks: that compute the stack together.
     """
 
-    def __init__(self, config: T5Config, causal: bool, ranks: Ranks = ALONE):
+    def __init__(self, config: T5Config, causal: bool):
         super().__init__()
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
         layer = DecoderLayer if causal else EncoderLayer
-        self.layers: list[Any] = [layer(config, ranks) for _ in range(depth)]
+        self.layers: list[Any] = [layer(config) for _ in range(depth)]
         self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
         self.norm = RMSNorm(config)
         self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)

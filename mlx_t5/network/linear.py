@@ -18,7 +18,6 @@ from functools import cache
 from itertools import accumulate
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
-from mlx_t5.network.ranks import ALONE, Ranks
 
 BLOCK = 128  # rows of the weight in a block
 QUANTIZATION = ("group_size", "bits", "mode")  # what `nn.QuantizedLinear` calls it
@@ -88,14 +87,9 @@ def together(x: mx.array, *layers: nn.Module) -> list[mx.array]:
     return mx.split(joined.layer(x), joined.ends, axis=1)
 
 
-def added(x: mx.array, layer: nn.Module, residual: mx.array, ranks: Ranks = ALONE) -> mx.array:
-    """residual (M, N) + layer(x), in one operation where there is one.
-
-    Of several ranks, each has a part of x and of the layer, and all get the sum.
-    """
-    if ranks.size > 1:
-        return residual + ranks.sum(layer(x))
-    if isinstance(layer, Linear) and residual.dtype == layer.weight.dtype:
+def added(x: mx.array, layer: nn.Module, residual: mx.array) -> mx.array:
+    """residual (M, N) + layer(x), in one operation where there is one."""
+    if type(layer) is Linear and residual.dtype == layer.weight.dtype:
         return product(x, layer.weight, residual)
     return residual + layer(x)
 

@@ -27,6 +27,7 @@ from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.network.blocks import block_queries
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.sizes import PASS_POSITIONS, readable
 
 if TYPE_CHECKING:
@@ -50,15 +51,16 @@ def limit() -> int:
     return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def require(needed: int) -> None:
-    """Checks that so many bytes are free.
+def require(needed: int, ranks: Ranks = ALONE) -> None:
+    """Checks that so many bytes are free, on each of the ranks that are to compute together.
 
     Raises:
         RuntimeError: they are not, as when MLX cannot allocate.
     """
     left = limit() - mx.get_active_memory()
-    if needed > left:
-        raise RuntimeError(f"needs {readable(needed)}, and {readable(max(left, 0))} are left")
+    if ranks.any(needed > left):
+        there = f"{readable(max(left, 0))} are left" if needed > left else "another rank has less"
+        raise RuntimeError(f"needs {readable(needed)}, and {there}")
 
 
 def wire(needed: int) -> None:
@@ -129,7 +131,7 @@ def require_for(
         for model in models
         if model
     )
-    require(needed)
+    require(needed, ranks_of(models[0]))
     wire(needed)
 
 

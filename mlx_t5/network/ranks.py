@@ -1,4 +1,4 @@
-"""What the processes that compute one model together tell each other: sums, columns, and arrays.
+"""What the processes that compute together tell each other: sums, columns, and what rank 0 has.
 
 Each of them is a rank of a group of `mx.distributed`. A sum is the parts of all ranks, gathered
 and added in the order of the ranks. So every rank has the same bits, on any backend, and a row's
@@ -6,22 +6,33 @@ bits do not depend on where it stands in the array, as they would in a reduction
 rank a segment to add. Of few ranks that moves as many bytes as such a reduction, or little more,
 and with a ring in half as many hops: n - 1 and not 2 (n - 1).
 
+Every rank runs the same loop, and so makes the same collectives in the same order. What could
+differ from rank to rank (a token that was drawn, a time, free memory) is therefore asked of rank 0,
+or of all, before anything depends on it.
+
 Symbols: n ranks, M rows, V columns of all ranks together.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
 from functools import reduce
 from operator import add
 from typing import Any
 
+import numpy as np
+
 from mlx_t5.backend import mx
+from mlx_t5.errors import RanksApart
 
 
 class Ranks:
     """The ranks of a group; without a group there is one, which needs nobody.
 
     Attributes:
+        group: as `load` takes it; None for a process alone.
         rank: this process's number, from 0.
         size: n.
         collectives: how many there have been, of this process.
@@ -29,7 +40,7 @@ class Ranks:
 
     def __init__(self, group: Any = None) -> None:
         """Takes a group of `mx.distributed`, as its `init` returns it."""
-        self._group = group
+        self.group = group
         self.rank: int = group.rank() if group else 0
         self.size: int = group.size() if group else 1
         self.collectives = 0
@@ -55,6 +66,41 @@ class Ranks:
         """What rank 0 has in this place; shapes and types are the same everywhere."""
         return array if self.size == 1 else self._gather(array)[0]
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self.size == 1:
+            return flag
+        with self.in_step():
+            return self.sum(mx.array(int(flag))).item() > 0
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What every rank gives in this place, in their order: values that JSON can hold."""
+        if self.size == 1:
+            return [value]
+        data = json.dumps(value).encode()
+        with self.in_step():
+            longest = max(size.item() for size in self._gather(mx.array(len(data))))
+            parts = self._gather(mx.array(np.frombuffer(data.ljust(longest), np.uint8)))
+            return [json.loads(np.array(part).tobytes()) for part in parts]
+
+    def shared(self, value: Any) -> Any:
+        """What rank 0 gives in this place, see `gathered`; what others give does not count."""
+        return value if self.size == 1 else self.gathered(None if self.rank else value)[0]
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What the ranks compute together: an error in here on one of them cannot be got over.
+
+        Raises:
+            RanksApart: in place of a RuntimeError or MemoryError, of several ranks.
+        """
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if self.size == 1:
+                raise
+            raise RanksApart(error) from error
+
     def share(self, count: int, rank: int | None = None) -> slice:
         """Which of so many rows a rank has: equal shares, the last of them maybe less.
 
@@ -67,8 +113,13 @@ class Ranks:
 
     def _gather(self, array: mx.array) -> list[mx.array]:
         self.collectives += 1
-        gathered = mx.distributed.all_gather(array[None], group=self._group)
+        gathered = mx.distributed.all_gather(array[None], group=self.group)
         return [gathered[i] for i in range(self.size)]
 
 
 ALONE = Ranks()
+
+
+def ranks_of(model: Any) -> Ranks:
+    """The ranks that have to make the same calls of a model: those that `sharding.shard` names."""
+    return getattr(model, "ranks", ALONE)

@@ -26,14 +26,20 @@ from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
 from mlx_t5.network.layers import keep_float32
+from mlx_t5.network.ranks import ranks_of
+from mlx_t5.network.sharding import unshared
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
 
 
-def share(draft: nn.Module, target: Any) -> None:
-    """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own."""
-    modules = {"shared": target.shared, "encoder": target.encoder, "lm_head": target.whole_head()}
+def share(draft: nn.Module, target: Any, head: nn.Module | None) -> None:
+    """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own.
+
+    `head` is the target's output head, whole; None if that is its embedding.
+    """
+    embedding = unshared(target.shared)
+    modules = {"shared": embedding, "encoder": target.encoder, "lm_head": head}
     for name, module in {"shares_with": target, **modules}.items():
         if module is not None:
             vars(draft)[name] = module
@@ -78,10 +84,10 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
 
 def require_whole(target: Any) -> None:
     """Raises `UserError` if this process has a part of the target only."""
-    if target.ranks.size > 1:
+    if (size := ranks_of(target).size) > 1:
         raise UserError(
-            f"this rank has a part of the target only, of {target.ranks.size}; make drafts with a "
-            "target that is loaded without a group"
+            f"this rank has a part of the target only, of {size}; make drafts with a target that "
+            "is loaded without a group"
         )
 
 
@@ -113,7 +119,7 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
     Args:
         folder: of the draft, for messages.
         raw: its config.json.
-        given: the target at hand, a `model.T5` or a `machines.Leader`; None if there is none.
+        given: the target at hand, a `model.T5`; None if there is none.
 
     Raises:
         UserError: the draft needs a target, or is for another one than this.
@@ -129,7 +135,7 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             "--draft-model, or load(folder, shared_with=target)"
         )
     theirs = fingerprint(given)
-    if getattr(given, "model", given).adapted:
+    if given.adapted:
         del theirs[WEIGHTS]
     if not same_model(facts, theirs):
         raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,7 @@ from mlx_t5.serving.logprobs import TokenLogprob
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
-    from mlx_t5.pairs import LastEncoded
+    from mlx_t5.pairs import LastEncoded, Pair
     from mlx_t5.passes import Part
     from mlx_t5.text.codec import Codec
 
@@ -188,13 +188,41 @@ class Values:
     values: list[Any]
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """What a task scores, on any rank: calling it begins the work, see `PassJob`."""
+
+    pairs: Sequence[Pair]
+    batch_size: int
+    most_tokens: float
+
+    def __call__(self, decoder: Decoder, last: LastEncoded) -> Iterator[Part]:
+        """Yields after each pass."""
+        return decoder.scoring_parts(self.pairs, self.batch_size, self.most_tokens, last)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a task embeds; likewise."""
+
+    ids: Sequence[Sequence[int]]
+    normalize: bool
+    batch_size: int
+    most_tokens: float
+
+    def __call__(self, decoder: Decoder, _: LastEncoded) -> Iterator[Part]:
+        """Yields after each pass."""
+        return decoder.embedding_parts(self.ids, self.batch_size, self.normalize, self.most_tokens)
+
+
 @dataclass(eq=False)
 class PassJob:
     """One request.
 
     Attributes:
         kind: "embed", "score" or "rerank".
-        parts: begins the work, given the decoder; yields after each pass.
+        parts: begins the work, given the decoder and what the worker has encoded last; yields
+            after each pass. `Pairs` or `Prompts`, where several ranks do it.
         count: its items.
         tokens: of its prompts.
         size: how many texts it counts for in the queue.
@@ -204,7 +232,7 @@ class PassJob:
     """
 
     kind: str
-    parts: Callable[[Any], Iterator[Part]]
+    parts: Callable[[Any, LastEncoded], Iterator[Part]]
     count: int
     tokens: int
     size: int

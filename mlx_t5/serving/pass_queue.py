@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import RanksApart, UserError
+from mlx_t5.pairs import LastEncoded
 from mlx_t5.passes import NotFinite, Part
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
@@ -56,6 +57,7 @@ class PassQueue:
         self._decoder, self._metrics, self._clock = decoder, metrics, clock
         self._release, self._put = release, put
         self._waiting: deque[QueuedTask] = deque()
+        self._last_encoded = LastEncoded()  # of all tasks, as they take turns
 
     def __bool__(self) -> bool:
         """Whether there is one."""
@@ -75,6 +77,8 @@ class PassQueue:
         task, done = queued.task, queued.done
         try:
             self._pass(queued)
+        except RanksApart:
+            raise
         except Exception as error:
             self._leave(task, failure_of(error))
         else:
@@ -87,7 +91,7 @@ class PassQueue:
         """Makes one pass; raises the first error among what it gives."""
         if queued.parts is None:
             self._metrics.queue_seconds.observe(self._clock() - queued.task.submitted)
-            queued.parts = queued.task.parts(self._decoder)
+            queued.parts = queued.task.parts(self._decoder, self._last_encoded)
         found = dict(next(queued.parts))
         error = next((value for value in found.values() if isinstance(value, Exception)), None)
         if error is not None:

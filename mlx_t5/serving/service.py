@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,16 @@ from mlx_t5.batching import MAX_JOINING_TOKENS
 from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.network.pooling import Pooling
-from mlx_t5.pairs import LastEncoded, Pair, Score, ranks_by
+from mlx_t5.pairs import Pair, Score, ranks_by
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Exchange, Job, PassJob, QueueFull, Stopped
+from mlx_t5.serving.jobs import Exchange, Job, Pairs, PassJob, Prompts, QueueFull, Stopped
 from mlx_t5.serving.presets import Presets, several
 from mlx_t5.serving.reading import Reader, RequestLimits
 from mlx_t5.serving.spelling import Speller
 
 if TYPE_CHECKING:
-    from mlx_t5.passes import Part
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,6 @@ class Service:
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = Speller(self.reader.tokenizer)
-        self._last_encoded = LastEncoded()
         self._watching: set[asyncio.Task] = set()
 
     @property
@@ -145,12 +143,7 @@ class Service:
         self, ids: Sequence[Sequence[int]], normalize: bool, receive: Callable[[], Any]
     ) -> list[np.ndarray]:
         """Vectors of prompts, as token ids; arguments and errors as of `submit`."""
-
-        def parts(decoder: Any) -> Iterator[Part]:
-            return decoder.embedding_parts(
-                ids, self.worker.max_batch, normalize, MAX_JOINING_TOKENS
-            )
-
+        parts = Prompts(ids, normalize, self.worker.max_batch, MAX_JOINING_TOKENS)
         return await self._run("embed", parts, len(ids), sum(map(len, ids)), receive)
 
     async def score(
@@ -158,18 +151,14 @@ class Service:
     ) -> list[Score]:
         """Scores of pairs; `kind` is for the metrics, the rest as of `submit`."""
         self._require_decoder()
-
-        def parts(decoder: Any) -> Iterator[Part]:
-            size, last = self.worker.max_batch, self._last_encoded
-            return decoder.scoring_parts(pairs, size, MAX_JOINING_TOKENS, last)
-
+        parts = Pairs(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
         tokens = sum(map(len, {pair.source for pair in pairs}))
         return await self._run(kind, parts, len(pairs), tokens, receive)
 
     async def _run(
         self,
         kind: str,
-        parts: Callable[[Any], Iterator[Part]],
+        parts: Pairs | Prompts,
         count: int,
         tokens: int,
         receive: Callable[[], Any],

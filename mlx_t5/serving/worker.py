@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 from mlx_t5 import batching
 from mlx_t5.backend import mx
+from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.requests import AUTO, Row
 from mlx_t5.sampling.beams import texts_of
 from mlx_t5.serving.errors import STOPPING_MESSAGE, place
@@ -28,12 +30,14 @@ from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
 from mlx_t5.serving.logprobs import LogprobRecorder
 from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.serving.pass_queue import PassQueue
+from mlx_t5.serving.shared_intake import SharedIntake
 from mlx_t5.serving.warm_up import warm_up
 from mlx_t5.text.prompts import random_keys
 
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # without a step, although there is something to do
+FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 
 
@@ -47,7 +51,7 @@ class Worker:
         max_queue: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
-        stall_seconds: float = STALL_SECONDS,
+        ranks: Ranks = ALONE,
     ):
         """Prepares the thread.
 
@@ -57,14 +61,15 @@ class Worker:
             max_queue: rows that wait for a place at most.
             metrics: told what happens.
             clock: seconds.
-            stall_seconds: after which `health` says that a step hangs.
+            ranks: that share the model; each has a thread like this.
         """
         self.max_batch, self.max_queue = max_batch, max_queue
         self._load, self._metrics, self._clock = load, metrics, clock
-        self._stall_seconds, self._broken = stall_seconds, False
+        self._broken, self._ranks = False, ranks
         self._loaded: Future[Decoder] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._intake = Intake(max_batch, max_queue, clock)
+        taken = max_batch, max_queue, clock
+        self._intake = Intake(*taken) if ranks.size == 1 else SharedIntake(*taken, ranks)
         # Of the thread alone:
         self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
         self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
@@ -110,6 +115,16 @@ class Worker:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def follow(self) -> int:
+        """Does what rank 0 takes, until that stops; returns an exit status.
+
+        Raises:
+            UserError: the models cannot be loaded.
+        """
+        self.start()
+        self._thread.join()
+        return 0
+
     def give_up(self) -> None:
         """Takes no more jobs, withdraws the others and tells whoever waits for them."""
         self._intake.close(STOPPING_MESSAGE)
@@ -128,7 +143,7 @@ class Worker:
             return "failed", BROKEN_MESSAGE
         if not self.alive:
             return "stopping", STOPPING_MESSAGE
-        if (waited := self._intake.waited) > self._stall_seconds:
+        if (waited := self._intake.waited) > STALL_SECONDS:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
         return "ok", None
 
@@ -151,6 +166,8 @@ class Worker:
             log.error("the thread that decodes has ended: %s", place(error))
         finally:
             self._abandon()
+            if self._broken and self._ranks.size > 1:
+                os._exit(FAILED)  # the others wait for this one, and the launcher ends them
             # MLX aborts the process at its end if streams of a thread outlive it.
             mx.synchronize()
             mx.clear_streams()
@@ -213,6 +230,8 @@ class Worker:
             for row in rows:
                 self._tell(self._flights[id(row)])
         except Exception as error:
+            if self._ranks.size > 1:
+                raise  # the others may have got further
             self._recover(error)
 
     def _step(self, batch: Any) -> None:

@@ -225,7 +225,9 @@ def test_only_what_is_read_now_needs_the_encoder(monkeypatch):
     engine = Engine(one, None)
     engine.insert([row(200)])
     required = []
-    monkeypatch.setattr("mlx_t5.network.memory.require", required.append)
+    monkeypatch.setattr(
+        "mlx_t5.network.memory.require", lambda needed, ranks: required.append(needed)
+    )
     engine.insert([row(5), row(5), row(7, token=4)])
     caches = one.cache_memory(4, source_width(200), 20)
     assert required == [caches + one.encoder_memory(2, source_width(7))]

@@ -12,12 +12,11 @@ from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.cli.models import Pair, load_pair
 from mlx_t5.errors import UserError
-from mlx_t5.machines.leader import Leader
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import SLACK, stored_bytes, warning
+from mlx_t5.network.part import require_divisible, whole_head
 from mlx_t5.network.ranks import Ranks
-from mlx_t5.network.sharding import require_divisible
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.network.sharing import whole as make_whole
 from mlx_t5.network.weights import HEAD
@@ -76,7 +75,7 @@ def test_parts_of_a_hugging_face_folder_make_the_whole(tmp_path, format):
     assert_whole(parts(folder, size=4), folder)
     part, whole = load(folder, "float32", group=Group(3, 4))[0], load(folder, "float32")[0]
     assert part.lm_head.weight.shape == (10, 64)
-    assert mx.array_equal(part.whole_head().weight, whole.lm_head.weight)
+    assert mx.array_equal(whole_head(part).weight, whole.lm_head.weight)
 
 
 def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
@@ -103,23 +102,15 @@ def test_a_draft_that_uses_a_part_of_a_target_has_a_wholes_bits_and_asks_no_othe
     for rank in (0, 1):
         part = load(root / name, "float32", group=Group(rank, 2))[0]
         # With this group a collective would fail, as in the encoder of a part.
-        for target in (part, Leader(part, None)):
-            draft = load(root / f"{name}-draft", shared_with=target)[0]
-            logits = [
-                model.decode(WRITTEN, model.cache(states, capacity=3), [0])
-                for model in (draft, expected)
-            ]
-            assert mx.array_equal(*logits)
-            assert draft.shared is part.shared
-
-
-def test_a_draft_asks_its_target_to_encode(root):
-    told = []
-    leader = Leader(load(root / "tied", "float32", group=Group(0, 2))[0], told.append)
-    draft, _ = load(root / "tied-draft", shared_with=leader)
-    with pytest.raises(TypeError):  # there is no other rank
-        draft.encode(IDS)
-    assert told == [["encode", (1, 4), False]]
+        draft = load(root / f"{name}-draft", shared_with=part)[0]
+        logits = [
+            model.decode(WRITTEN, model.cache(states, capacity=3), [0])
+            for model in (draft, expected)
+        ]
+        assert mx.array_equal(*logits)
+        assert draft.shared.weight is part.shared.weight
+        with pytest.raises(TypeError):  # its target encodes for it, and there is no other rank
+            draft.encode(IDS)
 
 
 def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root, tmp_path):
@@ -147,7 +138,7 @@ def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root, tmp_path):
 def test_memory_of_a_whole_head_counts(root, name, monkeypatch):
     part = load(root / name, "float32", group=Group(0, 2))[0]
     metal = FakeMetal(monkeypatch, recommended=10**12)
-    head = part.whole_head()
+    head = whole_head(part)
     held = sum(array.nbytes for array in head.parameters().values()) if head else 0
     assert metal.limits[:1] == ([held + SLACK] if head else [])
     monkeypatch.setattr(memory, "limit", lambda: 0)
@@ -168,8 +159,8 @@ def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
     asked = []
     monkeypatch.setattr(memory, "warning", lambda *given: asked.append(given))
     folders = [root / "gated", root / draft]
-    shared = (Group(0, size), lambda model: Leader(model, None)) if size > 1 else None
-    target, drafter, *_ = load_pair(Pair(*folders, False, ""), "float32", load, shared)
+    group = Group(0, size) if size > 1 else None
+    target, drafter, *_ = load_pair(Pair(*folders, False, ""), "float32", load, group)
     assert asked == [(folders, "float32", size, whole)]
     assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
 

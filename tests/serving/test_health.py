@@ -90,7 +90,7 @@ def test_if_the_thread_dies_every_client_is_told(start, caplog, broken):
 
 def test_a_step_that_hangs_is_told_until_it_ends(start):
     now, model = [0.0], Gated(ENDLESS, V)
-    worker, decoder = start(model, clock=lambda: now[0], stall_seconds=60)
+    worker, decoder = start(model, clock=lambda: now[0])
     worker.start()
     now[0] = 1000
     assert worker.health() == ("ok", None), "there was nothing to do"

@@ -8,7 +8,7 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
-from mlx_t5.errors import UserError
+from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.passes import NotFinite
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
@@ -41,7 +41,7 @@ def test_passes_take_turns_with_steps(start):
     worker, decoder = start(model)
     steps, events = [], queue.Queue()
 
-    def parts(_):
+    def parts(*_):
         for i in range(3):
             steps.append(len(model.calls))
             yield [(i, i * i)]
@@ -61,7 +61,7 @@ def test_requests_take_turns_pass_by_pass():
     order, answered = [], []
 
     def named(name, passes):
-        def parts(_):
+        def parts(*_):
             for i in range(passes):
                 order.append(name)
                 yield [(i, (name, i))]
@@ -92,7 +92,7 @@ def test_requests_take_turns_pass_by_pass():
 def test_a_task_that_fails_harms_nobody(start, error, kind):
     worker, decoder = start(FakeModel(random_table(V), V))
     events = queue.Queue()
-    worker.submit(task(events, lambda _: iter([[(0, error)]]), 1))
+    worker.submit(task(events, lambda *_: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
     assert isinstance(failure, Failure) and failure.kind == kind
     assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
@@ -103,7 +103,7 @@ def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
     worker, _ = start(FakeModel(random_table(V), V))
     events, passes = queue.Queue(), []
 
-    def parts(_):
+    def parts(*_):
         for i in range(5):
             passes.append(i)
             worker.cancel(gone)
@@ -111,6 +111,17 @@ def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
 
     gone = task(events, parts, 5)
     worker.submit(gone)
-    worker.submit(task(events, lambda _: iter([[(0, "next")]]), 1))
+    worker.submit(task(events, lambda *_: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == Values(["next"])
     assert passes == [0] and events.empty()
+
+
+def test_ranks_that_came_apart_do_not_go_on():
+    def parts(*_):
+        raise RanksApart(RuntimeError("[ring] no connection"))
+
+    events = queue.Queue()
+    passes = PassQueue(None, Metrics(), lambda: 0.0, lambda *_: None, lambda *_: None)
+    passes.add(task(events, parts, 1))
+    with pytest.raises(RanksApart):
+        passes.advance()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -64,3 +65,18 @@ def finish(started: subprocess.Popen, seconds: float = 120) -> tuple[str, str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
         started.stdin.close()
+
+
+def ranks_of(started: subprocess.Popen) -> dict[int, int]:
+    """Process ids of the ranks by their number."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/environ", "rb") as env:
+                session, rank = int(stat.read().rsplit(")")[-1].split()[3]), env.read()
+        except OSError:
+            continue
+        number = re.search(rb"(?:^|\0)MLX_RANK=(\d)", rank)
+        if session == started.pid and number:
+            found[int(number[1])] = int(pid)
+    return found

@@ -1,0 +1,76 @@
+"""Prompts that rank 0 reads and all ranks that share a model decode."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from mlx_t5.errors import UserError
+from mlx_t5.network.ranks import Ranks
+
+AT_ONCE = 64  # prompts that are shared at a time, of those that need not be waited for
+
+
+class SharedPrompts:
+    """What rank 0's iterator of prompts yields, on every rank; all have to draw alike."""
+
+    def __init__(self, prompts: Any, ranks: Ranks) -> None:
+        """Shares prompts.
+
+        Args:
+            prompts: of rank 0, as of `cli.input.Lines`: an iterator of texts, pairs, or what is
+                wrong with one, with `ready` and `count`; others have None.
+            ranks: that decode them.
+        """
+        self._prompts, self._ranks = prompts, ranks
+        self.count: int | None = prompts.count if prompts else None
+        self._here: deque[Any] = deque()
+        self._ended, self._error = False, None
+
+    def ready(self) -> bool:
+        """Whether the next prompt, or the end, can be drawn without waiting for it."""
+        if not self._here and not self._ended:
+            self._share(wait=False)
+        return bool(self._here) or self._ended
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._here:
+            if self._error is not None:
+                raise UserError(self._error)
+            if self._ended:
+                raise StopIteration
+            self._share(wait=True)
+        return self._here.popleft()
+
+    def _share(self, wait: bool) -> None:
+        """Draws some on rank 0, and has all ranks get them."""
+        told: list[Any] = [[], None, False]
+        if self._ranks.rank == 0:
+            told = self._drawn(wait)
+        items, self._error, self._ended = self._ranks.shared(told)
+        self._here.extend(map(_unpacked, items))
+
+    def _drawn(self, wait: bool) -> list[Any]:
+        items: list[Any] = []
+        try:
+            while len(items) < AT_ONCE and ((wait and not items) or self._prompts.ready()):
+                items.append(_packed(next(self._prompts)))
+        except StopIteration:
+            return [items, None, True]
+        except UserError as error:  # the input cannot be read on
+            return [items, str(error), True]
+        return [items, None, False]
+
+
+def _packed(item: Any) -> Any:
+    return {"error": str(item)} if isinstance(item, Exception) else item
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return UserError(value["error"])
+    return tuple(value) if isinstance(value, list) else value

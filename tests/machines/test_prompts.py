@@ -1,0 +1,56 @@
+"""Prompts that rank 0 reads and all ranks draw."""
+
+import pytest
+
+from meeting import Meeting
+from mlx_t5.errors import UserError
+from mlx_t5.machines.prompts import AT_ONCE, SharedPrompts
+
+
+class Source:
+    """Prompts of rank 0, of which so many are at hand."""
+
+    def __init__(self, items, at_hand=10**6):
+        self._items, self.at_hand, self.count = iter(items), at_hand, None
+
+    def ready(self):
+        return self.at_hand > 0
+
+    def __next__(self):
+        self.at_hand -= 1
+        return next(self._items)
+
+
+@pytest.mark.parametrize("count", [0, 1, AT_ONCE, 3 * AT_ONCE + 1])
+def test_all_ranks_draw_what_rank_0_reads(count):
+    items = [f"é {i}" if i % 2 else ("a", f"b {i}") for i in range(count)]
+    shared = lambda ranks: SharedPrompts(None if ranks.rank else Source(items), ranks)  # noqa: E731
+    assert Meeting(3).run(lambda ranks: list(shared(ranks))) == [items] * 3
+
+
+def test_errors_come_in_their_place_and_end_all():
+    def broken():
+        yield UserError("line 1 is empty")
+        raise UserError("cannot read it")
+
+    def work(ranks):
+        prompts = SharedPrompts(None if ranks.rank else Source(broken()), ranks)
+        return str(next(prompts)), pytest.raises(UserError, next, prompts).value.args
+
+    assert Meeting(2).run(work) == [("line 1 is empty", ("cannot read it",))] * 2
+
+
+def test_nobody_waits_for_what_is_not_at_hand():
+    source = Source(["one", "two", "three"], at_hand=2)
+
+    def work(ranks):
+        prompts = SharedPrompts(None if ranks.rank else source, ranks)
+        drawn = []
+        while prompts.ready():
+            drawn.append(next(prompts))
+        ranks.gathered(None)
+        source.at_hand = 1
+        ranks.gathered(None)
+        return drawn, prompts.ready(), next(prompts)
+
+    assert Meeting(2).run(work) == [(["one", "two"], True, "three")] * 2
