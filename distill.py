@@ -289,7 +289,7 @@ class Distillation:
 
     def _save(self) -> Path:
         """Writes the draft as a model folder."""
-        from mlx_t5.checkpoints.shared_draft import save_draft
+        from mlx_t5.drafting.shared_draft import save_draft
 
         source = self.start if self.start and self.draft.shares_with is None else self.target_folder
         return save_draft(self.draft, source, self.args.output)

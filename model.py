@@ -29,7 +29,6 @@ from mlx_t5.network.layers import Stack
 from mlx_t5.network.linear import Embedding, Linear
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights
 from mlx_t5.network.part import Part, whole_head
-from mlx_t5.network.pooling import Pooling
 from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
@@ -44,6 +43,7 @@ from mlx_t5.network.weights import (
     select,
     tensor_names,
 )
+from mlx_t5.pooling import Pooling
 from mlx_t5.text.tokenizer import load_tokenizer
 
 LAYERS_AT_ONCE = 6  # so many are described before the device is given them

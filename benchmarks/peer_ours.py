@@ -16,8 +16,8 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
-from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.cli.models import locate
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import read_config, read_mlx, tensor_names

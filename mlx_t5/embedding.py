@@ -1,4 +1,4 @@
-"""Vectors of texts: the encoder's states, pooled as network/pooling.py says.
+"""Vectors of texts: the encoder's states, pooled as pooling.py says.
 
 Symbols: B rows, S source positions.
 """
@@ -15,7 +15,6 @@ import numpy as np
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
-from mlx_t5.network.pooling import normalized
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.passes import (
     DEFAULT_BATCH_SIZE,
@@ -26,6 +25,7 @@ from mlx_t5.passes import (
     each_read,
     in_order,
 )
+from mlx_t5.pooling import normalized
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.text.prompts import checked_prompts, padded, split, token_ids
 

@@ -66,6 +66,17 @@ def test_the_library_imports_no_file_of_the_root():
         assert not above, f"{module} imports {above}"
 
 
+def test_no_two_folders_of_the_library_import_each_other():
+    folder = lambda module: module.split(".")[1] if module.count(".") > 1 else ""  # noqa: E731
+    pairs = {
+        (folder(module), folder(below))
+        for module in filter(of_the_library, MODULES)
+        for below in filter(of_the_library, imports(module))
+    }
+    both = {(a, b) for a, b in pairs if a and b and a != b and (b, a) in pairs}
+    assert not both
+
+
 def test_there_are_few_floors():
     inside = {module: floor(module) for module in filter(of_the_library, MODULES)}
     assert max(inside.values()) < 8, sorted(inside.items(), key=lambda item: item[1])[-3:]

@@ -13,8 +13,8 @@ from benchmarks.options import BOTH, DRAFT, REGULAR
 from benchmarks.subject import Subject
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.cli.models import BUNDLED, choose_pair
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.memory import stored_bytes, warning
 from mlx_t5.network.ranks import ALONE
 from mlx_t5.network.sharing import shared_draft

@@ -25,7 +25,7 @@ from mlx_t5.checkpoints.sentence_settings import (
 )
 from mlx_t5.checkpoints.small_files import MODULES, read_small, require_own
 from mlx_t5.errors import UserError, shown
-from mlx_t5.network.pooling import (
+from mlx_t5.pooling import (
     ACTIVATIONS,
     MODES,
     TOKENS,

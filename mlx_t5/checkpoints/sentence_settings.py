@@ -14,7 +14,7 @@ from typing import Any
 
 from mlx_t5.checkpoints.small_files import SENTENCE_SETTINGS, read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.network.pooling import TOKENS
+from mlx_t5.pooling import TOKENS
 
 READING, GENERAL = SENTENCE_SETTINGS
 TOKENIZER = "tokenizer_config.json"
@@ -42,7 +42,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         folder: of the model.
 
     Returns:
-        Attributes of `network.pooling.Pooling`, by name.
+        Attributes of `pooling.Pooling`, by name.
 
     Raises:
         UserError: a file is damaged, or has an entry that is not supported or makes no sense.

@@ -8,7 +8,7 @@ from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.pooling import Pooling
+from mlx_t5.pooling import Pooling
 
 
 class Seq2Seq(Protocol):

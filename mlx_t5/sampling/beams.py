@@ -23,12 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.requests import Row, Settings
-from mlx_t5.text.stop_strings import TextWatch
+
+if TYPE_CHECKING:
+    from mlx_t5.text.stop_strings import TextWatch
 
 TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"
 BLOCK = 128  # values are compared by the maxima of so many

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError
-from mlx_t5.network.pooling import Pooling
+from mlx_t5.pooling import Pooling
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.text.prompts import token_ids
 

@@ -19,8 +19,8 @@ import numpy as np
 from mlx_t5.batching import MAX_JOINING_TOKENS
 from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.errors import UserError
-from mlx_t5.network.pooling import Pooling
 from mlx_t5.pairs import Pair, Score, ranks_by
+from mlx_t5.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError

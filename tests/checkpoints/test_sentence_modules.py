@@ -10,7 +10,7 @@ from families import torch
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.network.pooling import ACTIVATIONS, MODES
+from mlx_t5.pooling import ACTIVATIONS, MODES
 from sentence_folders import (
     NORMALIZE,
     OF_TOKENS,

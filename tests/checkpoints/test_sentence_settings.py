@@ -7,7 +7,7 @@ from tokenizers import normalizers
 from convert import convert
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.sentence_modules import read_pooling
-from mlx_t5.network.pooling import Pooling
+from mlx_t5.pooling import Pooling
 from sentence_folders import (
     NORMALIZE,
     SETTINGS,

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from launching import finish, free_ports, launch, needs_ring, ranks_of
-from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.cli.models import BUNDLED
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.sharing import shared_draft
 from model import load
 

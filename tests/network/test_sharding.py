@@ -8,9 +8,9 @@ import checkpoints
 import shared_models
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.cli.models import Pair, load_pair
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config

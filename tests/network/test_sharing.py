@@ -9,8 +9,8 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from devices import cpu_allocation
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.shared_draft import save_draft
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.fingerprint import fingerprint, same_model

@@ -8,7 +8,7 @@ import checkpoints
 from convert import convert
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
-from mlx_t5.checkpoints.shared_draft import save_draft
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.sharing import ENTRY, shared_draft
@@ -84,7 +84,7 @@ def test_a_run_that_is_stopped_leaves_nothing(target, tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mlx_t5.checkpoints.shared_draft.write_json", stopped)
+    monkeypatch.setattr("mlx_t5.drafting.shared_draft.write_json", stopped)
     with pytest.raises(KeyboardInterrupt):
         save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
     assert [file.name for file in tmp_path.iterdir()] == ["target"]
