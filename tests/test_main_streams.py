@@ -18,6 +18,7 @@ from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.work import Job
 from mlx_t5.requests import Settings
 
@@ -113,7 +114,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     args = main.build_parser().parse_args(argv)
     args.num_return_sequences = 1
-    job = Job(Many(), Kept(), args)
+    job = Job(Many(), Kept(), args, RunRecord())
     assert main._write_all(FakeDecoder(), job, "", Settings(), None, args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
