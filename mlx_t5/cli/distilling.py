@@ -69,7 +69,7 @@ def _add_training(parser: Parser) -> None:
     add_setting(parser, "--max-tokens", help="tokens of an answer at most")
     seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
     number("--seed", within(seeds), 0, "of the held-out part, the order and sampled answers")
-    parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped")
+    parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -57,7 +57,7 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on where the output ends: its complete lines are kept",
+        help="resume where the output ends: its complete lines are kept",
     )
     group.add_argument(
         "--parallel",

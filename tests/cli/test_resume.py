@@ -1,4 +1,4 @@
-"""Outputs that are gone on with: what is kept, and that they end as if never interrupted."""
+"""Outputs that are resumed: what is kept, and that they end as if never interrupted."""
 
 import json
 import os
