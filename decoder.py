@@ -9,7 +9,7 @@
 The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
 (https://arxiv.org/abs/2302.01318). `Engine.step` is the loop: one prompt is a batch of one row, a
 stream is the same steps watched, a server inserts rows while others run, and decoding without a
-draft is the same loop with nothing proposed. Beams have a step of their own (beams.py).
+draft is the same loop with nothing proposed. Beams have a step of their own (engine/beams.py).
 
 After every step the target's cache of a row holds exactly committed[:-1]. Slots past it may hold
 rejected proposals; the next pass overwrites them before they can be seen. So rolling back is no
@@ -26,15 +26,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from mlx_t5 import batching
 from mlx_t5.backend import mx
-from mlx_t5.batch import Batch
-from mlx_t5.beams import Beams
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
-from mlx_t5.early_pass import EarlyPass
-from mlx_t5.embedding import Embedding
+from mlx_t5.engine import batching
+from mlx_t5.engine.batch import Batch
+from mlx_t5.engine.beams import Beams
+from mlx_t5.engine.commit import commit, no_choice
+from mlx_t5.engine.early_pass import EarlyPass
 from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
@@ -42,9 +42,9 @@ from mlx_t5.network.interface import require_decoder
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_TOKEN, accept
-from mlx_t5.sampling.commit import commit, no_choice
 from mlx_t5.sampling.rows import sampling_of
-from mlx_t5.scoring import Scoring
+from mlx_t5.scoring.embeddings import Embedding
+from mlx_t5.scoring.scores import Scoring
 from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import (

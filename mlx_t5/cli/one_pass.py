@@ -20,7 +20,7 @@ from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from mlx_t5.cli.run_record import RunRecord
-    from mlx_t5.pairs import Score
+    from mlx_t5.scoring.pairs import Score
 
 
 class JsonLines(LineFile):

@@ -13,7 +13,7 @@ What is found, and its scores, are those of `generate` of transformers 5 (genera
              length_penalty above 0. With early_stopping = True K texts suffice.
 
 transformers scores what cannot be chosen -1e9; here it is -inf, and never becomes a text. The
-device finds the best continuations (mlx_t5/beams.py); what becomes of them is decided here, on the
+device finds the best continuations (engine/beams.py); what becomes of them is decided here, on the
 host.
 
 Symbols: K beams, V vocabulary; G rows of N values.

@@ -16,8 +16,8 @@ from mlx_t5.serving.logprobs import TokenLogprob
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
-    from mlx_t5.pairs import LastEncoded, Pair
-    from mlx_t5.passes import Part
+    from mlx_t5.scoring.pairs import LastEncoded, Pair
+    from mlx_t5.scoring.passes import Part
     from mlx_t5.text.codec import Codec
 
 log = logging.getLogger(__name__)

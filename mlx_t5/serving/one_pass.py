@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from mlx_t5.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
+from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError

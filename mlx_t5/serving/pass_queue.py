@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_t5.errors import RanksApart, UserError
-from mlx_t5.pairs import LastEncoded
-from mlx_t5.passes import NotFinite, Part
+from mlx_t5.scoring.pairs import LastEncoded
+from mlx_t5.scoring.passes import NotFinite, Part
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
 

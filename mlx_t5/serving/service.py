@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlx_t5.batching import MAX_JOINING_TOKENS
 from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
+from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
-from mlx_t5.pairs import Pair, Score, ranks_by
 from mlx_t5.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
+from mlx_t5.scoring.pairs import Pair, Score, ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Exchange, Job, Pairs, PassJob, Prompts, QueueFull, Stopped

@@ -13,8 +13,8 @@ from itertools import count
 from typing import Any
 
 from mlx_t5.network.ranks import Ranks
-from mlx_t5.pairs import Pair
 from mlx_t5.requests import Settings
+from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.intake import Intake
 from mlx_t5.serving.jobs import Job, Pairs, PassJob, Prompts
 

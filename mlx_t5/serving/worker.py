@@ -19,8 +19,8 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
-from mlx_t5 import batching
 from mlx_t5.backend import mx
+from mlx_t5.engine import batching
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.requests import AUTO, Row
 from mlx_t5.sampling.beams import texts_of

@@ -9,7 +9,7 @@ from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
 from mlx_t5.errors import RanksApart, UserError
-from mlx_t5.passes import NotFinite
+from mlx_t5.scoring.passes import NotFinite
 from mlx_t5.serving.jobs import Failure, PassJob, Values
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.pass_queue import PassQueue

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
-from mlx_t5.pairs import Pair
 from mlx_t5.requests import Settings
+from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving import api, one_pass
 from mlx_t5.serving.errors import ApiError, error_of_validation
 from mlx_t5.serving.intake import Intake

@@ -12,12 +12,12 @@ from typing import Any
 
 import decoder
 from decoder import SpeculativeDecoder
-from mlx_t5 import beams
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine import beams
 from mlx_t5.machines.launched import join
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.sharing import shared_draft

@@ -20,7 +20,8 @@ from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.network.ranks import ranks_of
-from mlx_t5.pairs import (
+from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
+from mlx_t5.scoring.pairs import (
     FALSE,
     RERANK_TOKENS,
     TRUE,
@@ -32,8 +33,7 @@ from mlx_t5.pairs import (
     ranking,
     relevance_pairs,
 )
-from mlx_t5.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
-from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
+from mlx_t5.scoring.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
 from mlx_t5.text.prompts import padded, split, token_ids
 
 if TYPE_CHECKING:

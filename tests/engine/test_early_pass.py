@@ -5,7 +5,7 @@ import pytest
 
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
-from mlx_t5 import early_pass
+from mlx_t5.engine import early_pass
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
 from model import load

@@ -5,8 +5,8 @@ import pytest
 from batches import Tried, different, rows
 from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table, without
-from mlx_t5 import batching
 from mlx_t5.backend import mx
+from mlx_t5.engine import batching
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 
@@ -167,7 +167,8 @@ def test_who_runs_out_of_memory_leaves_the_batch_as_it_was(monkeypatch, whose):
     with monkeypatch.context() as patch:
         if whose == "target":
             patch.setattr(
-                "mlx_t5.batch.mx.eval", lambda *arrays: failing() if draft.sources[1:] else None
+                "mlx_t5.engine.batch.mx.eval",
+                lambda *arrays: failing() if draft.sources[1:] else None,
             )
         else:
             patch.setattr(draft.model, "encode", failing)

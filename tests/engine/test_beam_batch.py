@@ -7,7 +7,7 @@ from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, random_table
 from families import SHAPE
 from mlx_t5.backend import mx
-from mlx_t5.beams import Beams
+from mlx_t5.engine.beams import Beams
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.requests import Row, Settings

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.batch import Batch
+from mlx_t5.engine.batch import Batch
+from mlx_t5.engine.commit import no_choice
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.requests import Row
 from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, Hypothesis, become, largest
-from mlx_t5.sampling.commit import no_choice
 from mlx_t5.sampling.rows import processing_of
 
 

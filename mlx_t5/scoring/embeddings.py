@@ -16,7 +16,9 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.ranks import ranks_of
-from mlx_t5.passes import (
+from mlx_t5.pooling import normalized
+from mlx_t5.ranges import FLAG, checked
+from mlx_t5.scoring.passes import (
     DEFAULT_BATCH_SIZE,
     NotFinite,
     Part,
@@ -25,8 +27,6 @@ from mlx_t5.passes import (
     each_read,
     in_order,
 )
-from mlx_t5.pooling import normalized
-from mlx_t5.ranges import FLAG, checked
 from mlx_t5.text.prompts import checked_prompts, padded, split, token_ids
 
 if TYPE_CHECKING:

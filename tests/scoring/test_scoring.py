@@ -11,11 +11,12 @@ import ranking_models
 from command_line import byte_model
 from decoder import SpeculativeDecoder
 from families import torch
-from mlx_t5 import pairs, passes, scoring
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import source_width
-from mlx_t5.pairs import Pair, Score, ranking
+from mlx_t5.scoring import pairs, passes
+from mlx_t5.scoring import scores as scoring
+from mlx_t5.scoring.pairs import Pair, Score, ranking
 from model import load
 
 SOURCES = [[5, 9, 11, 30, 7, 1], [8, 1], [5, 9, 11, 30, 7, 1], [40, 41, 42, 1], [8, 1]]

@@ -5,8 +5,8 @@ import pytest
 from batches import Tried, different, rows
 from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table
-from mlx_t5 import batching
 from mlx_t5.backend import mx
+from mlx_t5.engine import batching
 from mlx_t5.requests import Row, Settings
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sizes import PASS_POSITIONS
