@@ -41,15 +41,16 @@ def byte_parts(folder):
     return model, None, tokenizer
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_scores_are_those_of_transformers(reference, batch_size):
+def test_scores_are_those_of_transformers(reference):
     decoder = SpeculativeDecoder(load(reference.folder)[0])
-    found = decoder.score(SOURCES, TARGETS, batch_size)
-    for score, source, target in zip(found, SOURCES, TARGETS, strict=True):
-        theirs = expected(reference, source, target)
-        np.testing.assert_allclose(score.token_logprobs, theirs, atol=1e-4)
-        assert score.logprob == pytest.approx(theirs.sum(), abs=1e-4 * len(target))
-        assert score.tokens == target and score.error is None
+    pairs = zip(SOURCES, TARGETS, strict=True)
+    theirs = [expected(reference, source, target) for source, target in pairs]
+    for batch_size in (1, 3, 8):
+        found = decoder.score(SOURCES, TARGETS, batch_size)
+        for score, logprobs, target in zip(found, theirs, TARGETS, strict=True):
+            np.testing.assert_allclose(score.token_logprobs, logprobs, atol=1e-4)
+            assert score.logprob == pytest.approx(logprobs.sum(), abs=1e-4 * len(target))
+            assert score.tokens == target and score.error is None
 
 
 def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkeypatch):
