@@ -3,7 +3,8 @@
 A GPU computes it while the host learns what it is about. Where the text ends it was in vain: once a
 text. In a batch, whose rows come and go, it would often be, so only a row that is alone has one. A
 pass in flight keeps the caches it reads, which are therefore copied to be written: that costs more
-than it saves once they are large.
+than it saves once they are large. Ranks that share a model begin none: one that is interrupted
+would leave a sum over all of them in flight.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.requests import Row
 
 MOST_COPIED = 64 << 20  # bytes of the caches that are written
@@ -21,8 +23,9 @@ class EarlyPass:
     """The pass that is on its way, if there is one."""
 
     def __init__(self, target: Any) -> None:
-        """Begins passes of this model, on a GPU."""
-        self._target, self._enabled = target, not cpu_only()
+        """Begins passes of this model, on a GPU and where no ranks share it."""
+        self._target = target
+        self._enabled = not cpu_only() and ranks_of(target).size == 1
         self._of: tuple[Row, int] | None = None  # a row, and the position that is fed
         self._logits: mx.array | None = None
 

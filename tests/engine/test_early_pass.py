@@ -1,5 +1,7 @@
 """The next pass of regular decoding begins before the last token is read, and changes no text."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,16 @@ from model import load
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
 SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
+
+
+class SharedBy:
+    """A model that so many ranks share."""
+
+    def __init__(self, model, size):
+        self.model, self.ranks = model, SimpleNamespace(size=size)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
 
 
 @pytest.fixture
@@ -76,6 +88,16 @@ def test_with_proposals_nothing_begins_early(early):
     engine.insert(rows(SOURCES[:1], max_tokens=9))
     engine.step()
     assert len(model.calls) == 1
+
+
+def test_ranks_that_share_a_model_begin_none(early):
+    for size, fed in ((1, 2), (2, 1)):
+        model = FakeModel(without(TABLE, EOS), V)
+        engine = Engine(model, None)
+        engine.early = early_pass.EarlyPass(SharedBy(model, size))
+        engine.insert(rows(SOURCES[:1], max_tokens=4))
+        engine.step()
+        assert len(model.calls) == fed
 
 
 def test_large_caches_are_not_copied_for_it(early):
