@@ -28,7 +28,7 @@ def require_within(index: Any, size: int, call: str) -> None:
         raise IndexError(f"{call}: indices {index.shape} into an axis without entries")
     try:
         least, most = mx.min(index).item(), mx.max(index).item()
-    except (RuntimeError, ValueError):  # within a function transformation
+    except ValueError:  # within a function transformation; other errors are the caller's
         return
     if least < -size or most >= size:
         raise IndexError(f"{call}: indices from {least} to {most} into an axis of {size}")

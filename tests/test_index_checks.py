@@ -52,6 +52,17 @@ def test_within_bounds():
     assert np.array(other).tolist() == [[0, 1, 2], [7, 7, 7]]
 
 
+def test_what_goes_wrong_while_indices_are_computed_is_not_hidden(monkeypatch):
+    """A rank that has lost another must not go on to the next sum, and wait for ever."""
+
+    def lost(array):
+        raise RuntimeError("[ring] a peer has gone")
+
+    monkeypatch.setattr(mx, "max", lost)
+    with pytest.raises(RuntimeError, match="a peer has gone"):
+        X[mx.array([1])]
+
+
 def test_removed_there_is_no_check():
     checked = mx.take
     remove()
