@@ -23,7 +23,8 @@ from functools import cached_property
 from mlx_t5.backend import cpu_only
 from mlx_t5.drafting.costs import Costs, longest
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
-from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Row
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {
