@@ -110,7 +110,7 @@ class Adaptive:
         return limits
 
     def note(self, row: Row, proposal: Proposal, i: int, written: list[int], kept: int) -> None:
-        """Learns from a step of a greedy row.
+        """Learns from a step of a row, if it is greedy.
 
         Args:
             row: the row, after the step.
@@ -119,6 +119,8 @@ class Adaptive:
             written: tokens that the step wrote.
             kept: how many of them were proposals.
         """
+        if not row.adapts:
+            return
         if proposal.writers[i] == "draft" and proposal.lengths[i]:
             ended = row.finish_reason == "stop"
             self.learn(row.task, "draft", *judge(proposal.lengths[i], kept, len(written), ended))

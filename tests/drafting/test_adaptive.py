@@ -158,5 +158,5 @@ def test_without_a_number_the_device_decides(cpu, number, monkeypatch):
     assert given.codec.settings(given.defaults).num_draft == 3
     assert given.codec.settings(given.defaults, num_draft=None).num_draft == 3
     row = Row([2], Settings(max_tokens=20), None, committed=[0])
-    (limits,) = proposal_limits([row], usual.drafter, usual.adaptive)
+    (limits,) = proposal_limits([row], usual.drafter, usual.engine(usual.defaults).adaptive)
     assert set(limits.values()) == {number}
