@@ -189,12 +189,12 @@ class Scoring:
         if len(prompts) != len(targets):
             counts = f"{len(prompts)} prompts for {len(targets)} targets"
             raise UserError(f"{counts}; give one prompt, or one a target")
-        scores = list(self.each(zip(prompts, targets, strict=True), batch_size))
-        if len(scores) == 1 and scores[0].error:
-            raise UserError(scores[0].error)
-        return scores
+        scored = list(self.scores(zip(prompts, targets, strict=True), batch_size))
+        if len(scored) == 1 and scored[0].error:
+            raise UserError(scored[0].error)
+        return scored
 
-    def each(
+    def scores(
         self,
         pairs: Iterable[tuple[Prompt, Prompt] | Exception],
         batch_size: int = DEFAULT_BATCH_SIZE,
