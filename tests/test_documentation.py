@@ -178,7 +178,7 @@ def test_the_page_about_measuring_lists_every_subcommand():
 
 
 def settings_table() -> list[list[str]]:
-    """Of each generation setting option, Python's and the server's name, range, default, meaning."""
+    """Each row: option, names in Python and in requests, range, default, meaning."""
     table = text(ROOT / "docs" / "decoding.md").partition("## Generation settings\n")[2]
     rows = re.findall(r"^\| (.*) \|$", table.partition("\n## ")[0], re.MULTILINE)
     return [[cell.strip().strip("`") for cell in row.split(" | ")] for row in rows[2:]]
