@@ -1,4 +1,4 @@
-"""The row that `report` makes: the columns of the table in docs/measured.md."""
+"""The row that `report` makes: the columns of the table in docs/measuring.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report`: one row about this machine in under five minutes, to paste into docs/measured.md.
+"""`report`: one row about this machine in under five minutes, to paste into docs/measuring.md.
 
 The target's passes are timed over M positions, and held-out prompts are decoded regularly,
 speculatively twice, and regularly again. A machine that slows down meanwhile strikes both ways
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
     print(f"{printing.header(record['environment'], command)}\n\n{measured_row.table(record)}")
     printing.write_record(args.json, record)
-    print(f"\nThe line above is for docs/measured.md; {args.json} has all figures.")
+    print(f"\nThe line above is for docs/measuring.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
 

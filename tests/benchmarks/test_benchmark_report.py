@@ -172,7 +172,7 @@ def test_what_a_row_says_of_the_machine(gpu, cores, device, expected):
 
 
 def test_the_page_has_the_columns_of_the_row_and_the_template_asks_for_it():
-    page = (ROOT / "docs" / "measured.md").read_text("utf-8")
+    page = (ROOT / "docs" / "measuring.md").read_text("utf-8")
     header, *rows = [line for line in page.splitlines() if re.match(r"\| (date|\d{4}-)", line)]
     assert header.strip("| ").split(" | ") == list(measured_row.COLUMNS)
     assert rows and all(line.count(" | ") == header.count(" | ") for line in rows)
