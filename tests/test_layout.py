@@ -6,6 +6,7 @@ python tests/test_layout.py    # prints the floors
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -106,23 +107,19 @@ def lines(node: ast.stmt) -> int:
     return node.end_lineno - node.lineno + 1
 
 
-def functions(file: Path) -> dict[str, int]:
+def functions(file: Path) -> Iterator[tuple[str, int]]:
     """How long each function of a file is without its docstring."""
-    found = {}
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = node.body[0] if ast.get_docstring(node) is not None else None
-            found[f"{name(file)}.{node.name}"] = lines(node) - (
-                lines(docstring) if docstring else 0
-            )
-    return found
+            docstring = lines(node.body[0]) if ast.get_docstring(node) is not None else 0
+            yield f"{name(file)}.{node.name}", lines(node) - docstring
 
 
 def test_files_and_functions_are_short():
     for file in ALL_FILES:
         length, path = file.read_text("utf-8").count("\n"), file.relative_to(ROOT).as_posix()
         assert length <= FILE_LINES or path in LONG_FILES, f"{path} has {length} lines"
-        for function, length in functions(file).items():
+        for function, length in functions(file):
             short = length <= FUNCTION_LINES or function in LONG_FUNCTIONS
             assert short, f"{function} has {length} lines"
 
