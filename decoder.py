@@ -26,6 +26,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
 from mlx_t5.drafting.costs import Costs, measure
@@ -33,26 +35,23 @@ from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.engine import batching
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
-from mlx_t5.engine.commit import commit, no_choice
+from mlx_t5.engine.codec import Codec
 from mlx_t5.engine.early_pass import EarlyPass
+from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.ranges import FLAG, checked
-from mlx_t5.requests import AUTO, Chunk, Result, Row, Settings, check_exact
+from mlx_t5.requests import AUTO, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_TOKEN, accept
-from mlx_t5.sampling.rows import sampling_of
-from mlx_t5.scoring.embeddings import Embedding
+from mlx_t5.sampling.draws import Sampling, random_keys
+from mlx_t5.sampling.processors import Processing
+from mlx_t5.scoring.embeddings import Embeddings
+from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.text.codec import Codec
 from mlx_t5.text.detokenizer import same_vocabulary
-from mlx_t5.text.prompts import (
-    checked_prompts,
-    checked_samples,
-    random_keys,
-    split,
-)
+from mlx_t5.text.prompts import checked_prompts, checked_samples, split
 from model import T5
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
@@ -86,7 +85,7 @@ class Engine(Batch):
         super().__init__(target, drafter, clock)
         draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
         self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
-        self.early = EarlyPass(target)
+        self.early = None if drafter else EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
@@ -116,8 +115,7 @@ class Engine(Batch):
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Logits (B, T, V) of the target after the last committed token and each of x."""
-        logits = self.early.take(self.rows)
-        if logits is not None:
+        if self.early and (logits := self.early.take(self.rows)) is not None:
             return logits
         tokens = mx.array([row[-1:] for row in self.committed], mx.int32)
         if proposal.tokens is not None:
@@ -131,11 +129,10 @@ class Engine(Batch):
 
         Of several ranks, all take what rank 0 decides.
         """
-        x = proposal.tokens
-        processed = self.sampling.process(logits, self.committed, x, proposal.lengths)
-        accepted, tokens = accept(
-            processed, x, proposal.q, proposal.valid_lengths, self.sampling, keys
-        )
+        x, p = proposal.tokens, logits
+        if rules := self.sampling.processing:
+            p = rules.after(self.committed, x, logits, [n + 1 for n in proposal.lengths])
+        accepted, tokens = accept(p, x, proposal.q, proposal.valid_lengths, self.sampling, keys)
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1:])
@@ -143,7 +140,7 @@ class Engine(Batch):
 
     def _read(self, outcome: mx.array) -> list[list[int]]:
         """Waits for what `_accept` returns."""
-        if not self.drafter:
+        if self.early:
             self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
         return outcome.tolist()
 
@@ -153,10 +150,10 @@ class Engine(Batch):
             finite = tokens[accepted] != NO_TOKEN
             drafted, writer = proposal.lengths[i], proposal.writers[i]
             eos = self.target.config.eos_token_ids
-            written, kept = commit(row, tokens[: accepted + finite], drafted, accepted, writer, eos)
+            written, kept = row.commit(tokens[: accepted + finite], drafted, accepted, writer, eos)
             row.stats.decode_seconds += seconds
             if not finite and row.finish_reason is None:
-                no_choice(row, row.decided)
+                row.fail_without_choice(row.decided)
             if self.drafter and row.adapts:
                 self.adaptive.note(row, proposal, i, written, kept)
         if self.drafter:
@@ -166,12 +163,20 @@ class Engine(Batch):
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch, and collects their settings and keys."""
         super()._set_rows(rows)
-        width = self.target.width if isinstance(self.target, ExactTarget) else 0
-        self.sampling = sampling_of(rows, self.target.config.eos_token_ids, width)
+        if rows:
+            settings = [row.settings for row in rows]
+            rules = Processing.of(settings, self.target.config.eos_token_ids)
+            width = self.target.width if isinstance(self.target, ExactTarget) else 0
+            self.sampling = Sampling.of(settings, rules, [row.key for row in rows], width)
 
 
-class SpeculativeDecoder(Scoring, Embedding):
-    """Text to text with a target and, if given, a draft."""
+class SpeculativeDecoder:
+    """Text to text with a target and, if given, a draft.
+
+    Attributes:
+        scoring: log-probabilities of given texts, and ranks, by the target alone.
+        embeddings: vectors of texts, by the target's encoder.
+    """
 
     def __init__(
         self,
@@ -216,6 +221,7 @@ class SpeculativeDecoder(Scoring, Embedding):
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
+        self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
         draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
         self.exact = checked("exact", exact, FLAG)
         self._exact_targets = dict[int, ExactTarget]()
@@ -319,19 +325,26 @@ class SpeculativeDecoder(Scoring, Embedding):
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True)
         if row.error:
             raise UserError(row.error)
-        return self._follow(row, self.engine(chosen, checked("batch_size", batch_size)))
+        steps = batching.follow(self.engine(chosen, checked("batch_size", batch_size)), row)
+        return (self.codec.chunk(row, seen) for seen in steps)
 
-    def _follow(self, row: Row, engine: Engine) -> Generator[Chunk, None, None]:
-        """Decodes a row and yields what each step adds."""
-        batching.Queue(engine, 1, [row]).admit()
-        if row.error:
-            raise UserError(row.error)
-        while row.finish_reason is None:
-            seen = row.decided
-            engine.step()
-            if row.error:
-                raise UserError(row.error)
-            yield self.codec.chunk(row, seen)
+    def score(
+        self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> list[Score]:
+        """How likely given targets are, token by token; see `Scoring.score`."""
+        return self.scoring.score(prompts, targets, batch_size)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
+    ) -> list[Ranked]:
+        """Ranks documents by relevance to a query, with a monoT5; see `Scoring.rerank`."""
+        return self.scoring.rerank(query, documents, top_n, **options)
+
+    def embed(
+        self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> np.ndarray:
+        """A vector of each prompt, float32 (n, width); see `Embeddings.embed`."""
+        return self.embeddings.embed(prompts, normalize, batch_size)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine:
         """An empty batch, for rows with such settings mostly; peak memory counts from here.

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.cli.work import Job
+    from mlx_t5.engine.rows import Result
     from mlx_t5.network.ranks import Ranks
-    from mlx_t5.requests import Result
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -308,8 +308,8 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     def outcomes(prompts: Iterator[Any], _: Iterator[int], ready: Any) -> Iterator[Any]:
         prompts = work.prefixed(prompts, prefix)
         if args.score:
-            return decoder.scores(prompts, args.batch_size, ready)
-        return decoder.embeddings(prompts, args.normalize, args.batch_size, ready)
+            return decoder.scoring.each(prompts, args.batch_size, ready)
+        return decoder.embeddings.each(prompts, args.normalize, args.batch_size, ready)
 
     in_hand: work.InHand = deque()
     output: one_pass.JsonLines | one_pass.ArrayFile

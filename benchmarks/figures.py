@@ -11,7 +11,7 @@ from benchmarks.costs import CostMeter, PairCosts
 from benchmarks.subject import Run, Subject, counts, decided
 from benchmarks.workload import Workload
 from mlx_t5.drafting import theory
-from mlx_t5.requests import Result
+from mlx_t5.engine.rows import Result
 from mlx_t5.timing import Timed, Tokens, differing, median_total, speed_up, take_turns
 
 COSTS = "costs"  # the name under which measuring them takes its turn

@@ -34,11 +34,11 @@ from mlx_t5.checkpoints.quantization import (
     quantize_predicate,
 )
 from mlx_t5.cli.arguments import add_number, at_least
+from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
+from mlx_t5.network.encoding import padded
 from mlx_t5.network.memory import weight_bytes
 from mlx_t5.network.weights import HEAD, cast
-from mlx_t5.requests import Result
-from mlx_t5.text.prompts import padded
 from model import T5
 
 BITS = (8, 6, 5, 4, 3, 2)

@@ -16,9 +16,9 @@ from mlx_t5.backend import mx
 from mlx_t5.cli.models import locate
 from mlx_t5.drafting.draft_model import Drafter, DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import CompiledStep
-from mlx_t5.requests import Result
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
 

@@ -1,10 +1,6 @@
-"""Bytes as people read them, and how much the encoder reads at once."""
+"""Bytes as people read them."""
 
 from __future__ import annotations
-
-# Source positions, padding included, that a pass of the encoder takes at most, if it is more than
-# one prompt. Larger passes were no faster, and the larger, the more of them is padding.
-PASS_POSITIONS = 256
 
 
 def readable(size: float) -> str:

@@ -18,7 +18,8 @@ from fake_model import (
     without,
 )
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 
 V = 7

@@ -10,7 +10,8 @@ import pytest
 from decoder import Engine, SpeculativeDecoder
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from model import T5, load
 

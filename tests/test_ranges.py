@@ -10,11 +10,11 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
+from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, RANGES, checked, written
-from mlx_t5.requests import Row, Settings
+from mlx_t5.requests import Settings
 from mlx_t5.sampling import draws as sampling
-from mlx_t5.sampling.rows import sampling_of
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -159,7 +159,7 @@ def test_processors_from_a_generator_are_asked_in_every_step():
 def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     logits = mx.array([[[300.0, 299.9, -200.0]]])
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
-    p = sampling.probabilities(logits, sampling_of([row], (EOS,)))
+    p = sampling.probabilities(logits, sampling.Sampling.of([row.settings]))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
 
 

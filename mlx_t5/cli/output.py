@@ -21,7 +21,7 @@ from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from mlx_t5.cli.run_record import RunRecord
-    from mlx_t5.requests import Result, Stats
+    from mlx_t5.engine.rows import Result, Stats
     from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 ARRAY = ".npy"  # how the name of an array of NumPy's ends

@@ -1,13 +1,7 @@
 """`num_draft="auto"`: as many proposals as are expected to pay.
 
-If each proposal is kept with probability alpha, independently, a step with gamma of them yields
-E(gamma) = (1 - alpha^(gamma+1)) / (1 - alpha) tokens and is
-
-    S(gamma) = E(gamma) / (gamma c + v(gamma+1) / v(1))
-
-times as fast as regular decoding (theorem 3.8 of https://arxiv.org/abs/2211.17192, with the cost
-of verifying not taken for free). The gamma with the largest S is proposed. Costs are measured
-(costs.py); alpha is estimated while decoding, for each task prefix and kind of proposal.
+The gamma with the largest speed-up S (theory.py) is proposed. Costs are measured (costs.py); alpha
+is estimated while decoding, for each task prefix and kind of proposal.
 
 Greedy rows write the same text whatever is proposed, so they learn from each other. What a sampled
 row writes depends on its proposals. It takes the numbers that suit the priors and keeps them, so
@@ -23,7 +17,9 @@ from functools import cached_property
 from mlx_t5.backend import cpu_only
 from mlx_t5.drafting.costs import Costs, longest
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
-from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Row
+from mlx_t5.drafting.theory import expected_tokens
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 
 # Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
 PRIORS = {
@@ -146,12 +142,8 @@ class Adaptive:
 
     def _largest_speedup(self, kind: str, alpha: float, rows: int) -> tuple[float, int]:
         """Returns the largest S, and the gamma that reaches it."""
-        expected, chance, best = 1.0, 1.0, (1.0, 0)
-        for gamma, cost in enumerate(self._costs(kind == "draft", rows), 1):
-            chance *= alpha
-            expected += chance
-            best = max(best, (expected / cost, gamma))
-        return best
+        costs = enumerate(self._costs(kind == "draft", rows), 1)
+        return max([(1.0, 0), *((expected_tokens(alpha, n) / cost, n) for n, cost in costs)])
 
     def _costs(self, drafted: bool, rows: int) -> list[float]:
         """Costs of a step with 1, 2, … proposals, relative to a regular step; worked out once."""

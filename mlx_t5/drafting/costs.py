@@ -19,9 +19,9 @@ import numpy as np
 
 from mlx_t5.backend import mx, on_cpu
 from mlx_t5.network.compiled import CompiledStep
+from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
-from mlx_t5.text.prompts import encoded
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 LONGEST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower

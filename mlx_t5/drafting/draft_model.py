@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import CompiledStep
+from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import Sampling, finite, probabilities, sample
 from mlx_t5.sampling.processors import History
-from mlx_t5.text.prompts import encoded
 
 # The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
 # Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if

@@ -5,9 +5,6 @@ E(gamma) = (1 - alpha^(gamma+1)) / (1 - alpha) tokens and costs gamma c + v(gamm
 position, so decoding gets faster by S(gamma) = E(gamma) / (gamma c + v(gamma+1)): theorem 3.8 of
 https://arxiv.org/abs/2211.17192, with a measured v in place of 1.
 
-The formulas stand here once more, apart from those that `--num-draft auto` works with, so that the
-measurement does not share their mistakes.
-
 Symbols: alpha acceptance probability, gamma proposals, c cost of a draft pass, v(M) cost of a
 target pass over M positions, both in units of a target pass over one.
 """
@@ -18,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """E(gamma): 1 + alpha + … + alpha^gamma."""
-    return sum(alpha**i for i in range(gamma + 1))
+    """E(gamma) = 1 + alpha + … + alpha^gamma."""
+    return (1 - alpha ** (gamma + 1)) / (1 - alpha) if alpha < 1 else gamma + 1.0
 
 
 def speed_up(alpha: float, gamma: int, c: float, v: Mapping[int, float]) -> float:

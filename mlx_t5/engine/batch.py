@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
+from mlx_t5.engine.rows import Row
+from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.memory import clear_large_cache, require_for
 from mlx_t5.network.ranks import ranks_of
-from mlx_t5.requests import Row
-from mlx_t5.text.prompts import encoder_states, prepared
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter

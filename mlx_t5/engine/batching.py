@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mlx_t5.requests import Row
-from mlx_t5.sizes import PASS_POSITIONS
+from mlx_t5.engine.rows import Row
+from mlx_t5.errors import UserError
+from mlx_t5.grouping import PASS_POSITIONS, in_halves
 
 PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one
@@ -92,30 +93,33 @@ class Queue:
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Up to `count` rows to join, and those to encode ahead with them."""
-        if not self.bulk:
-            return next_group(self.waiting, count), []
         order = longest_first(self.waiting) if self.last else nearest_first(self.waiting)
-        joining = order[:count]
-        new = [row for row in joining if row.states is None]
-        return joining, filling(new, order[count:]) if new else []
+        joining, later = order[:count], order[count:]
+        if not self.bulk:
+            return [*joining[:1], *fitting(joining[:1], joining[1:], MAX_JOINING_TOKENS)], []
+        new, later = ([row for row in some if row.states is None] for some in (joining, later))
+        return joining, fitting(new, later, PASS_POSITIONS) if new else []
 
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
         """Inserts rows, at first all, then halves of them; False once one has to wait."""
-        try:
-            self.engine.insert(rows, ahead)
-            return True
-        except (RuntimeError, MemoryError) as error:  # what MLX raises when it cannot allocate
-            reason = str(error)
-        # Out here, what the failed attempt held has been let go.
         if ahead:
-            return self._insert(rows)
-        if len(rows) > 1:
-            half = (len(rows) + 1) // 2
-            return self._insert(rows[:half]) and self._insert(rows[half:])
+            try:
+                self.engine.insert(rows, ahead)
+                return True
+            except (RuntimeError, MemoryError):  # what MLX raises when it cannot allocate
+                pass
+        return all(in_halves(self._insert_all, rows, self._refuse))
+
+    def _insert_all(self, rows: Sequence[Row]) -> list[bool]:
+        self.engine.insert(rows)
+        return [True] * len(rows)
+
+    def _refuse(self, row: Row, reason: str) -> bool:
+        """What becomes of a row without memory: False if it waits for others, True if it fails."""
         if self.engine.rows:
             return False
-        tokens, cure = len(rows[0].ids), "shorten it or lower max_tokens"
-        rows[0].fail(f"no memory for a prompt of {tokens} tokens ({reason}); {cure}")
+        cure = "shorten it or lower max_tokens"
+        row.fail(f"no memory for a prompt of {len(row.ids)} tokens ({reason}); {cure}")
         return True
 
 
@@ -160,21 +164,23 @@ def run(
             yield in_hand.popleft()
 
 
-def next_group(waiting: Sequence[Row], count: int) -> list[Row]:
-    """Returns up to `count` rows to join: the oldest, and those nearest to it in length.
+def follow(engine: Engine, row: Row) -> Iterator[int]:
+    """Decodes one row with an engine without rows.
 
-    Together their sources have at most `MAX_JOINING_TOKENS` tokens; equal sources are encoded once
-    and count once.
+    Yields:
+        After each step, how many tokens the row had before it.
+
+    Raises:
+        UserError: the row cannot be decoded.
     """
-    first, *others = nearest_first(waiting)
-    chosen, sources, longest = [first], {tuple(first.ids)}, len(first.ids)
-    for row in others[: count - 1]:
-        sources.add(tuple(row.ids))
-        longest = max(longest, len(row.ids))
-        if len(sources) > 1 and len(sources) * longest > MAX_JOINING_TOKENS:
-            break
-        chosen.append(row)
-    return chosen
+    Queue(engine, 1, [row]).admit()
+    while row.finish_reason is None:
+        seen = row.decided
+        engine.step()
+        if not row.error:
+            yield seen
+    if row.error:
+        raise UserError(row.error)
 
 
 def nearest_first(waiting: Sequence[Row]) -> list[Row]:
@@ -188,15 +194,15 @@ def longest_first(waiting: Sequence[Row]) -> list[Row]:
     return sorted(waiting, key=lambda row: -len(row.ids))
 
 
-def filling(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
-    """Returns those of `others`, from the first on, that fill a pass of the encoder up."""
+def fitting(rows: Sequence[Row], others: Sequence[Row], most: int) -> list[Row]:
+    """Returns those of `others`, from the first on, that can be encoded together with `rows`.
+
+    All their sources, padded, have `most` tokens then; equal ones are encoded once and count once.
+    """
     sources, longest = {tuple(row.ids) for row in rows}, max(len(row.ids) for row in rows)
-    found = []
-    for row in others:
-        if row.states is None:
-            sources.add(tuple(row.ids))
-            longest = max(longest, len(row.ids))
-            if len(sources) * longest > PASS_POSITIONS:
-                break
-            found.append(row)
-    return found
+    for i, row in enumerate(others):
+        sources.add(tuple(row.ids))
+        longest = max(longest, len(row.ids))
+        if len(sources) > 1 and len(sources) * longest > most:
+            return list(others[:i])
+    return list(others)

@@ -16,11 +16,10 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.engine.batch import Batch
-from mlx_t5.engine.commit import no_choice
+from mlx_t5.engine.rows import Row
 from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.requests import Row
 from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, Hypothesis, become, largest
-from mlx_t5.sampling.rows import processing_of
+from mlx_t5.sampling.processors import Processing
 
 
 class Beams(Batch):
@@ -107,7 +106,7 @@ class Beams(Batch):
             search.advance(scores, places, self.target.config.vocab_size)
             row.committed = search.beams[0].tokens
         if not finite or (search.done and not search.texts):
-            no_choice(row, decided)
+            row.fail_without_choice(decided)
         elif search.done:
             become(row, search.texts[0])
 
@@ -120,4 +119,4 @@ class Beams(Batch):
         """Makes `rows` the batch, and collects what their beams are processed by."""
         super()._set_rows(rows)
         settings = [row.settings for row in rows for _ in range(self.copies)]
-        self._processing = processing_of(settings, self.target.config.eos_token_ids)
+        self._processing = Processing.of(settings, self.target.config.eos_token_ids)

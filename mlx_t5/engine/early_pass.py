@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
+from mlx_t5.engine.rows import Row
 from mlx_t5.network.ranks import ranks_of
-from mlx_t5.requests import Row
 
 MOST_COPIED = 64 << 20  # bytes of the caches that are written
 
@@ -22,10 +22,14 @@ MOST_COPIED = 64 << 20  # bytes of the caches that are written
 class EarlyPass:
     """The pass that is on its way, if there is one."""
 
+    @classmethod
+    def of(cls, target: Any) -> EarlyPass | None:
+        """For passes of this model; None on a CPU, and where ranks share it."""
+        return None if cpu_only() or ranks_of(target).size > 1 else cls(target)
+
     def __init__(self, target: Any) -> None:
-        """Begins passes of this model, on a GPU and where no ranks share it."""
+        """Begins passes of this model."""
         self._target = target
-        self._enabled = not cpu_only() and ranks_of(target).size == 1
         self._of: tuple[Row, int] | None = None  # a row, and the position that is fed
         self._logits: mx.array | None = None
 
@@ -38,7 +42,7 @@ class EarlyPass:
             cache: of the rows.
             awaited: what the host is going to wait for; it goes first.
         """
-        if not self._enabled or len(rows) > 1:
+        if len(rows) > 1:
             return
         (row,) = rows
         position = len(row.committed)

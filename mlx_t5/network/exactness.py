@@ -209,8 +209,8 @@ def decoder_holds(target: ExactTarget) -> bool:
 
 def _sampled_from(logits: mx.array) -> mx.array:
     """Probabilities (B, T, V) as rows that sample have them."""
-    n = len(logits)
-    return probabilities(logits, Sampling.collect([0.7] * n, [50] * n, [0.9] * n, [0.0] * n))
+    settings = Settings(temp=0.7, top_k=50, top_p=0.9)
+    return probabilities(logits, Sampling.of([settings] * len(logits)))
 
 
 def _equal(a: mx.array, b: mx.array) -> bool:

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
+from mlx_t5.grouping import PASS_POSITIONS
 from mlx_t5.network.blocks import block_queries
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
-from mlx_t5.sizes import PASS_POSITIONS, readable
+from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
     from mlx_t5.network.weights import Shape

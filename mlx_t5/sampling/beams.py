@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.requests import Row, Settings
+from mlx_t5.requests import Settings
 
 if TYPE_CHECKING:
+    from mlx_t5.engine.rows import Row
     from mlx_t5.text.stop_strings import TextWatch
 
 TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"

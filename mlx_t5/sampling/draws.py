@@ -8,13 +8,15 @@ Symbols: B rows, T positions a row, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
 
 if TYPE_CHECKING:
+    from mlx_t5.requests import Settings
     from mlx_t5.sampling.processors import Processing
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
@@ -47,28 +49,39 @@ class Sampling:
     by_position: int = 0
 
     @classmethod
-    def collect(
+    def of(
         cls,
-        temp: Sequence[float],
-        top_k: Sequence[int],
-        top_p: Sequence[float],
-        delta: Sequence[float],
+        settings: Sequence[Settings],
         processing: Processing | None = None,
+        keys: Sequence[mx.array] = (),
+        by_position: int = 0,
     ) -> Sampling:
-        """Collects the settings of B rows, given as sequences of length B."""
+        """Collects what B rows sample by.
+
+        Args:
+            settings: of each row.
+            processing: the rules for their texts.
+            keys: (2,) of each row; not needed if every row is greedy.
+            by_position: as the attribute.
+        """
+        temp, delta = [s.temp for s in settings], [s.delta for s in settings]
+        top_k, top_p = [s.top_k for s in settings], [s.top_p for s in settings]
         joint = [t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
+        all_greedy = all(t == 0 for t in temp)
         return cls(
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),
             mx.array(top_p, mx.float32),
             mx.array(delta, mx.float32),
             mx.array(joint, mx.bool_),
-            all_greedy=all(t == 0 for t in temp),
+            all_greedy=all_greedy,
             any_greedy=any(t == 0 for t in temp),
             any_block=any(joint),
             all_block=all(joint),
             filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
             processing=processing,
+            keys=mx.stack(list(keys)) if keys and not all_greedy else None,
+            by_position=0 if all_greedy else by_position,
         )
 
     def step_keys(self, positions: Sequence[int]) -> mx.array | None:
@@ -90,25 +103,6 @@ class Sampling:
         """
         return fold(keys[:, i], 0, REPLACE) if self.by_position else fold(keys, i, DRAFT)
 
-    def process(
-        self,
-        logits: mx.array,
-        committed: Sequence[Sequence[int]],
-        x: mx.array | None,
-        lengths: Sequence[int],
-    ) -> mx.array:
-        """Applies the rows' rules for the text.
-
-        Args:
-            logits: (B, T, V) after the last committed token and each proposal.
-            committed: tokens of each row, the start token first.
-            x: (B, T - 1) proposals; None if there are none.
-            lengths: how many of each row's are real.
-        """
-        if not self.processing:
-            return logits
-        return self.processing.after(committed, x, logits, [n + 1 for n in lengths])
-
 
 def row_key(seed: int, index: int) -> mx.array:
     """Key (2,) of the prompt with this index in a call with this seed.
@@ -117,6 +111,26 @@ def row_key(seed: int, index: int) -> mx.array:
     and neighbouring indices share no stream.
     """
     return fold(mx.random.key(seed), index % 2**32, (index >> 32) % 2**32)
+
+
+def random_keys(
+    seed: int | Sequence[int], samples: int = 1, indexes: Iterable[int] | None = None
+) -> Iterator[Iterator[mx.array]]:
+    """Yields the random keys (2,) of the samples, prompt by prompt.
+
+    Args:
+        seed: one for all prompts, or one each. From one, sample j of prompt i gets stream
+            i * samples + j; from its own, stream j.
+        samples: of each prompt.
+        indexes: the i of each prompt; None counts them from 0.
+    """
+    if isinstance(seed, Sequence):
+        return (_streams(one, 0, samples) for one in seed)
+    return (_streams(seed, i * samples, samples) for i in (count() if indexes is None else indexes))
+
+
+def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
+    return (row_key(seed, i) for i in range(first, first + samples))
 
 
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:

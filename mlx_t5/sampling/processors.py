@@ -20,9 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+
+if TYPE_CHECKING:
+    from mlx_t5.requests import Settings
 
 # processor(tokens (n,), logits (1, V)) -> logits (1, V): the interface of mlx-lm's processors.
 # `tokens` is all that the row has written, the start token first. Both are lazy: reading their
@@ -86,18 +90,17 @@ class Processing:
     eos: tuple[int, ...]
 
     @classmethod
-    def collect(
-        cls,
-        penalty: Sequence[float],
-        ngram_size: Sequence[int],
-        min_tokens: Sequence[int],
-        custom: Sequence[tuple[LogitsProcessor, ...]],
-        eos: Sequence[int],
-    ) -> Processing | None:
-        """Collects the settings of B rows; None if no row processes anything."""
-        if all(p == 1 for p in penalty) and not any(map(any, (ngram_size, min_tokens, custom))):
+    def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
+        """Collects the rules for the texts of B rows; None if there are none."""
+        penalty = [s.repetition_penalty for s in settings]
+        ngram_size = [s.no_repeat_ngram_size for s in settings]
+        min_tokens = [s.min_tokens for s in settings]
+        custom = [tuple(s.logits_processors) for s in settings]
+        if all(p == 1 for p in penalty) and not any(
+            (any(ngram_size), any(min_tokens), any(custom))
+        ):
             return None
-        return cls(list(penalty), list(ngram_size), list(min_tokens), list(custom), tuple(eos))
+        return cls(penalty, ngram_size, min_tokens, custom, tuple(eos))
 
     def after(
         self,

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mlx_t5.errors import UserError
+from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
+from mlx_t5.network.encoding import padded
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.pooling import normalized
 from mlx_t5.ranges import FLAG, checked
@@ -22,15 +24,11 @@ from mlx_t5.scoring.passes import (
     DEFAULT_BATCH_SIZE,
     NotFinite,
     Part,
-    attempt,
-    by_length,
     each_read,
     in_order,
+    no_memory,
 )
-from mlx_t5.text.prompts import checked_prompts, padded, split, token_ids
-
-if TYPE_CHECKING:
-    from mlx_t5.text.codec import Codec
+from mlx_t5.text.prompts import checked_prompts, split, token_ids
 
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
 
@@ -47,46 +45,12 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: Any) -> li
     return model.pooling.cut(token_ids(text, tokenizer, model.config.vocab_size))
 
 
-def embeddings(
-    model: Any,
-    sources: Sequence[Sequence[int]],
-    batch_size: int,
-    normalize: bool,
-    most_tokens: float = math.inf,
-) -> Iterator[Part]:
-    """Embeds prompts, batch by batch.
+class Embeddings:
+    """`SpeculativeDecoder.embed`, for one model. Neither draft nor decoder takes part."""
 
-    Args:
-        model: see `network.interface.Seq2Seq`; with `pooling`.
-        sources: token ids.
-        batch_size: prompts of a pass at most.
-        normalize: whether vectors are to have length 1.
-        most_tokens: of a pass, see `passes.by_length`.
-
-    Yields:
-        After each pass, places of prompts with their vectors (width,), float32, or their errors.
-    """
-
-    def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:
-        ranks, longest = ranks_of(model), max(map(len, batch))
-        memory.require(model.encoder_memory(len(batch), source_width(longest)), ranks)
-        with ranks.in_step():
-            ids, mask = padded(batch, model.config.pad_token_id)
-            vectors = model.pooling(model.encode(ids, mask), mask)
-            rows = np.array(normalized(vectors) if normalize else vectors)
-        return [row if np.isfinite(row).all() else NotFinite(NOT_FINITE) for row in rows]
-
-    for places in by_length([len(source) for source in sources], batch_size, most_tokens):
-        tokens = len(sources[places[0]])
-        values = attempt(work, [sources[i] for i in places], f"a prompt of {tokens} tokens")
-        yield list(zip(places, values, strict=True))
-
-
-class Embedding:
-    """Methods of `decoder.SpeculativeDecoder`. Neither draft nor decoder takes part."""
-
-    model: Any
-    codec: Codec
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """Takes a model and its tokenizer; None if prompts are token ids."""
+        self.model, self.tokenizer = model, tokenizer
 
     def embed(
         self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
@@ -108,14 +72,14 @@ class Embedding:
         if not prompts:
             width = self.model.pooling.width(self.model.config.d_model)
             return np.zeros((0, width), np.float32)
-        rows = []
-        for i, row in enumerate(self.embeddings(prompts, normalize, batch_size), 1):
-            if isinstance(row, Exception):
-                raise UserError(str(row) if len(prompts) == 1 else f"prompt {i}: {row}")
-            rows.append(row)
-        return np.stack(rows)
+        vectors = []
+        for i, vector in enumerate(self.each(prompts, normalize, batch_size), 1):
+            if isinstance(vector, Exception):
+                raise UserError(str(vector) if len(prompts) == 1 else f"prompt {i}: {vector}")
+            vectors.append(vector)
+        return np.stack(vectors)
 
-    def embeddings(
+    def each(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
         normalize: bool = False,
@@ -129,16 +93,42 @@ class Embedding:
         """
         prompts, _ = checked_prompts(prompts)
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
-        parts = partial(self.embedding_parts, batch_size=size, normalize=unit)
-        ids = partial(embedding_ids, tokenizer=self.codec.tokenizer, model=self.model)
+        parts = partial(self.parts, batch_size=size, normalize=unit)
+        ids = partial(embedding_ids, tokenizer=self.tokenizer, model=self.model)
         return in_order(each_read(prompts, ids), size, parts, ready)
 
-    def embedding_parts(
+    def parts(
         self,
-        ids: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]],
         batch_size: int,
         normalize: bool,
         most_tokens: float = math.inf,
     ) -> Iterator[Part]:
-        """`embeddings` with this model, for who wants to do something else between two passes."""
-        return embeddings(self.model, ids, batch_size, normalize, most_tokens)
+        """Embeds prompts, batch by batch.
+
+        Args:
+            sources: token ids.
+            batch_size: prompts of a pass at most.
+            normalize: whether vectors are to have length 1.
+            most_tokens: of a pass, see `grouping.by_length`.
+
+        Yields:
+            After each pass, indices of prompts with their float32 vectors (width,), or errors.
+        """
+        model = self.model
+
+        def work(batch: Sequence[Sequence[int]]) -> list[np.ndarray | UserError]:
+            ranks, longest = ranks_of(model), max(map(len, batch))
+            memory.require(model.encoder_memory(len(batch), source_width(longest)), ranks)
+            with ranks.in_step():
+                ids, mask = padded(batch, model.config.pad_token_id)
+                pooled = model.pooling(model.encode(ids, mask), mask)
+                vectors = np.array(normalized(pooled) if normalize else pooled)
+            return [v if np.isfinite(v).all() else NotFinite(NOT_FINITE) for v in vectors]
+
+        def refuse(source: Sequence[int], reason: str) -> UserError:
+            return no_memory(f"a prompt of {len(source)} tokens", reason)
+
+        for indices in by_length(list(map(len, sources)), batch_size, most_tokens):
+            values = in_halves(work, [sources[i] for i in indices], refuse)
+            yield list(zip(indices, values, strict=True))

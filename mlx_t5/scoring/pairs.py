@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.errors import UserError, shown
+from mlx_t5.grouping import by_length
 from mlx_t5.ranges import is_listlike, listed, refusal
-from mlx_t5.scoring.passes import by_length
 from mlx_t5.text.prompts import token_ids
 
 if TYPE_CHECKING:

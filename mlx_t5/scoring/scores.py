@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.grouping import in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
+from mlx_t5.network.encoding import padded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
@@ -33,11 +35,15 @@ from mlx_t5.scoring.pairs import (
     ranking,
     relevance_pairs,
 )
-from mlx_t5.scoring.passes import DEFAULT_BATCH_SIZE, NotFinite, Part, attempt, each_read, in_order
-from mlx_t5.text.prompts import padded, split, token_ids
-
-if TYPE_CHECKING:
-    from mlx_t5.text.codec import Codec
+from mlx_t5.scoring.passes import (
+    DEFAULT_BATCH_SIZE,
+    NotFinite,
+    Part,
+    each_read,
+    in_order,
+    no_memory,
+)
+from mlx_t5.text.prompts import split, token_ids
 
 # Logits are computed for so many positions at once that there are no more numbers than this.
 MAX_LOGITS = 1 << 24
@@ -62,7 +68,7 @@ class Scorer:
         Args:
             model: see `network.interface.Seq2Seq`.
             batch_size: targets of a pass at most.
-            most_tokens: of a pass, see `passes.by_length`.
+            most_tokens: of a pass, see `grouping.by_length`.
             last: of the scorers whose passes come between those of this one. Each begins anew
                 after another, so that memory does not grow with their number.
 
@@ -79,9 +85,13 @@ class Scorer:
         Yields:
             After each pass, places of pairs with their scores, or their errors.
         """
+
+        def refuse(pair: Pair, reason: str) -> UserError:
+            return no_memory("a prompt and its target", reason)
+
         try:
             for places in passes(pairs, self.batch_size, self.most_tokens):
-                values = attempt(self._score, [pairs[i] for i in places], "a prompt and its target")
+                values = in_halves(self._score, [pairs[i] for i in places], refuse)
                 yield list(zip(places, values, strict=True))
         finally:
             self._last.cache = None
@@ -146,10 +156,11 @@ def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
 
 
 class Scoring:
-    """Methods of `decoder.SpeculativeDecoder`. No draft takes part."""
+    """`SpeculativeDecoder.score` and `rerank`, for one model. No draft takes part."""
 
-    model: Any
-    codec: Codec
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """Takes a model and its tokenizer; None if prompts are token ids."""
+        self.model, self.tokenizer = model, tokenizer
 
     def score(
         self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
@@ -178,12 +189,12 @@ class Scoring:
         if len(prompts) != len(targets):
             counts = f"{len(prompts)} prompts for {len(targets)} targets"
             raise UserError(f"{counts}; give one prompt, or one a target")
-        found = list(self.scores(zip(prompts, targets, strict=True), batch_size))
-        if len(found) == 1 and found[0].error:
-            raise UserError(found[0].error)
-        return found
+        scores = list(self.each(zip(prompts, targets, strict=True), batch_size))
+        if len(scores) == 1 and scores[0].error:
+            raise UserError(scores[0].error)
+        return scores
 
-    def scores(
+    def each(
         self,
         pairs: Iterable[tuple[Prompt, Prompt] | Exception],
         batch_size: int = DEFAULT_BATCH_SIZE,
@@ -203,14 +214,14 @@ class Scoring:
         parts = Scorer(self.model, size).parts
         return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
 
-    def scoring_parts(
+    def parts(
         self,
         pairs: Sequence[Pair],
         batch_size: int,
         most_tokens: float = math.inf,
         last: LastEncoded | None = None,
     ) -> Iterator[Part]:
-        """`Scorer.parts` with this model, for who wants to do something else between two passes."""
+        """Scores pairs pass by pass; see `Scorer`."""
         return Scorer(self.model, batch_size, most_tokens, last).parts(pairs)
 
     def rerank(
@@ -236,25 +247,16 @@ class Scoring:
             UserError: a value is of the wrong kind or out of range, a text is empty, or the model
                 is none that says these words.
         """
-        size = checked("batch_size", batch_size)
+        size = 2 * checked("batch_size", batch_size)
         most = None if top_n is None else checked("top_n", top_n, POSITIVE)
-        pairs = list(
-            relevance_pairs(
-                query,
-                documents,
-                self.codec.tokenizer,
-                self.model.config.vocab_size,
-                words,
-                checked("max_prompt_tokens", max_prompt_tokens, POSITIVE),
-            )
-        )
-        parts = Scorer(self.model, 2 * size).parts
-        return ranking([Score.of(each) for each in in_order(pairs, 2 * size, parts)], most)
+        longest = checked("max_prompt_tokens", max_prompt_tokens, POSITIVE)
+        vocab_size = self.model.config.vocab_size
+        pairs = relevance_pairs(query, documents, self.tokenizer, vocab_size, words, longest)
+        outcomes = in_order(list(pairs), size, Scorer(self.model, size).parts)
+        return ranking(list(map(Score.of, outcomes)), most)
 
     def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
-        read = partial(
-            token_ids, tokenizer=self.codec.tokenizer, vocab_size=self.model.config.vocab_size
-        )
+        read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)
 
         def pair_of(given: Any) -> Pair:
             both = listed(given)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from mlx_t5.requests import Stats
+from mlx_t5.engine.rows import Stats
 from mlx_t5.serving.jobs import Progress
 from mlx_t5.serving.logprobs import TokenLogprob
 from mlx_t5.serving.shapes import (

@@ -8,17 +8,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlx_t5.engine.rows import Chunk, Row, Stats
 from mlx_t5.errors import is_out_of_memory
-from mlx_t5.requests import Chunk, Row, Settings, Stats
+from mlx_t5.requests import Settings
 from mlx_t5.serving.errors import ApiError, place
 from mlx_t5.serving.logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
+    from mlx_t5.engine.codec import Codec
     from mlx_t5.network.interface import Seq2Seq
+    from mlx_t5.scoring.embeddings import Embeddings
     from mlx_t5.scoring.pairs import LastEncoded, Pair
     from mlx_t5.scoring.passes import Part
-    from mlx_t5.text.codec import Codec
+    from mlx_t5.scoring.scores import Scoring
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ class Decoder(Protocol):
     defaults: Settings
     codec: Codec
     exact: bool
+    scoring: Scoring
+    embeddings: Embeddings
 
     @property
     def model(self) -> Seq2Seq:
@@ -49,16 +54,6 @@ class Decoder(Protocol):
 
     def embed(self, prompts: Any) -> Any:
         """A vector of each prompt."""
-
-    def embedding_parts(
-        self, ids: Any, batch_size: int, normalize: bool, most_tokens: float
-    ) -> Iterator[Part]:
-        """Vectors of prompts, pass by pass."""
-
-    def scoring_parts(
-        self, pairs: Any, batch_size: int, most_tokens: float, last: LastEncoded
-    ) -> Iterator[Part]:
-        """Scores of pairs, pass by pass."""
 
     def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
@@ -198,7 +193,7 @@ class Pairs:
 
     def __call__(self, decoder: Decoder, last: LastEncoded) -> Iterator[Part]:
         """Yields after each pass."""
-        return decoder.scoring_parts(self.pairs, self.batch_size, self.most_tokens, last)
+        return decoder.scoring.parts(self.pairs, self.batch_size, self.most_tokens, last)
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,8 @@ class Prompts:
 
     def __call__(self, decoder: Decoder, _: LastEncoded) -> Iterator[Part]:
         """Yields after each pass."""
-        return decoder.embedding_parts(self.ids, self.batch_size, self.normalize, self.most_tokens)
+        rest = self.batch_size, self.normalize, self.most_tokens
+        return decoder.embeddings.parts(self.ids, *rest)
 
 
 @dataclass(eq=False)

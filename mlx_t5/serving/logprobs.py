@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import mx
 
 if TYPE_CHECKING:
-    from mlx_t5.requests import Row
+    from mlx_t5.engine.rows import Row
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from mlx_t5.requests import Row, Stats
+from mlx_t5.engine.rows import Row, Stats
 
 WINDOW_SECONDS = 10.0  # seconds over which tokens/s is taken
 BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from mlx_t5.requests import Stats
+from mlx_t5.engine.rows import Stats
 
 Writer = Literal["draft", "copy", "target"]
 Reason = Literal["stop", "length"]

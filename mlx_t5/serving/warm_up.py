@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.costs import longest
+from mlx_t5.network.encoding import encoded
 from mlx_t5.serving.jobs import Decoder
-from mlx_t5.text.prompts import encoded
 
 DUMMY_TOKENS = 8  # tokens of the dummy prompt
 

@@ -21,9 +21,11 @@ from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
+from mlx_t5.engine.rows import Row
 from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.requests import AUTO, Row
+from mlx_t5.requests import AUTO
 from mlx_t5.sampling.beams import texts_of
+from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.errors import STOPPING_MESSAGE, place
 from mlx_t5.serving.intake import Intake
 from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
@@ -32,7 +34,6 @@ from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.serving.pass_queue import PassQueue
 from mlx_t5.serving.shared_intake import SharedIntake
 from mlx_t5.serving.warm_up import warm_up
-from mlx_t5.text.prompts import random_keys
 
 log = logging.getLogger(__name__)
 

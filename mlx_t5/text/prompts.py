@@ -1,28 +1,17 @@
-"""Prompts and seeds as callers give them, checked and turned into what the engine takes.
-
-Symbols: B rows, S source positions.
-"""
+"""Prompts and seeds as callers give them, checked and turned into what the engine takes."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, count
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from numbers import Integral, Number
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.cache import source_width
 from mlx_t5.ranges import checked, is_listlike, listed, refusal, written
-from mlx_t5.sampling.draws import row_key
-from mlx_t5.sizes import PASS_POSITIONS
 from mlx_t5.text.tokenizer import encode
-
-if TYPE_CHECKING:
-    from mlx_t5.network.cache import Cache
-    from mlx_t5.network.interface import Seq2Seq
 
 PROMPT = "a text or a list of token ids"
 # A task prefix has at most so many characters, and so no more tokens.
@@ -179,115 +168,3 @@ def checked_seed(seed: Any) -> int | list[int]:
     if is_listlike(seed):
         return [checked("seed", value) for value in seed]
     return checked("seed", seed)
-
-
-def random_keys(
-    seed: int | Sequence[int], samples: int = 1, indexes: Iterable[int] | None = None
-) -> Iterator[Iterator[mx.array]]:
-    """Yields the random keys (2,) of the samples, prompt by prompt.
-
-    Args:
-        seed: as `checked_seed` returns it. From one, sample j of prompt i gets stream
-            i * samples + j; from its own, stream j.
-        samples: of each prompt.
-        indexes: the i of each prompt; None counts them from 0.
-    """
-    if isinstance(seed, Sequence):
-        return (_streams(own, 0, samples) for own in seed)
-    places = count() if indexes is None else indexes
-    return (_streams(seed, i * samples, samples) for i in places)
-
-
-def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
-    """Keys of this many streams of a seed."""
-    return (row_key(seed, i) for i in range(first, first + samples))
-
-
-def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists to one length S.
-
-    Returns:
-        ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
-    """
-    width = source_width(max(map(len, rows)))
-    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
-    if all(len(row) == width for row in rows):
-        return ids, None
-    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
-
-
-def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-    """The encoder's output (S, d_model) of each source, not waited for; equal ones share it.
-
-    Sources of like length share a pass, so that little of it is padding, and a pass has
-    `PASS_POSITIONS` at most, so that its memory does not grow with the number of sources.
-    """
-    found: dict[tuple[int, ...], mx.array] = {}
-    for group in alike(dict.fromkeys(map(tuple, sources))):
-        ids, mask = padded(group, model.config.pad_token_id)
-        states = model.encode(ids, mask)
-        each = [states[i, : len(source)] for i, source in enumerate(group)]
-        mx.async_eval(each)
-        found.update(zip(group, each, strict=True))
-    return [found[tuple(source)] for source in sources]
-
-
-def alike(sources: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Yields sources in groups of like length: of one each, or of `PASS_POSITIONS` at most."""
-    group: list[tuple[int, ...]] = []
-    for source in sorted(sources, key=len):
-        if group and (len(group) + 1) * len(source) > PASS_POSITIONS:
-            yield group
-            group = []
-        group.append(source)
-    if group:
-        yield group
-
-
-def prepared(
-    model: Seq2Seq,
-    sources: Sequence[Sequence[int]],
-    states: Sequence[mx.array],
-    copies: int = 1,
-) -> Cache:
-    """A decoder's cache with rows for each source, not waited for; equal ones share the work.
-
-    Args:
-        model: whose decoder it is for.
-        sources: source tokens of each row.
-        states: what `encoder_states` returned for them.
-        copies: rows of each source.
-    """
-    keys = [tuple(source) for source in sources]
-    different = dict(zip(keys, states, strict=True))
-    lengths = list(map(len, different))
-    width = source_width(max(lengths))
-    alone = (mx.pad(each, ((0, width - len(each)), (0, 0))) for each in different.values())
-    mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
-    cache = model.cache(mx.stack(list(alone)), mask)
-    if len(different) < len(keys):
-        places = {key: place for place, key in enumerate(different)}
-        cache.keep([places[key] for key in keys])
-    return cache if copies == 1 else cache.shared(copies, 1)
-
-
-def encoded(
-    model: Seq2Seq,
-    sources: Sequence[Sequence[int]],
-    states: Sequence[mx.array] | None = None,
-) -> Cache:
-    """A decoder's cache with a row for each source.
-
-    Args:
-        model: whose decoder it is for.
-        sources: source tokens of each row.
-        states: what `encoder_states` returned for them; None has the model encode them.
-
-    Raises:
-        RuntimeError: the device has not enough memory.
-    """
-    if states is None:
-        states = encoder_states(model, sources)
-    cache = prepared(model, sources, states)
-    mx.eval(cache.state)
-    return cache

@@ -26,8 +26,8 @@ from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network.cache import Cache
+from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.text.prompts import encoder_states, prepared
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
 

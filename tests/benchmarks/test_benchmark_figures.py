@@ -7,7 +7,7 @@ import pytest
 from benchmarks import figures
 from benchmarks.costs import PairCosts, Round
 from benchmarks.subject import Run
-from mlx_t5.requests import Result, Speculation, Stats
+from mlx_t5.engine.rows import Result, Speculation, Stats
 from mlx_t5.timing import Ratio, Timed
 
 COSTS = PairCosts({1: 2.0, 3: 3.0}, {1: 1.0, 3: 1.5}, 0.25)

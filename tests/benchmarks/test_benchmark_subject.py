@@ -12,9 +12,9 @@ from mlx_t5.backend import REHEARSE
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 from mlx_t5.network.ranks import ALONE
-from mlx_t5.requests import Result, Stats
 
 
 class Decoder:

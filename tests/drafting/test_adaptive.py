@@ -8,7 +8,8 @@ from fake_model import FakeModel, random_table
 from mlx_t5.drafting.adaptive import Adaptive, Estimate, compare, judge, proposal_limits
 from mlx_t5.drafting.costs import LONGEST, Costs
 from mlx_t5.drafting.source_copy import SourceCopy
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from simulated_decoding import COSTS, Simulation, costs, patterns
 
 TOKENS = 600

@@ -16,7 +16,8 @@ from fake_model import (
 )
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from simulated_decoding import COSTS, costs
 

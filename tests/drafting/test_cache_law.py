@@ -12,8 +12,9 @@ from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_t
 from mlx_t5.cli import models as pair
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.rows import Row
 from mlx_t5.network.cache import source_width
-from mlx_t5.requests import Row, Settings
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from model import load
 

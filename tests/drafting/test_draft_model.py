@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
+from draws import collected
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError
-from mlx_t5.sampling.draws import Sampling, row_key
+from mlx_t5.sampling.draws import row_key
 
 V = 7
 TABLE = random_table(V)
@@ -16,7 +17,7 @@ SOURCE = (3, 4)
 
 
 def sampling(rows, temp=0.0):
-    return Sampling.collect([temp] * rows, [0] * rows, [1.0] * rows, [0.0] * rows)
+    return collected([temp] * rows, [0] * rows, [1.0] * rows, [0.0] * rows)
 
 
 def keys(rows):

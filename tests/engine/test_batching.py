@@ -7,23 +7,13 @@ from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.grouping import PASS_POSITIONS
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
-from mlx_t5.sizes import PASS_POSITIONS
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)
-
-
-def test_the_oldest_joins_first_with_those_of_like_length():
-    waiting = rows([5, 90, 6, 88, 4, 30])
-
-    def chosen(waiting, count):
-        return [len(row.ids) for row in batching.next_group(waiting, count)]
-
-    assert chosen(waiting, 3) == [5, 6, 4]
-    assert chosen(waiting[1:], 2) == [90, 88]
-    assert chosen(waiting[:1], 4) == [5]
 
 
 class Noting:
@@ -42,6 +32,13 @@ class Noting:
             self.joined.append([])
             queue.admit()
         return self.joined
+
+
+def test_the_oldest_joins_first_with_those_of_like_length():
+    lengths, engine = [5, 90, 6, 88, 4, 30], Noting()
+    assert engine.joined_at(batching.Queue(engine, 3, rows(lengths)), 1) == [[5, 6, 4]]
+    engine = Noting()
+    assert engine.joined_at(batching.Queue(engine, 2, rows(lengths[1:])), 1) == [[90, 88]]
 
 
 @pytest.mark.parametrize(

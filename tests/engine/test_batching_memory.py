@@ -32,7 +32,7 @@ def test_a_row_that_is_bad_from_the_start_is_handed_back_in_its_place():
     many[2].fail("a prompt is empty")
     engine = Engine(ENDING, None)
     inserted, insert = [], engine.insert
-    engine.insert = lambda joining, ahead: inserted.extend(joining) or insert(joining, ahead)
+    engine.insert = lambda joining, ahead=(): inserted.extend(joining) or insert(joining, ahead)
     finished = list(batching.run(engine, many, 2))
     assert [id(row) for row in finished] == [id(row) for row in many]
     assert [id(row) for row in inserted] == [id(row) for row in many if row is not many[2]]

@@ -8,9 +8,10 @@ from fake_model import EOS, FakeModel, random_table
 from families import SHAPE
 from mlx_t5.backend import mx
 from mlx_t5.engine.beams import Beams
+from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
-from mlx_t5.requests import Row, Settings
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from model import T5
 

@@ -8,7 +8,8 @@ import pytest
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.engine import early_pass
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from model import load
 
@@ -94,7 +95,7 @@ def test_ranks_that_share_a_model_begin_none(early):
     for size, fed in ((1, 2), (2, 1)):
         model = FakeModel(without(TABLE, EOS), V)
         engine = Engine(model, None)
-        engine.early = early_pass.EarlyPass(SharedBy(model, size))
+        engine.early = early_pass.EarlyPass.of(SharedBy(model, size))
         engine.insert(rows(SOURCES[:1], max_tokens=4))
         engine.step()
         assert len(model.calls) == fed

@@ -9,7 +9,7 @@ from mlx_t5.backend import mx
 from mlx_t5.network import cache as cache_module
 from mlx_t5.network.cache import BLOCK, Cache, source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.text.prompts import encoded
+from mlx_t5.network.encoding import encoded
 from model import T5
 
 T = 12

@@ -8,7 +8,8 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network import compiled
 from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.network.config import T5Config
-from mlx_t5.sampling.rows import sampling_of
+from mlx_t5.requests import Settings
+from mlx_t5.sampling.draws import Sampling
 from model import T5, load
 
 
@@ -72,7 +73,7 @@ def test_a_draft_takes_the_compiled_step_for_all_but_its_first_pass(draft, monke
     drafter.insert([[5, 6, 1]])
     steps, step = [], drafter.step
     monkeypatch.setattr(drafter, "step", lambda *a: steps.append(a) or step(*a))
-    drafter.propose([[0]], [{"draft": 4}], sampling_of([], (1,)), None)
+    drafter.propose([[0]], [{"draft": 4}], Sampling.of([Settings()]), None)
     assert len(steps) == 3
 
 

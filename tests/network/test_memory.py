@@ -12,6 +12,7 @@ from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.models import BUNDLED
+from mlx_t5.engine.rows import Row
 from mlx_t5.network import layers, memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
@@ -23,7 +24,7 @@ from mlx_t5.network.memory import (
     warning,
     weight_bytes,
 )
-from mlx_t5.requests import Row, Settings
+from mlx_t5.requests import Settings
 from model import T5, expected_parameters, load
 
 TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}

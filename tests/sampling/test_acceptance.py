@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from draws import keys, many_keys, settings, total_variation_bound
+from draws import collected, keys, many_keys, settings, total_variation_bound
 from mlx_t5.backend import mx
 from mlx_t5.sampling import acceptance
-from mlx_t5.sampling.draws import DRAFT, Sampling, fold, one_hot, sample
+from mlx_t5.sampling.draws import DRAFT, fold, one_hot, sample
 
 # A relaxation that float32 does not see, as 1 - delta is 1: proposals are judged one by one, by the
 # rule for delta = 0.
@@ -98,7 +98,7 @@ def test_greedy_rows_beside_sampling_rows_stay_greedy():
         alone = acceptance.accept(
             logits, drafts, None, lengths, settings(6, temp=0.0, delta=delta), None
         )
-        mixed = Sampling.collect([0.0, 1.0] * 3, [0] * 6, [1.0] * 6, [delta] * 6)
+        mixed = collected([0.0, 1.0] * 3, [0] * 6, [1.0] * 6, [delta] * 6)
         beside = acceptance.accept(logits, drafts, None, lengths, mixed, keys(6))
         for row in (0, 2, 4):
             n = alone[0][row].item()
@@ -140,7 +140,7 @@ def test_a_drafted_position_follows_the_mixture(draft, delta):
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
 def test_what_rules_forbid_is_never_kept(temp, delta):
     logits = mx.array([[[0.5, -mx.inf, 0.1], [0.0, 0.0, 0.0]]])
-    sampling = Sampling.collect([temp], [0], [1.0], [delta])
+    sampling = collected([temp], [0], [1.0], [delta])
     keys = None if temp == 0 else many_keys(1, 0)
     accepted, tokens = acceptance.accept(
         logits, mx.array([[1]]), None, mx.array([1]), sampling, keys
@@ -221,7 +221,7 @@ def test_block_verification_accepts_more_on_the_same_draws():
     lengths = mx.array(rng.integers(1, gamma + 1, draws))
     mean = {}
     for block, delta in ((False, ONE_BY_ONE), (True, 0.0)):
-        sampling = Sampling.collect([1.0] * draws, [0] * draws, [1.0] * draws, [delta] * draws)
+        sampling = collected([1.0] * draws, [0] * draws, [1.0] * draws, [delta] * draws)
         accepted, _ = acceptance.accept(
             mx.broadcast_to(mx.array(logits), (draws, gamma + 1, vocab)),
             drafts,
@@ -242,7 +242,7 @@ def test_what_is_certain_needs_no_draft_probabilities(delta):
     draws, gamma, vocab = 1000, 3, 5
     logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
     drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
-    sampling = Sampling.collect([1.0] * draws, [0] * draws, [1.0] * draws, delta * (draws // 2))
+    sampling = collected([1.0] * draws, [0] * draws, [1.0] * draws, delta * (draws // 2))
     lengths = mx.arange(draws) % (gamma + 1)
     told = [
         acceptance.accept(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
@@ -261,7 +261,7 @@ def test_rows_are_judged_as_they_would_be_among_their_like():
     lengths = mx.full(draws, gamma, mx.int32)
 
     def judged(delta):
-        one = Sampling.collect([1.0] * draws, [0] * draws, [1.0] * draws, delta * (draws // 2))
+        one = collected([1.0] * draws, [0] * draws, [1.0] * draws, delta * (draws // 2))
         accepted, tokens = acceptance.accept(logits, drafts, q, lengths, one, many_keys(draws, 9))
         own = mx.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
         return list(zip(accepted.tolist(), own.tolist(), strict=True))
@@ -299,5 +299,5 @@ def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
 
 
 def test_a_relaxed_row_is_judged_token_by_token():
-    both = Sampling.collect([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
+    both = collected([1.0, 1.0, 0.0], [0] * 3, [1.0] * 3, [0.0, 0.3, 0.0])
     assert both.block.tolist() == [True, False, False]

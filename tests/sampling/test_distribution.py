@@ -19,7 +19,8 @@ from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, r
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import fold, row_key
 from mlx_t5.sampling.processors import History, Processing
 
@@ -194,9 +195,7 @@ def fading(tokens, logits):
 
 def processed(table, rules):
     """The law of a model whose logits come out processed."""
-    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-    values = [rules.get(name, off) for name, off in zip(names, (1, 0, 0, ()), strict=True)]
-    processing = Processing.collect(*([value] for value in values), [EOS])
+    processing = Processing.of([Settings(**rules)], [EOS])
 
     def new(source, seen):
         logits = mx.array(table(source, seen))[None, None]

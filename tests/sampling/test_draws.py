@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from draws import keys, settings
+from draws import collected, keys, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import draws as sampling
-from mlx_t5.sampling.draws import Sampling
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (4, 0.5), (99, 0.01)])
@@ -28,7 +27,7 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
 def test_probabilities_take_each_rows_own_settings():
     logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
     rows = [(0.0, 0, 1.0), (1.0, 2, 1.0), (0.7, 0, 0.5), (2.0, 0, 1.0)]
-    together = sampling.probabilities(logits, Sampling.collect(*zip(*rows, strict=True), [0.0] * 4))
+    together = sampling.probabilities(logits, collected(*zip(*rows, strict=True), [0.0] * 4))
     for i, row in enumerate(rows):
         alone = sampling.probabilities(logits[i : i + 1], settings(1, *row))
         np.testing.assert_allclose(together[i], alone[0], atol=1e-7)

@@ -6,8 +6,9 @@ import pytest
 from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
+from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Row, Settings
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import finite, row_key
 
 V = 7

@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_of_scorers_that_take_turns_one_has_its_prompt_encoded(made, monkeypatch
     monkeypatch.setattr(type(model), "cache", noted)
     targets, last = list(map(tuple, TARGETS)), pairs.LastEncoded()
     works = [
-        decoder.scoring_parts([Pair(tuple(source), t) for t in targets], 2, last=last)
+        decoder.scoring.parts([Pair(tuple(source), t) for t in targets], 2, last=last)
         for source in SOURCES[:2]
     ]
     found = [{}, {}]
@@ -148,7 +149,7 @@ def test_the_score_of_a_written_text_is_its_own_probability(byte_decoder):
 def test_one_bad_pair_of_several_has_an_error(byte_decoder):
     some = [("a", "b"), ("a", " "), ([999], "b"), UserError("line 4 is bad")]
     some += [("a", 5), (None, "b"), *(misshapen := [("a",), tuple("abc"), "ab", None, 5, {0: 1}])]
-    good, empty, unknown, bad, number, nothing, *others = byte_decoder.scores(iter(some))
+    good, empty, unknown, bad, number, nothing, *others = byte_decoder.scoring.each(iter(some))
     assert number.error == "a target is 5; it must be a text or a list of token ids"
     assert nothing.error == "a prompt is None; it must be a text or a list of token ids"
     for found, pair in zip(others, misshapen, strict=True):
@@ -170,10 +171,18 @@ TWO_WORDS = "words is .*; it must be two words, for relevant and not relevant"
     "method, told, values",
     [
         ("score", "targets is None; it must be a text or a list", {"targets": None}),
-        ("scores", "pairs is 'ab'; it must be a list, each a prompt and its ", {"pairs": "ab"}),
-        ("scores", "pairs is None; it must be a list", {"pairs": None}),
-        ("embeddings", "prompts is 'ab'; it must be a list, each a text or", {"prompts": "ab"}),
-        ("embeddings", "prompts is 5; it must be a list", {"prompts": 5}),
+        (
+            "scoring.each",
+            "pairs is 'ab'; it must be a list, each a prompt",
+            {"pairs": "ab"},
+        ),
+        ("scoring.each", "pairs is None; it must be a list", {"pairs": None}),
+        (
+            "embeddings.each",
+            "prompts is 'ab'; it must be a list, each a text or",
+            {"prompts": "ab"},
+        ),
+        ("embeddings.each", "prompts is 5; it must be a list", {"prompts": 5}),
         ("embed", "normalize is 'no'; it must be True or False", {"normalize": "no"}),
         ("rerank", "the query is empty or no text", {"query": 5, "words": ("t", "f")}),
         ("rerank", "documents is 'bc'; it must be a list of texts", {"documents": "bc"}),
@@ -199,7 +208,7 @@ def test_values_of_the_wrong_kind(byte_decoder, method, told, values):
         "rerank": {"query": "a", "documents": ["b"]},
     }.get(method, {})
     with pytest.raises(UserError, match=told):
-        getattr(byte_decoder, method)(**{**usual, **values})
+        attrgetter(method)(byte_decoder)(**{**usual, **values})
 
 
 def test_logits_that_are_nan_are_an_error(byte_decoder, monkeypatch):

@@ -1,7 +1,8 @@
 """Rows for a batch of fake models, and an engine that notes which were to join."""
 
 from decoder import Engine
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 
 

@@ -12,9 +12,8 @@ from mlx_t5.backend import mx
 from mlx_t5.cli import models as pair
 from mlx_t5.errors import UserError
 from mlx_t5.text import prompts
-from mlx_t5.text.prompts import alike, encoder_states, task_prefix
+from mlx_t5.text.prompts import task_prefix
 from mlx_t5.text.tokenizer import load_tokenizer
-from model import load
 
 V = 7
 TABLE = random_table(V)
@@ -261,17 +260,3 @@ def test_prompts_may_be_numpy_integers():
     model = target()
     result = SpeculativeDecoder(model).generate(list(np.array(SOURCE)), max_tokens=5)
     assert (result.tokens, result.finish_reason) == greedy(model, SOURCE, 5)
-
-
-def test_a_pass_takes_sources_of_like_length():
-    sources = [(1,) * n for n in (100, 5, 100, 6, 90, 300, 5)]
-    lengths = [list(map(len, group)) for group in alike(sources)]
-    assert lengths == [[5, 5, 6], [90, 100], [100], [300]]
-
-
-def test_the_order_and_the_neighbours_of_sources_do_not_matter_to_their_states():
-    model, _ = load(pair.BUNDLED / "target")
-    sources = [[5] * 90 + [1], [7, 8, 1], [9] * 200 + [1], [7, 8, 1], [11, 12, 13, 1]]
-    for source, states in zip(sources, encoder_states(model, sources), strict=True):
-        alone = model.encode(mx.array([source]))[0]
-        np.testing.assert_allclose(np.array(states), np.array(alone), atol=1e-4)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_t5.drafting.costs import Costs
-from mlx_t5.requests import Result, Stats
+from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.timing import Ratio
 from mlx_t5.training import verdict
 from mlx_t5.training.verdict import (

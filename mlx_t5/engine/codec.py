@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Chunk, Result, Row, Settings
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.beams import texts_of
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import task_prefix, token_ids

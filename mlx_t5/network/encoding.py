@@ -1,0 +1,96 @@
+"""Sources become a decoder's cache: padded, encoded once each, their cross-attention computed.
+
+Symbols: B rows, S source positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlx_t5.backend import mx
+from mlx_t5.grouping import PASS_POSITIONS, by_length
+from mlx_t5.network.cache import source_width
+
+if TYPE_CHECKING:
+    from mlx_t5.network.cache import Cache
+    from mlx_t5.network.interface import Seq2Seq
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
+    """Right-pads token lists to one length S.
+
+    Returns:
+        ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
+    """
+    width = source_width(max(map(len, rows)))
+    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
+    if all(len(row) == width for row in rows):
+        return ids, None
+    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
+
+
+def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+    """The encoder's output (S, d_model) of each source, not waited for; equal ones share it.
+
+    Sources of like length share a pass, so that little of it is padding, and a pass of several has
+    `PASS_POSITIONS` at most, so that its memory does not grow with the number of sources.
+    """
+    distinct = list(dict.fromkeys(map(tuple, sources)))
+    states: dict[tuple[int, ...], mx.array] = {}
+    for places in by_length(list(map(len, distinct)), len(distinct), PASS_POSITIONS):
+        group = [distinct[i] for i in places]
+        encoded = model.encode(*padded(group, model.config.pad_token_id))
+        unpadded = [encoded[i, : len(source)] for i, source in enumerate(group)]
+        mx.async_eval(unpadded)
+        states |= zip(group, unpadded, strict=True)
+    return [states[tuple(source)] for source in sources]
+
+
+def prepared(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array],
+    copies: int = 1,
+) -> Cache:
+    """A decoder's cache with rows for each source, not waited for; equal ones share the work.
+
+    Args:
+        model: whose decoder it is for.
+        sources: source tokens of each row.
+        states: what `encoder_states` returned for them.
+        copies: rows of each source.
+    """
+    keys = [tuple(source) for source in sources]
+    distinct = dict(zip(keys, states, strict=True))
+    lengths = list(map(len, distinct))
+    width = source_width(max(lengths))
+    encoded = [mx.pad(x, ((0, width - len(x)), (0, 0))) for x in distinct.values()]
+    mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
+    cache = model.cache(mx.stack(encoded), mask)
+    if len(distinct) < len(keys):
+        rows = {key: row for row, key in enumerate(distinct)}
+        cache.keep([rows[key] for key in keys])
+    return cache if copies == 1 else cache.shared(copies, 1)
+
+
+def encoded(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    states: Sequence[mx.array] | None = None,
+) -> Cache:
+    """A decoder's cache with a row for each source.
+
+    Args:
+        model: whose decoder it is for.
+        sources: source tokens of each row.
+        states: what `encoder_states` returned for them; None has the model encode them.
+
+    Raises:
+        RuntimeError: the device has not enough memory.
+    """
+    if states is None:
+        states = encoder_states(model, sources)
+    cache = prepared(model, sources, states)
+    mx.eval(cache.state)
+    return cache

@@ -1,0 +1,37 @@
+import pytest
+
+from mlx_t5.grouping import by_length, in_halves
+
+
+def test_batches_have_items_of_like_length():
+    lengths = [100, 5, 100, 6, 90, 300, 5]
+    batches = [[lengths[i] for i in batch] for batch in by_length(lengths, 3, 256)]
+    assert batches == [[300], [100, 100], [90, 6], [5, 5]]
+    assert list(by_length([1, 3, 2], 2)) == [[1, 2], [0]]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_what_does_not_fit_together_is_done_in_halves(error):
+    tried = []
+
+    def work(items):
+        tried.append(list(items))
+        if sum(items) > 5:
+            raise error("too much")
+        return [2 * item for item in items]
+
+    values = in_halves(work, [1, 2, 9, 3], lambda item, reason: (item, reason))
+    assert not tried
+    assert list(values) == [2, 4, (9, "too much"), 6]
+    assert tried == [[1, 2, 9, 3], [1, 2], [9, 3], [9], [3]]
+
+
+def test_what_is_not_asked_for_is_not_begun():
+    tried = []
+
+    def work(items):
+        tried.append(list(items))
+        raise MemoryError
+
+    assert not all(in_halves(work, [1, 2, 3], lambda item, _: False))
+    assert tried == [[1, 2, 3], [1, 2], [1]]
