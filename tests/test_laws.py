@@ -24,7 +24,8 @@ from kinds import (
     table_of,
 )
 from mlx_t5.backend import mx
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from random_models import random_t5
 

@@ -9,7 +9,8 @@ from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_t
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-from mlx_t5.requests import Row, Settings
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sampling.processors import History, Processing
 from simulated_decoding import COSTS, costs
@@ -98,9 +99,7 @@ def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES):
 
 def processed(table, rules):
     """The table of a model whose logits come out processed."""
-    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-    values = [rules.get(name, off) for name, off in zip(names, (1, 0, 0, ()), strict=True)]
-    processing = Processing.collect(*([value] for value in values), [EOS])
+    processing = Processing.of([Settings(**rules)], [EOS])
 
     def new(source, seen):
         logits = mx.array(table(source, seen))[None, None]
