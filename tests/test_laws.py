@@ -31,7 +31,11 @@ from random_models import random_t5
 
 TARGET = FakeModel(table_of(), V)
 DRAFTERS = drafters(TARGET)
-every_kind = pytest.mark.parametrize("kind", DRAFTERS)
+FAST = ("none", "good", "copy or disagrees")
+every_kind = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in DRAFTERS],
+)
 every_sampling = pytest.mark.parametrize("sampling", SAMPLING)
 # Numbers of the rows, or what passes cost where the number is "auto".
 every_number = pytest.mark.parametrize("number", ["given", "a CPU"])

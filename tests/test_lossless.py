@@ -89,6 +89,7 @@ def until(tokens, eos, max_tokens):
     return tokens, "length"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_draft", range(1, 9))
 def test_greedy_output_is_that_of_transformers(pair, num_draft):
     ends = [NEVER] + [pair.free[0][k] for k in (0, 1, 4, 11)]
@@ -136,6 +137,7 @@ def test_regular_decoding_is_that_of_transformers(pair):
     assert [r.tokens for r in results] == pair.free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules",
     [
@@ -166,6 +168,7 @@ def test_processed_greedy_output_is_that_of_transformers(pair, rules):
     assert [r.tokens for r in first] != [until(f, eos, LONGEST)[0] for f in pair.free]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.8, "top_k": 20, "top_p": 0.9}])
 def test_a_row_alone_equals_the_row_in_a_batch(pair, sampling):
     decoder = SpeculativeDecoder(pair.target, pair.draft, None, 3)
@@ -183,6 +186,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(pair):
             assert result.stats.acceptance_rate == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["bfloat16", "4 bit"])
 def test_rounding_may_only_break_ties(pair, mode):
     """Where half precision differs from regular decoding, two logits were as good as equal."""

@@ -74,6 +74,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_tokens_joined_are_the_text(served, stream, settings):
