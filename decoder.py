@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -73,6 +74,7 @@ class Engine(Batch):
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """Starts with no rows; see `Batch`.
 
@@ -80,11 +82,13 @@ class Engine(Batch):
             target: the model whose output is wanted.
             drafter: where proposals come from; None for regular decoding.
             clock: seconds, for the statistics.
-            adaptive: how many to propose, for rows whose num_draft is "auto".
+            adaptive: how many to propose, for rows whose num_draft is "auto"; None learns anew.
+            costs: of passes, for that; None measures them when they are first needed.
         """
         super().__init__(target, drafter, clock)
         draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
-        self.adaptive = adaptive or Adaptive(lambda: measure(target, draft), kinds)
+        most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
+        self.adaptive = adaptive or Adaptive(lambda: costs or measure(target, draft), kinds, most)
         self.early = None if drafter else EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
@@ -154,7 +158,7 @@ class Engine(Batch):
             row.stats.decode_seconds += seconds
             if not finite and row.finish_reason is None:
                 row.fail_without_choice(row.decided)
-            if self.drafter and row.adapts:
+            if self.drafter and row.settings.num_draft == AUTO:
                 self.adaptive.note(row, proposal, i, written, kept)
         if self.drafter:
             self.drafter.note(self.committed)
@@ -174,6 +178,8 @@ class SpeculativeDecoder:
     """Text to text with a target and, if given, a draft.
 
     Attributes:
+        target: the model that verifies, by the most rows of its passes: around it what pads them if
+            decoding is exact (network/exact.py), which is looked at in the first call.
         scoring: log-probabilities of given texts, and ranks, by the target alone.
         embeddings: vectors of texts, by the target's encoder.
     """
@@ -222,11 +228,12 @@ class SpeculativeDecoder:
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
         self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
-        draft, kinds = (self.drafter.model, self.drafter.kinds) if self.drafter else (None, ())
         self.exact = checked("exact", exact, FLAG)
-        self._exact_targets = dict[int, ExactTarget]()
-        most = LONGEST_AUTO if self.exact else None
-        self.adaptive = Adaptive(lambda: costs or self._measure(), kinds, most)
+        room = num_draft if isinstance(num_draft, int) else 0
+        exact_targets = cache(partial(exact_target, model, num_draft=room))
+        self.target: Callable[[int], Any] = exact_targets if self.exact else lambda batch: model
+        self.adaptive: Adaptive | None = None  # of the first engine; what it learns serves all
+        self.costs = costs
 
     def generate(
         self,
@@ -360,10 +367,12 @@ class SpeculativeDecoder:
         if isinstance(target, ExactTarget):
             check_exact(settings, target.width)
         drafter = self.drafter.fresh() if self.drafter else None
+        engine = Engine(target, drafter, self.clock, self.adaptive, self.costs)
+        self.adaptive = engine.adaptive
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
         mx.reset_peak_memory()
-        return Engine(target, drafter, self.clock, self.adaptive)
+        return engine
 
     def beams(self, settings: Settings) -> Beams:
         """An empty batch, for rows of so many beams; peak memory counts from here.
@@ -375,22 +384,3 @@ class SpeculativeDecoder:
             check_exact(settings, LONGEST_AUTO)
         mx.reset_peak_memory()
         return Beams(self.model, settings.num_beams, self.clock)
-
-    def target(self, batch_size: int) -> T5 | ExactTarget:
-        """The model that verifies; in exact decoding its passes have room for so many rows.
-
-        Raises:
-            UserError: this device cannot decode exactly, which is looked at in the first call.
-        """
-        if not self.exact:
-            return self.model
-        if batch_size not in self._exact_targets:
-            num_draft = self.defaults.num_draft
-            room = num_draft if isinstance(num_draft, int) else 0
-            self._exact_targets[batch_size] = exact_target(self.model, batch_size, room)
-        return self._exact_targets[batch_size]
-
-    def _measure(self) -> Costs:
-        """Measures what passes cost; in exact decoding those of the first batch size."""
-        target = next(iter(self._exact_targets.values()), self.model)
-        return measure(target, self.drafter.model if self.drafter else None)

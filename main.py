@@ -308,8 +308,8 @@ def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> 
     def outcomes(prompts: Iterator[Any], _: Iterator[int], ready: Any) -> Iterator[Any]:
         prompts = work.prefixed(prompts, prefix)
         if args.score:
-            return decoder.scoring.each(prompts, args.batch_size, ready)
-        return decoder.embeddings.each(prompts, args.normalize, args.batch_size, ready)
+            return decoder.scoring.scores(prompts, args.batch_size, ready)
+        return decoder.embeddings.vectors(prompts, args.normalize, args.batch_size, ready)
 
     in_hand: work.InHand = deque()
     output: one_pass.JsonLines | one_pass.ArrayFile

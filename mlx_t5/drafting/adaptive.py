@@ -21,14 +21,14 @@ from mlx_t5.drafting.theory import expected_tokens
 from mlx_t5.engine.rows import Row
 from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 
-# Alpha before anything was judged, and how many judgements that is worth, by kind of proposal.
+# Alpha before anything was verified, and how many proposals that is worth, by their kind.
 PRIORS = {
     "draft": (0.85, 5.0),
     "copy": (0.85, 5.0),
     "weak copy": (0.25, 3.0),
     "first copy": (0.4, 3.0),  # near 0.9 where texts are corrected, near 0.1 where translated
 }
-MEMORY = 80.0  # judgements after which an old one counts 1/e
+MEMORY = 80.0  # verified proposals after which an old one counts 1/e
 LEAST_SPEEDUP = 1.05  # estimates are not exact enough to act on less
 EXPLORATION_SHARE = 0.03  # of the time, for drafts that are not expected to pay
 STEPS_BETWEEN_LOOKS = 4  # for copies, where they are not expected to pay
@@ -39,25 +39,25 @@ class Estimate:
     """A running estimate of alpha for one task and kind of proposal.
 
     Attributes:
-        judged: weight of the proposals judged; a step judges up to its first rejected one.
-        kept: weight of those that were kept.
+        verified: weight of the proposals verified; in a step, those up to the first rejected one.
+        accepted: weight of those that were accepted.
         idle_steps: steps in a row in which none was proposed.
     """
 
-    judged: float = 0.0
-    kept: float = 0.0
+    verified: float = 0.0
+    accepted: float = 0.0
     idle_steps: int = 0
 
-    def add(self, judged: int, kept: int) -> None:
+    def add(self, verified: int, accepted: int) -> None:
         """Takes the outcome of a step into account."""
-        fade = (1 - 1 / MEMORY) ** judged
-        self.judged = self.judged * fade + judged
-        self.kept = self.kept * fade + kept
+        fade = (1 - 1 / MEMORY) ** verified
+        self.verified = self.verified * fade + verified
+        self.accepted = self.accepted * fade + accepted
 
     def alpha(self, kind: str) -> float:
-        """The estimate, drawn towards the prior while little has been judged."""
+        """The estimate, drawn towards the prior while few have been verified."""
         prior, weight = PRIORS[kind]
-        return (weight * prior + self.kept) / (weight + self.judged)
+        return (weight * prior + self.accepted) / (weight + self.verified)
 
 
 class Adaptive:
@@ -109,27 +109,30 @@ class Adaptive:
             return {kind: n for kind, n in limits.items() if kind == "draft"}
         return limits
 
-    def note(self, row: Row, proposal: Proposal, i: int, written: list[int], kept: int) -> None:
-        """Learns from a step of a greedy row.
+    def note(self, row: Row, proposal: Proposal, i: int, written: list[int], accepted: int) -> None:
+        """Learns from a step of a row, if it is greedy.
 
         Args:
             row: the row, after the step.
             proposal: of the step.
             i: the row's place in the batch.
             written: tokens that the step wrote.
-            kept: how many of them were proposals.
+            accepted: how many of them were proposals.
         """
+        if not row.adapts:
+            return
         if proposal.writers[i] == "draft" and proposal.lengths[i]:
             ended = row.finish_reason == "stop"
-            self.learn(row.task, "draft", *judge(proposal.lengths[i], kept, len(written), ended))
+            counts = count_verified(proposal.lengths[i], accepted, len(written), ended)
+            self.learn(row.task, "draft", *counts)
         copy = proposal.copies[i]
         if copy:  # known, whether it was proposed or not
             text = written[: len(written) - row.ended]
             self.learn(row.task, copy.kind, *compare(copy.tokens, text))
 
-    def learn(self, task: tuple[int, ...], kind: str, judged: int, kept: int) -> None:
-        """Takes into account how many proposals of a kind were judged, and how many were kept."""
-        self._estimate(task, kind).add(judged, kept)
+    def learn(self, task: tuple[int, ...], kind: str, verified: int, accepted: int) -> None:
+        """Takes into account how many proposals of a kind were verified, and how many accepted."""
+        self._estimate(task, kind).add(verified, accepted)
 
     def _estimate(self, task: tuple[int, ...], kind: str) -> Estimate:
         return self._estimates.setdefault((task, kind), Estimate())
@@ -197,11 +200,11 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
     return limits
 
 
-def judge(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:
+def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:
     """What a step tells about alpha.
 
     What counts is whether a proposal made the step longer. A proposal behind the end of the text is
-    as good as rejected. The end token itself would have come without it, so it is not judged.
+    as good as rejected. The end token itself would have come without it, so it does not count.
 
     Args:
         proposed: how many tokens.
@@ -210,21 +213,21 @@ def judge(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int,
         ended: whether they ended the text.
 
     Returns:
-        How many proposals were judged, and how many of them were kept.
+        How many proposals were verified, and how many of them made the step longer.
     """
-    kept = min(accepted, written - 1)
+    useful = min(accepted, written - 1)
     if ended and proposed == accepted == written:
-        return kept, kept
-    return kept + (proposed > kept), kept
+        return useful, useful
+    return useful + (proposed > useful), useful
 
 
 def compare(copy: Sequence[int], written: Sequence[int]) -> tuple[int, int]:
-    """What `judge` says of tokens known on the host, whether they were proposed or not.
+    """What `count_verified` says of tokens known on the host, whether they were proposed or not.
 
     Args:
         copy: the tokens.
         written: what the step wrote, without the end token.
     """
     known = min(len(copy), len(written))
-    kept = next((i for i in range(known) if copy[i] != written[i]), known)
-    return kept + (kept < known), kept
+    accepted = next((i for i in range(known) if copy[i] != written[i]), known)
+    return accepted + (accepted < known), accepted

@@ -88,10 +88,11 @@ def measure(
     ranks = ranks_of(target)
     width = getattr(target, "width", max(TARGET_POINTS))  # of exact decoding
     points = [n for n in TARGET_POINTS if n <= width]
-    own = rising(ladder(timer(target, clock, ranks), points, BUDGET_SECONDS))
+    verifying = ladder(timer(target, clock, ranks), points, BUDGET_SECONDS)
     if draft is None:
-        return Costs(own, {})
-    return Costs(own, rising(ladder(drafting(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)))
+        return Costs(rising(verifying), {})
+    proposing = ladder(drafting(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)
+    return Costs(rising(verifying), rising(proposing))
 
 
 def rising(seconds: dict[int, float]) -> dict[int, float]:

@@ -20,7 +20,7 @@ from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
-from mlx_t5.sampling.draws import Sampling, finite, probabilities, sample
+from mlx_t5.sampling.draws import Sampling, is_finite, probabilities, sample
 from mlx_t5.sampling.processors import History
 
 # The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
@@ -51,8 +51,8 @@ class Proposal:
         copies: what each row could have copied, whether it is proposed or not; None if nothing was
             looked for or found.
         writers: who proposed, one of "draft" and "copy" a row.
-        sound: (B, gamma) bool, whether the logits that a token was chosen from were finite; None if
-            no model was asked.
+        finite: (B, gamma) bool, whether the logits that a token was chosen from were so; None if no
+            model was asked.
     """
 
     tokens: mx.array | None
@@ -60,13 +60,13 @@ class Proposal:
     lengths: list[int]
     copies: list[Copy | None]
     writers: list[str]
-    sound: mx.array | None = None
+    finite: mx.array | None = None
 
     @property
     def valid_lengths(self) -> mx.array:
         """How many proposals (B,) of each row count: those before logits that were not finite."""
         lengths = mx.array(self.lengths, mx.int32)
-        return lengths if self.sound is None else accepted_length(self.sound, lengths)
+        return lengths if self.finite is None else accepted_length(self.finite, lengths)
 
     @classmethod
     def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
@@ -166,11 +166,11 @@ class DraftModel:
         ends = {"eos_token_id": target.config.eos_token_ids}
         starts = {"decoder_start_token_id": [target.config.decoder_start_token_id]}
         for name, allowed in (ends | starts).items():
-            theirs, ours = getattr(target.config, name), getattr(model.config, name)
-            if ours not in allowed:
+            in_target, in_draft = getattr(target.config, name), getattr(model.config, name)
+            if in_draft not in allowed:
                 raise UserError(
-                    f"vocabularies differ: {name} is {theirs} in the target and {ours} in the "
-                    "draft; use a draft with the same tokenizer"
+                    f"vocabularies differ: {name} is {in_target} in the target and {in_draft} in "
+                    "the draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
         self.step = step or CompiledStep(model)
@@ -221,7 +221,7 @@ class DraftModel:
         history = History.align(committed) if process else None
         xs: list[mx.array] = []
         qs: list[mx.array] = []
-        sound: list[mx.array] = []
+        finite: list[mx.array] = []
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
@@ -232,7 +232,7 @@ class DraftModel:
                 history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
                 logits = process(history, logits, counts)
-            sound.append(finite(logits))
+            finite.append(is_finite(logits))
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -243,9 +243,9 @@ class DraftModel:
         # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs else None
-        x, sounds = mx.concatenate(xs, axis=1), mx.concatenate(sound, axis=1)
+        x, all_finite = mx.concatenate(xs, axis=1), mx.concatenate(finite, axis=1)
         rows = len(lengths)
-        return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, sounds)
+        return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, all_finite)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""
@@ -270,9 +270,9 @@ class DraftModel:
         """
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
-        block = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
+        tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
         self.cache.reserve(max(map(len, committed)) + max(width, gamma))
-        logits = self.model.decode(self._known(block), self.cache, self.fed)
+        logits = self.model.decode(self._known(tokens), self.cache, self.fed)
         last = mx.array([len(row) - 1 for row in pending])
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 

@@ -53,7 +53,7 @@ class Parameter:
         """Its type and shape, by name."""
         return {self.name: (_name(self.dtype), self.array.shape)}
 
-    def blocks(self) -> Iterator[dict[str, mx.array]]:
+    def chunks(self) -> Iterator[dict[str, mx.array]]:
         """Its rows, a few at a time.
 
         Raises:
@@ -61,8 +61,8 @@ class Parameter:
         """
         rows = max(1, BLOCK_BYTES * len(self.array) // max(self.array.nbytes, 1))
         for start in range(0, len(self.array), rows):
-            block = mx.contiguous(self.array[start : start + rows])
-            yield {self.name: cast(self.name, block, self.dtype)}
+            chunk = mx.contiguous(self.array[start : start + rows])
+            yield {self.name: cast(self.name, chunk, self.dtype)}
 
 
 def save_draft(
@@ -112,7 +112,7 @@ def save_draft(
                 model = origin.get("model") if isinstance(origin, dict) else None
                 made_for = {"model": model or source.resolve().name}
                 config[ENTRY] = fingerprint(target) | made_for
-            write_shards(partial, shards, Parameter.blocks, "mlx", "writing")
+            write_shards(partial, shards, Parameter.chunks, "mlx", "writing")
             write_json(partial / "config.json", config)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error}") from error
@@ -122,7 +122,7 @@ def save_draft(
 def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
     """What is written, in the order it is."""
     parts = ("decoder", *(SHARED if whole else ()))
-    found = []
+    parameters = []
     for part in parts:
         module = getattr(draft, part, None)
         for name, array in tree_flatten(module.parameters()) if module is not None else ():
@@ -131,8 +131,8 @@ def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
                 kind = array.dtype
             else:
                 kind = mx.float32 if keep_float32(full, dtype) else dtype
-            found.append(Parameter(full, array, kind))
-    return found
+            parameters.append(Parameter(full, array, kind))
+    return parameters
 
 
 def _config(raw: dict, draft: Any, dtype: str, whole: bool) -> dict:

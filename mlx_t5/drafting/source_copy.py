@@ -95,8 +95,8 @@ class Alignment:
             self.place, self.match = self.place + 1, 0
             return
         matches = {i: _agreement(self.source[: i + 1], self.output) for i in places}
-        found = max(places, key=lambda i: (matches[i], -abs(i - self.place), i))
-        self.place, self.match = found + 1, matches[found]
+        next_position = max(places, key=lambda i: (matches[i], -abs(i - self.place), i))
+        self.place, self.match = next_position + 1, matches[next_position]
 
 
 def _agreement(a: Sequence[int], b: Sequence[int]) -> int:
@@ -200,8 +200,8 @@ class CopyOrDraft:
         """Asks the draft model for the rows that copy nothing; see `Drafter.propose`."""
         copies = self.copy.propose(committed, limits, sampling, keys)
         if copies:
-            left = zip(copies.lengths, limits, strict=True)
-            limits = [{} if copied else limit for copied, limit in left]
+            remaining = zip(copies.lengths, limits, strict=True)
+            limits = [{} if copied else limit for copied, limit in remaining]
         drafts = self.draft.propose(committed, limits, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
 
@@ -221,7 +221,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     if not any(copies.lengths):
         return replace(drafts, copies=copies.copies)
     a, b = copies.tokens, drafts.tokens
-    assert a is not None and b is not None and drafts.sound is not None, "as both propose"
+    assert a is not None and b is not None and drafts.finite is not None, "as both propose"
     width = max(a.shape[1], b.shape[1])
     a, b = (mx.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in (a, b))
     copying = mx.array([n > 0 for n in copies.lengths])[:, None]
@@ -232,6 +232,6 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
     lengths = [copy or draft for copy, draft in pairs]
     writers = ["copy" if copy else "draft" for copy, _ in pairs]
-    missing = width - drafts.sound.shape[1]
-    sound = copying | mx.pad(drafts.sound, ((0, 0), (0, missing)))
-    return Proposal(tokens, q, lengths, copies.copies, writers, sound)
+    missing = width - drafts.finite.shape[1]
+    finite = copying | mx.pad(drafts.finite, ((0, 0), (0, missing)))
+    return Proposal(tokens, q, lengths, copies.copies, writers, finite)

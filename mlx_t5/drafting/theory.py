@@ -49,24 +49,24 @@ def promised_tokens(alpha: float, widths: Mapping[int, int]) -> float:
 
 
 def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
-    """alpha, estimated as the share of judged proposals that were kept.
+    """alpha, estimated as the share of verified proposals that were accepted.
 
-    A step judges its proposals up to the first that is refused. So the one at place i was judged
-    in as many steps as kept the one before it and had one at i.
+    A step verifies its proposals up to the first that is rejected. So the one at position i counts
+    in as many steps as accepted the one before it and had one at i.
 
     Args:
         drafted: how many steps had a first, second, … proposal.
-        accepted: how many of those were kept.
+        accepted: how many of those were accepted.
 
     Returns:
-        None if nothing was judged.
+        None if nothing was verified.
     """
     before = [*drafted[:1], *accepted]
-    judged = sum(map(min, before, drafted))
-    return sum(accepted) / judged if judged else None
+    verified = sum(map(min, before, drafted))
+    return sum(accepted) / verified if verified else None
 
 
 def added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Lists of counts by place, added up; shorter ones count 0 at the places they lack."""
+    """Lists of counts by position, added up; shorter ones count 0 where they end."""
     longest = max(map(len, counts), default=0)
-    return [sum(each[i] for each in counts if i < len(each)) for i in range(longest)]
+    return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]

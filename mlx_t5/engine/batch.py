@@ -71,7 +71,7 @@ class Batch:
         new = [row for row in (*rows, *ahead) if row.states is None]
         with self.ranks.in_step():
             states = encoder_states(self.target, [row.ids for row in new])
-            by_row = {id(row): each for row, each in zip(new, states, strict=True)}
+            by_row = {id(row): encoding for row, encoding in zip(new, states, strict=True)}
             encoded = [by_row.get(id(r), r.states) for r in rows]
             cache = prepared(self.target, sources, encoded, self.copies)
             mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
@@ -102,17 +102,17 @@ class Batch:
         """Keeps only these rows, in this order; the others leave the batch."""
         if list(rows) == list(range(len(self.rows))):
             return
-        left = [self.rows[row] for row in rows]
+        remaining = [self.rows[row] for row in rows]
         if self.drafter:
             self.drafter.keep(rows)
-        if left:
+        if remaining:
             self.cache.keep(rows)
             # In a batch that never empties, one long prompt would make all rows as wide for good.
-            longest = max(len(row.committed) for row in left)
-            self.cache.trim(max(len(row.ids) for row in left), longest - 1)
+            longest = max(len(row.committed) for row in remaining)
+            self.cache.trim(max(len(row.ids) for row in remaining), longest - 1)
         else:
             self.cache = None
-        self._set_rows(left)
+        self._set_rows(remaining)
 
     def _set_rows(self, rows: list[Row]) -> None:
         """Makes `rows` the batch."""

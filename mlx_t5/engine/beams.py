@@ -50,13 +50,13 @@ class Beams(Batch):
         """Continues every hypothesis by one token; rows that finish leave the batch."""
         started = self.clock()
         beams = [beam for search in self.searches for beam in search.beams]
-        found = self._continuations(self._decode(beams), beams)
-        scores, places, finite = map(self.ranks.of_first, found)
-        mx.eval(scores, places, finite)  # the only wait
+        best = self._continuations(self._decode(beams), beams)
+        scores, indices, finite = map(self.ranks.of_first, best)
+        mx.eval(scores, indices, finite)  # the only wait
         seconds = self.clock() - started
-        by_row = zip(scores.tolist(), places.tolist(), finite.tolist(), strict=True)
-        for row, (best, where, sound) in zip(self.rows, by_row, strict=True):
-            self._advance(row, best, where, sound, seconds)
+        by_row = zip(scores.tolist(), indices.tolist(), finite.tolist(), strict=True)
+        for row, (continued, indices, finite) in zip(self.rows, by_row, strict=True):
+            self._advance(row, continued, indices, finite, seconds)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
         if self.rows:
             self.cache.reorder(
@@ -80,7 +80,7 @@ class Beams(Batch):
             beams: what they follow.
 
         Returns:
-            Scores (B, C) float32 in falling order, places (B, C) as `BeamSearch.advance` takes
+            Scores (B, C) float32 in falling order, indices (B, C) as `BeamSearch.advance` takes
             them, and whether (B,) all logits were numbers.
         """
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -94,7 +94,7 @@ class Beams(Batch):
         return *largest(scores, count), mx.max(scores, axis=-1) < mx.inf
 
     def _advance(
-        self, row: Row, scores: list[float], places: list[int], finite: bool, seconds: float
+        self, row: Row, scores: list[float], indices: list[int], finite: bool, seconds: float
     ) -> None:
         """Gives a row's search what `_continuations` found; one that ends finishes the row."""
         search = row.search
@@ -103,7 +103,7 @@ class Beams(Batch):
         row.stats.decode_seconds += seconds
         decided = row.decided
         if finite:
-            search.advance(scores, places, self.target.config.vocab_size)
+            search.advance(scores, indices, self.target.config.vocab_size)
             row.committed = search.beams[0].tokens
         if not finite or (search.done and not search.texts):
             row.fail_without_choice(decided)

@@ -34,8 +34,8 @@ from mlx_t5.backend import mx
 from mlx_t5.sampling.draws import (
     REPLACE,
     Sampling,
-    finite,
     fold,
+    is_finite,
     one_hot,
     probabilities,
     sample,
@@ -178,17 +178,17 @@ def accept(
         are not finite: the first such position ends the block, and its own token is NO_TOKEN.
     """
     batch, positions, _ = logits.shape
-    own_place = mx.zeros((batch, 1), mx.int32)
-    drafts = own_place if drafts is None else mx.concatenate([drafts, own_place], axis=1)
-    sound = finite(logits)
-    lengths = accepted_length(sound, lengths)
+    placeholder = mx.zeros((batch, 1), mx.int32)
+    drafts = placeholder if drafts is None else mx.concatenate([drafts, placeholder], axis=1)
+    finite = is_finite(logits)
+    lengths = accepted_length(finite, lengths)
     if sampling.all_greedy:
         accepted = accepted_length(keep_greedy(logits, drafts, sampling.delta), lengths)
         best = mx.argmax(logits, axis=-1).astype(mx.int32)
         own = mx.take_along_axis(best, accepted[:, None], axis=1)
     else:
         accepted, own = _accept_sampled(logits, drafts, q, lengths, sampling, keys)
-    own = mx.where(mx.take_along_axis(sound, accepted[:, None], axis=1), own, NO_TOKEN)
+    own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
     here = mx.arange(positions) == accepted[:, None]
     return accepted, mx.where(here, own, drafts)
 

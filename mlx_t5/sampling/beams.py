@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mlx_t5.text.stop_strings import TextWatch
 
 TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"
-BLOCK = 128  # values are compared by the maxima of so many
+CHUNK = 128  # values are compared by the maxima of so many
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,19 @@ class BeamSearch:
         self.done = False
         self._set_beams([(0, Hypothesis([start], np.float32(0), watch))])
 
-    def advance(self, scores: Sequence[float], places: Sequence[int], vocab_size: int) -> None:
+    def advance(self, scores: Sequence[float], indices: Sequence[int], vocab_size: int) -> None:
         """Takes a step.
 
         Args:
             scores: of the best continuations, in falling order; -inf is none.
-            places: k V + token, for a token after beam k.
+            indices: k V + token, for a token after beam k.
             vocab_size: V.
         """
         going, finished = [], []
-        for rank, (score, place) in enumerate(zip(scores, places, strict=True)):
+        for rank, (score, index) in enumerate(zip(scores, indices, strict=True)):
             if rank == self.looked_at or score == NO_BEAM:
                 break
-            parent, token = divmod(place, vocab_size)
+            parent, token = divmod(index, vocab_size)
             grown = self._grow(self.beams[parent], token, np.float32(score))
             if grown.reason is None:
                 going.append((parent, grown))
@@ -181,17 +181,17 @@ def texts_of(row: Row) -> list[Row]:
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest of values (G, N) in falling order, and their places; both (G, count).
+    """The `count` largest of values (G, N) in falling order, and their indices; both (G, count).
 
     Only blocks of values with one of the `count` largest maxima can hold one of them, so no more
     than count · `BLOCK` values are sorted.
     """
     rows, width = values.shape
-    padded = mx.pad(values, ((0, 0), (0, -width % BLOCK)), constant_values=-mx.inf)
-    blocks = padded.reshape(rows, -1, BLOCK)
+    padded = mx.pad(values, ((0, 0), (0, -width % CHUNK)), constant_values=-mx.inf)
+    chunks = padded.reshape(rows, -1, CHUNK)
     # In rising order, so that of equal values the first comes first.
-    best = mx.sort(mx.argsort(-blocks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]
-    places = (best * BLOCK + mx.arange(BLOCK)).flatten(1)
-    chosen = mx.take_along_axis(blocks, best, axis=1).flatten(1)
+    best = mx.sort(mx.argsort(-chunks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]
+    indices = (best * CHUNK + mx.arange(CHUNK)).flatten(1)
+    chosen = mx.take_along_axis(chunks, best, axis=1).flatten(1)
     order = mx.argsort(-chosen, axis=-1)[:, :count]
-    return mx.take_along_axis(chosen, order, axis=1), mx.take_along_axis(places, order, axis=1)
+    return mx.take_along_axis(chosen, order, axis=1), mx.take_along_axis(indices, order, axis=1)

@@ -178,7 +178,7 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
     return p
 
 
-def finite(logits: mx.array) -> mx.array:
+def is_finite(logits: mx.array) -> mx.array:
     """Whether a token can be chosen from logits (..., V), as bool (...).
 
     Single logits may be -inf, as rules for the text forbid tokens so. NaN or inf anywhere, or

@@ -154,12 +154,12 @@ class Processing:
         rows = []
         for b, processors in enumerate(self.custom):
             first = columns - history.lengths[b]
-            judged = [logits[b, t : t + 1] for t in range(positions)]
+            processed = [logits[b, t : t + 1] for t in range(positions)]
             for t in range(counts[b]):
                 tokens = history.tokens[b, first : columns - positions + 1 + t]
                 for processor in processors:
-                    judged[t] = _checked(processor(tokens, judged[t]), judged[t].shape)
-            rows.append(mx.concatenate(judged, axis=0))
+                    processed[t] = _checked(processor(tokens, processed[t]), processed[t].shape)
+            rows.append(mx.concatenate(processed, axis=0))
         return mx.stack(rows)
 
 
@@ -213,8 +213,8 @@ def repeats(history: History, logits: mx.array, n: int) -> mx.array:
     counts = mx.arange(starts) + n <= ends[:, None]  # (T, starts)
     for i in range(n - 1):
         suffix = columns - positions + 1 - (n - 1) + i
-        ours = tokens[:, suffix : suffix + positions, None]
-        counts = counts & (tokens[:, None, i : i + starts] == ours)
+        suffix_tokens = tokens[:, suffix : suffix + positions, None]
+        counts = counts & (tokens[:, None, i : i + starts] == suffix_tokens)
     return _indicator(last[:, None], counts, logits.shape)
 
 
@@ -231,6 +231,6 @@ def _indicator(tokens: mx.array, counts: mx.array, shape: tuple[int, ...]) -> mx
     """
     batch, positions, vocab_size = shape
     counts = counts & (tokens != PADDING) & (tokens < vocab_size)
-    places = mx.where(counts, tokens, vocab_size)
+    columns_of = mx.where(counts, tokens, vocab_size)
     marks = mx.zeros((batch, positions, vocab_size + 1), mx.bool_)
-    return mx.put_along_axis(marks, places, mx.array(True), axis=-1)[..., :vocab_size]
+    return mx.put_along_axis(marks, columns_of, mx.array(True), axis=-1)[..., :vocab_size]

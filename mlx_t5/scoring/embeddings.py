@@ -72,14 +72,14 @@ class Embeddings:
         if not prompts:
             width = self.model.pooling.width(self.model.config.d_model)
             return np.zeros((0, width), np.float32)
-        vectors = []
-        for i, vector in enumerate(self.each(prompts, normalize, batch_size), 1):
+        rows = []
+        for i, vector in enumerate(self.vectors(prompts, normalize, batch_size), 1):
             if isinstance(vector, Exception):
                 raise UserError(str(vector) if len(prompts) == 1 else f"prompt {i}: {vector}")
-            vectors.append(vector)
-        return np.stack(vectors)
+            rows.append(vector)
+        return np.stack(rows)
 
-    def each(
+    def vectors(
         self,
         prompts: Iterable[str | Sequence[int] | Exception],
         normalize: bool = False,

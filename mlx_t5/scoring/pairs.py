@@ -98,11 +98,11 @@ def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> I
     for i, pair in enumerate(pairs):
         of_prompt.setdefault(pair.source, []).append(i)
     by_count: dict[int, list[list[int]]] = {}
-    for places in of_prompt.values():
-        places.sort(key=lambda i: len(pairs[i].target))
-        by_count.setdefault(len(places), []).append(places)
+    for indices in of_prompt.values():
+        indices.sort(key=lambda i: len(pairs[i].target))
+        by_count.setdefault(len(indices), []).append(indices)
     for count, groups in by_count.items():
-        longest = [pairs[places[-1]] for places in groups]
+        longest = [pairs[indices[-1]] for indices in groups]
         lengths = [len(pair.source) + len(pair.target) for pair in longest]
         for batch in by_length(lengths, max(1, size // count), most_tokens):
             for first in range(0, count, size):  # several times for a single prompt alone
@@ -155,15 +155,15 @@ def _relevance_prompt(
     query: str, document: str, read: Callable[[str], tuple[int, ...]], max_tokens: int
 ) -> tuple[int, ...]:
     """What is read of a query and a document, cut if need be."""
-    whole = RERANK_PROMPT.format(query=query, document=document)
-    ids = read(whole + RERANK_CUE)
+    prompt = RERANK_PROMPT.format(query=query, document=document)
+    ids = read(prompt + RERANK_CUE)
     if len(ids) <= max_tokens:
         return ids
     cue = read(RERANK_CUE.strip())
     room = max_tokens - len(cue)
     if len(read(RERANK_PROMPT.format(query=query, document="").strip())) > room:
         raise UserError(f"the query leaves no room for a document in {max_tokens} tokens")
-    return read(whole)[:room] + cue
+    return read(prompt)[:room] + cue
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:

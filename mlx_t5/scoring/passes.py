@@ -17,7 +17,7 @@ DEFAULT_BATCH_SIZE = 8  # items of a pass where the caller names none
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-Part = list[tuple[int, Value | UserError]]  # places of items, and what became of them
+Part = list[tuple[int, Value | UserError]]  # indices of items, and what became of them
 
 
 def in_order(

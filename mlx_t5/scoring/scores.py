@@ -83,27 +83,27 @@ class Scorer:
         """Scores all pairs.
 
         Yields:
-            After each pass, places of pairs with their scores, or their errors.
+            After each pass, indices of pairs with their scores, or their errors.
         """
 
         def refuse(pair: Pair, reason: str) -> UserError:
             return no_memory("a prompt and its target", reason)
 
         try:
-            for places in passes(pairs, self.batch_size, self.most_tokens):
-                values = in_halves(self._score, [pairs[i] for i in places], refuse)
-                yield list(zip(places, values, strict=True))
+            for indices in passes(pairs, self.batch_size, self.most_tokens):
+                values = in_halves(self._score, [pairs[i] for i in indices], refuse)
+                yield list(zip(indices, values, strict=True))
         finally:
             self._last.cache = None
 
     def _score(self, pairs: Sequence[Pair]) -> list[Score | UserError]:
         scores: dict[int, Score | UserError] = {}
-        for places in passes(pairs, len(pairs)):
-            chosen = [pairs[i] for i in places]
-            for i, pair, row in zip(places, chosen, self._logprobs(chosen), strict=True):
-                each = row[: len(pair.target)]
-                finite = all(map(math.isfinite, each))
-                score = Score(math.fsum(each), each, list(pair.target))
+        for indices in passes(pairs, len(pairs)):
+            chosen = [pairs[i] for i in indices]
+            for i, pair, row in zip(indices, chosen, self._logprobs(chosen), strict=True):
+                token_logprobs = row[: len(pair.target)]
+                finite = all(map(math.isfinite, token_logprobs))
+                score = Score(math.fsum(token_logprobs), token_logprobs, list(pair.target))
                 scores[i] = score if finite else NotFinite(NOT_FINITE)
         return [scores[i] for i in range(len(pairs))]
 
@@ -151,8 +151,8 @@ class Scorer:
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
     """Log-probabilities (B, T) of tokens (B, T) by float32 logits (B, T, V)."""
-    own = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return own - mx.logsumexp(logits, axis=-1)
+    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return chosen - mx.logsumexp(logits, axis=-1)
 
 
 class Scoring:
@@ -189,12 +189,12 @@ class Scoring:
         if len(prompts) != len(targets):
             counts = f"{len(prompts)} prompts for {len(targets)} targets"
             raise UserError(f"{counts}; give one prompt, or one a target")
-        scores = list(self.each(zip(prompts, targets, strict=True), batch_size))
-        if len(scores) == 1 and scores[0].error:
-            raise UserError(scores[0].error)
-        return scores
+        scored = list(self.scores(zip(prompts, targets, strict=True), batch_size))
+        if len(scored) == 1 and scored[0].error:
+            raise UserError(scored[0].error)
+        return scored
 
-    def each(
+    def scores(
         self,
         pairs: Iterable[tuple[Prompt, Prompt] | Exception],
         batch_size: int = DEFAULT_BATCH_SIZE,

@@ -117,14 +117,14 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     pieces = [
         tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_CHARACTERS + 1]
     ]
-    found = _PREFIX.match("".join(pieces).replace("▁", " "))
-    if not found:
+    prefix = _PREFIX.match("".join(pieces).replace("▁", " "))
+    if not prefix:
         return ()
-    words = found["words"].split()
+    words = prefix["words"].split()
     if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING_VERBS):
         return ()
     ends = list(accumulate(map(len, pieces)))
-    return tuple(ids[: bisect_left(ends, found.end("words") + 1) + 1])
+    return tuple(ids[: bisect_left(ends, prefix.end("words") + 1) + 1])
 
 
 def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[int]]:

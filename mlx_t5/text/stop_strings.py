@@ -53,9 +53,9 @@ class TextWatch:
             self._held += self._detokenizer.add([token])
             # If this were the last token, the text would end like this.
             ending = self._held + self._detokenizer.peek()
-            found = [place for place in map(ending.find, self._stop) if place >= 0]
-            if found:
-                self.pieces.append(ending[: min(found)])
+            stops = [index for index in map(ending.find, self._stop) if index >= 0]
+            if stops:
+                self.pieces.append(ending[: min(stops)])
                 self.stopped = True
                 return count
             certain = len(self._held) - self._beginning()

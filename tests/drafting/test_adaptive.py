@@ -5,7 +5,7 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
-from mlx_t5.drafting.adaptive import Adaptive, Estimate, compare, judge, proposal_limits
+from mlx_t5.drafting.adaptive import Adaptive, Estimate, compare, count_verified, proposal_limits
 from mlx_t5.drafting.costs import LONGEST, Costs
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
@@ -119,7 +119,7 @@ def test_rows_of_a_batch_share_the_positions_of_a_pass():
     ],
 )
 def test_what_a_step_tells_about_proposals(proposed, accepted, written, ended, counts):
-    assert judge(proposed, accepted, written, ended) == counts
+    assert count_verified(proposed, accepted, written, ended) == counts
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_estimates_forget():
     for _ in range(400):
         estimate.add(2, 1)
     assert estimate.alpha("draft") == pytest.approx(0.5, abs=0.03)
-    assert estimate.judged < 90
+    assert estimate.verified < 90
 
 
 @pytest.mark.parametrize(("cpu", "number"), [(True, 5), (False, 4)])
@@ -159,7 +159,7 @@ def test_without_a_number_the_device_decides(cpu, number, monkeypatch):
     assert given.codec.settings(given.defaults).num_draft == 3
     assert given.codec.settings(given.defaults, num_draft=None).num_draft == 3
     row = Row([2], Settings(max_tokens=20), None, committed=[0])
-    (limits,) = proposal_limits([row], usual.drafter, usual.adaptive)
+    (limits,) = proposal_limits([row], usual.drafter, usual.engine(usual.defaults).adaptive)
     assert set(limits.values()) == {number}
 
 

@@ -9,7 +9,7 @@ from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
-from mlx_t5.sampling.draws import finite, row_key
+from mlx_t5.sampling.draws import is_finite, row_key
 
 V = 7
 TABLE = random_table(V, eos_bias=-9.0)
@@ -36,7 +36,7 @@ def breaking(kind, table=TABLE, place=4):
 
 def test_one_largest_number_is_needed():
     logits = [[1, -INF, 2], [1, NAN, 2], [1, INF, 2], [-INF] * 3, [INF, -INF, 0], [NAN] * 3]
-    assert finite(mx.array([logits])).tolist() == [[True] + [False] * 5]
+    assert is_finite(mx.array([logits])).tolist() == [[True] + [False] * 5]
 
 
 @pytest.mark.parametrize("settings", [{}, {"delta": 1.0}, {"temp": 1.0}, {"temp": 1.0, "delta": 1}])

@@ -149,7 +149,7 @@ def test_the_score_of_a_written_text_is_its_own_probability(byte_decoder):
 def test_one_bad_pair_of_several_has_an_error(byte_decoder):
     some = [("a", "b"), ("a", " "), ([999], "b"), UserError("line 4 is bad")]
     some += [("a", 5), (None, "b"), *(misshapen := [("a",), tuple("abc"), "ab", None, 5, {0: 1}])]
-    good, empty, unknown, bad, number, nothing, *others = byte_decoder.scoring.each(iter(some))
+    good, empty, unknown, bad, number, nothing, *others = byte_decoder.scoring.scores(iter(some))
     assert number.error == "a target is 5; it must be a text or a list of token ids"
     assert nothing.error == "a prompt is None; it must be a text or a list of token ids"
     for found, pair in zip(others, misshapen, strict=True):
@@ -172,17 +172,17 @@ TWO_WORDS = "words is .*; it must be two words, for relevant and not relevant"
     [
         ("score", "targets is None; it must be a text or a list", {"targets": None}),
         (
-            "scoring.each",
+            "scoring.scores",
             "pairs is 'ab'; it must be a list, each a prompt",
             {"pairs": "ab"},
         ),
-        ("scoring.each", "pairs is None; it must be a list", {"pairs": None}),
+        ("scoring.scores", "pairs is None; it must be a list", {"pairs": None}),
         (
-            "embeddings.each",
+            "embeddings.vectors",
             "prompts is 'ab'; it must be a list, each a text or",
             {"prompts": "ab"},
         ),
-        ("embeddings.each", "prompts is 5; it must be a list", {"prompts": 5}),
+        ("embeddings.vectors", "prompts is 5; it must be a list", {"prompts": 5}),
         ("embed", "normalize is 'no'; it must be True or False", {"normalize": "no"}),
         ("rerank", "the query is empty or no text", {"query": 5, "words": ("t", "f")}),
         ("rerank", "documents is 'bc'; it must be a list of texts", {"documents": "bc"}),

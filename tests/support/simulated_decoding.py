@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlx_t5.drafting.adaptive import Adaptive, compare, judge
+from mlx_t5.drafting.adaptive import Adaptive, compare, count_verified
 from mlx_t5.drafting.costs import LONGEST, Costs
 
 RIGHT, WRONG = 1, 2
@@ -85,7 +85,7 @@ class Simulation:
             kept, cost = self.step(place, kind, length)
             ended = place + kept + 1 >= self.tokens
             if kind == "draft":
-                self.adaptive.learn(task, kind, *judge(length, kept, kept + 1, ended))
+                self.adaptive.learn(task, kind, *count_verified(length, kept, kept + 1, ended))
             if "copy" in limits and room:
                 ahead = np.where(self.right["copy"], RIGHT, WRONG)
                 written = [RIGHT if r else 0 for r in self.right["copy"][place : place + kept + 1]]

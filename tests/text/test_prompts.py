@@ -11,7 +11,7 @@ from fake_model import FakeModel, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.cli import models as pair
 from mlx_t5.errors import UserError
-from mlx_t5.text import prompts
+from mlx_t5.sampling import draws
 from mlx_t5.text.prompts import task_prefix
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -159,8 +159,8 @@ def test_a_seed_may_be_given_for_each_prompt_in_any_form():
 
 
 def test_any_number_of_samples_begins_at_once(monkeypatch):
-    made, row_key = [], prompts.row_key
-    monkeypatch.setattr(prompts, "row_key", lambda *words: made.append(words) or row_key(*words))
+    made, row_key = [], draws.row_key
+    monkeypatch.setattr(draws, "row_key", lambda *words: made.append(words) or row_key(*words))
     decoder, options = SpeculativeDecoder(target()), {"max_tokens": 4, "temp": 1.0, "batch_size": 2}
     for samples in (5_000, 10**9, 10**30):
         made.clear()
