@@ -178,9 +178,9 @@ prepare_cuda(os.environ)
 @cache
 def announce_kernels() -> None:
     """Says on standard error, the first time, if kernels are going to be compiled."""
-    if mx.cuda.is_available() and not on_cpu():
-        if cuda.kernels_to_come(os.environ, mx.__version__):
-            print(cuda.COMPILING, file=sys.stderr, flush=True)
+    on_cuda = mx.cuda.is_available() and not on_cpu()
+    if on_cuda and cuda.kernels_to_come(os.environ, mx.__version__):
+        print(cuda.COMPILING, file=sys.stderr, flush=True)
 
 
 if sys.stderr:  # None where it is closed

@@ -55,7 +55,6 @@ def unchecked_indices():
 @pytest.fixture
 def run(capsys):
     """Runs the command line in this process: status, standard output, standard error."""
-
     import main
 
     def run(*argv: str) -> tuple[int, str, str]:

@@ -162,6 +162,7 @@ def test_freed_buffers_do_not_pile_up_and_the_limit_is_put_back(tiny, tmp_path, 
     assert limits == [module.BLOCK_BYTES, 12345]
 
 
+@pytest.mark.slow
 @cpu_allocation
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path, format):

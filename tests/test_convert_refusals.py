@@ -252,6 +252,7 @@ SLOW = (  # runs a command whose conversion stops for good at its first tensor
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
 @pytest.mark.parametrize("command", (["main.py", "--prompt", "a"], ["server.py", "--port", "0"]))
 def test_a_conversion_that_another_command_began_leaves_nothing(tiny, tmp_path, how, command):

@@ -68,6 +68,7 @@ def weights(folder: Path) -> dict[str, mx.array]:
     return mx.load(str(folder / "model.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
     output, told = made
     assert "left out: " in told and "line 61 is empty" in told and "line 63 is not UTF-8" in told
@@ -98,6 +99,7 @@ def test_the_text_is_the_targets_with_the_draft_as_without(made):
     assert sum(r.stats.accepted for r in found) > 0
 
 
+@pytest.mark.slow
 def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft(
     made, prompts, tmp_path, monkeypatch, capsys
 ):

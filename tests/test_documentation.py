@@ -53,6 +53,7 @@ def session(tmp_path, monkeypatch, request, load_once):
     return snippets.Session(folder, lambda: request.getfixturevalue("server").url)
 
 
+@pytest.mark.slow
 @ids("page", PAGES)
 def test_snippets_print_what_the_page_says(page, session):
     for snippet in snippets.read(page):

@@ -254,6 +254,7 @@ def test_shards(odd, tmp_path, monkeypatch):
         assert all(mx.array_equal(one.read(name), many.read(name)) for name in one.names)
 
 
+@pytest.mark.slow
 @cpu_allocation
 def test_memory_does_not_grow_with_the_model(tmp_path):
     """300 MB of weights, a third of them one tensor."""

@@ -44,11 +44,13 @@ def test_a_subcommand_waits_for_no_other():
     assert "benchmarks.memory" in modules and "benchmarks.compare" not in modules
 
 
+@pytest.mark.slow
 def test_text_is_generated_without_torch(tmp_path):
     found = imported(tmp_path, "main.py")
     assert {"mlx", "transformers"} <= found and "torch" not in found
 
 
+@pytest.mark.slow
 def test_the_server_serves_without_torch():
     running = Server(PYTHONPROFILEIMPORTTIME="1")
     try:
@@ -60,6 +62,7 @@ def test_the_server_serves_without_torch():
     assert {"mlx", "transformers", "fastapi"} <= found and "torch" not in found
 
 
+@pytest.mark.slow
 def test_torch_can_be_imported_after_a_tokenizer():
     """Leaving it out is not forbidding it: who loads a model here may use transformers as well."""
     code = (

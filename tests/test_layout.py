@@ -1,4 +1,4 @@
-"""The shape of the house: imports go down only, and the library knows no file of the root.
+"""The shape of the house: imports go down only, the root stays above, and nothing grows long.
 
 python tests/test_layout.py    # prints the floors
 """
@@ -6,12 +6,17 @@ python tests/test_layout.py    # prints the floors
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "mlx_t5"
 REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "distill"}
+# About 350 lines a file and 40 a function, its docstring aside; these are longer.
+FILE_LINES, FUNCTION_LINES = 370, 44
+LONG_FILES = {"decoder.py", "main.py", "tests/serving/test_page.py"}
+LONG_FUNCTIONS = {"convert.convert", "main._write_all", "mlx_t5.serving.one_pass.add_one_pass"}
 
 
 def name(file: Path) -> str:
@@ -21,6 +26,7 @@ def name(file: Path) -> str:
 
 FILES = [*ROOT.glob("*.py"), *ROOT.glob(f"{LIBRARY}/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
 MODULES = {name(file): file for file in FILES}
+ALL_FILES = [*FILES, *ROOT.glob("demo/**/*.py"), *ROOT.glob("tests/**/*.py")]
 
 
 def imported(tree: ast.AST, typing_too: bool) -> set[str]:
@@ -89,6 +95,33 @@ def test_there_are_few_floors():
 
 def test_the_root_has_the_real_files_alone():
     assert {file.stem for file in ROOT.glob("*.py")} <= REAL_FILES
+
+
+def test_tests_lie_in_the_folders_of_what_they_test():
+    folders = {folder.name for folder in (ROOT / LIBRARY).iterdir() if folder.is_dir()}
+    tested = {file.parent.name for file in ROOT.glob("tests/*/test_*.py")}
+    assert tested <= folders | {"benchmarks"}
+
+
+def lines(node: ast.stmt) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def functions(file: Path) -> Iterator[tuple[str, int]]:
+    """How long each function of a file is without its docstring."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = lines(node.body[0]) if ast.get_docstring(node) is not None else 0
+            yield f"{name(file)}.{node.name}", lines(node) - docstring
+
+
+def test_files_and_functions_are_short():
+    for file in ALL_FILES:
+        length, path = file.read_text("utf-8").count("\n"), file.relative_to(ROOT).as_posix()
+        assert length <= FILE_LINES or path in LONG_FILES, f"{path} has {length} lines"
+        for function, length in functions(file):
+            short = length <= FUNCTION_LINES or function in LONG_FUNCTIONS
+            assert short, f"{function} has {length} lines"
 
 
 if __name__ == "__main__":

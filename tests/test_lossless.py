@@ -4,15 +4,11 @@ import copy
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
-from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
-from mlx_t5.sampling.draws import row_key
 from model import T5, load
 
 torch = pytest.importorskip("torch")
@@ -93,6 +89,7 @@ def until(tokens, eos, max_tokens):
     return tokens, "length"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_draft", range(1, 9))
 def test_greedy_output_is_that_of_transformers(pair, num_draft):
     ends = [NEVER] + [pair.free[0][k] for k in (0, 1, 4, 11)]
@@ -140,6 +137,7 @@ def test_regular_decoding_is_that_of_transformers(pair):
     assert [r.tokens for r in results] == pair.free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules",
     [
@@ -170,6 +168,7 @@ def test_processed_greedy_output_is_that_of_transformers(pair, rules):
     assert [r.tokens for r in first] != [until(f, eos, LONGEST)[0] for f in pair.free]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.8, "top_k": 20, "top_p": 0.9}])
 def test_a_row_alone_equals_the_row_in_a_batch(pair, sampling):
     decoder = SpeculativeDecoder(pair.target, pair.draft, None, 3)
@@ -187,6 +186,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(pair):
             assert result.stats.acceptance_rate == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["bfloat16", "4 bit"])
 def test_rounding_may_only_break_ties(pair, mode):
     """Where half precision differs from regular decoding, two logits were as good as equal."""
@@ -209,70 +209,22 @@ def check_first_difference(model, prompt, a, b):
             return
 
 
-class Synchronisations:
-    """Counts the ways in which Python can wait for an MLX array."""
-
-    def __init__(self, monkeypatch):
-        self.count = 0
-        for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "__iter__"):
-            if hasattr(mx.array, name):
-                monkeypatch.setattr(mx.array, name, self.counted(getattr(mx.array, name)))
-        for name in ("eval", "synchronize"):  # async_eval hands work over and waits for none
-            monkeypatch.setattr(mx, name, self.counted(getattr(mx, name)))
-
-    def counted(self, function):
-        def counting(*args, **kwargs):
-            self.count += 1
-            return function(*args, **kwargs)
-
-        return counting
+TEXTS = [
+    "fix grammar: The childrens plays in the garden every days.",
+    "translate English to French: The old teacher reads a long letter in the kitchen.",
+    "fix grammar: He have bought two red car for him sister yesterday.",
+    "translate English to French: Two doctors talk about the weather.",
+    "fix grammar: We was walking slow to the station when it begin to rain.",
+    "translate English to French: Why does she not open the window?",
+]
 
 
-PROCESSED = {
-    "repetition_penalty": 1.2,
-    "no_repeat_ngram_size": 3,
-    "min_tokens": 5,
-    "logits_processors": [lambda tokens, logits: mx.where(tokens[-1] > 9, logits, 2 * logits)],
-}
-
-
-@pytest.mark.parametrize("rules", [{}, PROCESSED], ids=["plain", "processed"])
-@pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_one_synchronisation_a_step_and_none_while_drafting(
-    pair, temp, rules, monkeypatch, unchecked_indices
-):
-    decoder = SpeculativeDecoder(pair.target, pair.draft, None, 4)
-    engine = Engine(pair.target, decoder.drafter.fresh())
-    engine.insert(
-        [
-            Row(p, Settings(20, temp, top_p=0.9, **rules), row_key(0, i))
-            for i, p in enumerate(PROMPTS)
-        ]
-    )
-    waits = Synchronisations(monkeypatch)
-    propose, during_drafting = engine.drafter.propose, []
-
-    def watched(*args):
-        before = waits.count
-        proposal = propose(*args)
-        during_drafting.append(waits.count - before)
-        return proposal
-
-    monkeypatch.setattr(engine.drafter, "propose", watched)
-    steps = 0
-    while engine.rows:
-        engine.step()
-        steps += 1
-    assert waits.count == steps > 1
-    assert set(during_drafting) == {0}
-    assert np.sum(during_drafting) == 0
-
-
-def test_every_pass_is_handed_over_as_soon_as_it_is_described(pair, monkeypatch):
-    decoder = SpeculativeDecoder(pair.target, pair.draft, None, 4)
-    engine = Engine(pair.target, decoder.drafter.fresh())
-    engine.insert([Row(PROMPTS[0], Settings(20, num_draft=4), row_key(0, 0))])
-    handed, hand_over = [], mx.async_eval
-    monkeypatch.setattr(mx, "async_eval", lambda *a: (handed.append(a), hand_over(*a))[1])
-    engine.step()
-    assert len(handed) == 4, "the proposals; the step as a whole is waited for"
+def test_a_sampled_text_of_the_bundled_pair_is_the_same_alone_and_in_a_batch(decoder):
+    seeds = list(range(2 * len(TEXTS)))
+    options = {"max_tokens": 40, "temp": 1.0, "num_draft": 5}
+    together = decoder.generate(TEXTS * 2, seed=seeds, batch_size=6, **options)
+    written = {writer for result in together for writer in result.writers}
+    assert written == {"copy", "draft", "target"}
+    for prompt, seed, result in zip(TEXTS * 2, seeds, together, strict=True):
+        alone = decoder.generate(prompt, seed=seed, **options)
+        assert (alone.tokens, alone.writers) == (result.tokens, result.writers), prompt

@@ -113,6 +113,7 @@ def test_a_draft_with_another_vocabulary_is_refused(run, models):
 # ---- one prompt ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [[], ["--temp", "0.5", "--seed", "3"]])
 def test_the_streamed_text_is_the_text(run, models, sampling):
     argv = [*models, *sampling, "-m", "120", "--prompt", "Étude"]
@@ -123,6 +124,7 @@ def test_the_streamed_text_is_the_text(run, models, sampling):
     assert re.search(r"\d+ tokens in", err)
 
 
+@pytest.mark.slow
 def test_every_write_is_whole_characters(models):
     sampling = ["--temp", "0.7", "--seed", "5", "-m", "400"]
     process = start(*models, *sampling, "--prompt", "x")

@@ -46,6 +46,7 @@ def lines_of(folder) -> int:
     return sum(len(path.read_bytes().splitlines()) for path in folder.glob("out.jsonl.part-*"))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_nothing_but_a_start_with_resume(models, source, tmp_path):
     out, wanted = tmp_path / "out.jsonl", tmp_path / "wanted.jsonl"
     options = [*models, *SAMPLED, *source]

@@ -17,6 +17,7 @@ from command_line import ROOT, start
 # ---- bad input -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -87,6 +88,7 @@ def test_a_bad_line_is_reported_and_the_others_are_done(run, models, tmp_path):
     assert [r["finish_reason"] == "error" for r in records] == [not r["prompt"] for r in records]
 
 
+@pytest.mark.slow
 def test_an_empty_standard_input_costs_no_results(models, tmp_path):
     results = tmp_path / "out.txt"
     results.write_text("from yesterday\n")
@@ -119,6 +121,7 @@ def test_help_does_not_wait_for_mlx():
 # ---- interruption --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interrupting_a_text_keeps_it(models):
     process = start(*models, "-m", "100000", "--prompt", "x")
     first = os.read(process.stdout.fileno(), 1)
@@ -130,6 +133,7 @@ def test_interrupting_a_text_keeps_it(models):
     assert "Traceback" not in err.decode()
 
 
+@pytest.mark.slow
 def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
     source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("".join(f"{i}\n" for i in range(2000)))
@@ -148,6 +152,7 @@ def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
     assert f"interrupted: {len(prompts)} of 2000 prompts done" in err.decode()
 
 
+@pytest.mark.slow
 def test_a_thousand_million_samples_begin_at_once(models):
     options = ["-m", "3", "--temp", "1", "--num-samples", "1000000000", "--prompt", "x"]
     process = start(*models, *options)
@@ -159,6 +164,7 @@ def test_a_thousand_million_samples_begin_at_once(models):
     assert out.count(b"\n") < 10**6
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(models):
     process = start(*models, "-m", "100000", "--prompt", "x")
     os.read(process.stdout.fileno(), 1)

@@ -45,6 +45,7 @@ def answer(process: subprocess.Popen, prompt: str) -> None:
     assert json.loads(process.stdout.readline())["prompt"] == prompt
 
 
+@pytest.mark.slow
 def test_each_line_is_answered_before_the_next_one_is_written(models):
     with typing(*models) as process:
         answer(process, "first")
@@ -53,6 +54,7 @@ def test_each_line_is_answered_before_the_next_one_is_written(models):
         assert process.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_a_line(models):
     with typing(*models) as process:
         answer(process, "first")
@@ -135,6 +137,7 @@ def test_without_standard_output_there_must_be_a_file_for_the_results():
     assert done.stderr == b"error: standard output is closed; name an --output-file\n"
 
 
+@pytest.mark.slow
 def test_results_go_to_their_file_though_the_standard_streams_are_closed(models, tmp_path):
     out = tmp_path / "out.jsonl"
     argv = ["main.py", *models, "-m", "5", "--prompt", "x", "--output-file", str(out)]
@@ -143,6 +146,7 @@ def test_results_go_to_their_file_though_the_standard_streams_are_closed(models,
     assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["x"]
 
 
+@pytest.mark.slow
 def test_without_standard_error_standard_output_has_the_text_alone(models):
     done = closed("2>&-", "main.py", *models, "-m", "5", "--prompt", "x")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
@@ -177,6 +181,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
 # ---- requirements --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "argv", "requirements"),
     [

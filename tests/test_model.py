@@ -58,7 +58,7 @@ def test_activations_are_those_of_transformers(name):
 
 
 def test_the_configuration_accepts_what_the_model_has():
-    assert config.ACTIVATION_NAMES == tuple(ACTIVATIONS)
+    assert tuple(ACTIVATIONS) == config.ACTIVATION_NAMES
 
 
 def test_a_feed_forward_gated_by_its_flag_alone(made):

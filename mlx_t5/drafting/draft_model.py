@@ -226,12 +226,12 @@ class DraftModel:
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
                 logits = self.step(self._known(xs[-1]), self.cache, positions)
-            logits = logits[..., : self.target.config.vocab_size]
+            logits = self._widened(logits[..., : self.target.config.vocab_size])
             if process and history:
                 # Not needed for the output, but it makes the draft guess better.
                 history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
-                logits = process(history, self._widen(logits, -mx.inf), counts)
+                logits = process(history, logits, counts)
             finite.append(is_finite(logits))
             if sampling.all_greedy:
                 token = mx.argmax(logits, axis=-1).astype(mx.int32)
@@ -242,8 +242,7 @@ class DraftModel:
             xs.append(token)
         # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
-        # Ids that only the target has get no mass.
-        q = self._widen(mx.concatenate(qs, axis=1), 0) if qs else None
+        q = mx.concatenate(qs, axis=1) if qs else None
         x, all_finite = mx.concatenate(xs, axis=1), mx.concatenate(finite, axis=1)
         rows = len(lengths)
         return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, all_finite)
@@ -284,7 +283,12 @@ class DraftModel:
             return ids
         return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
 
-    def _widen(self, values: mx.array, filler: float) -> mx.array:
-        """Fills values (B, T, V of the draft) up to the target's V."""
-        missing = self.target.config.vocab_size - values.shape[-1]
-        return mx.pad(values, ((0, 0), (0, 0), (0, missing)), constant_values=filler)
+    def _widened(self, logits: mx.array) -> mx.array:
+        """Logits (B, 1, V) in which ids that only the target has are impossible.
+
+        A row's draws depend on how many ids there are, so there are as many in every step.
+        """
+        missing = self.target.config.vocab_size - logits.shape[-1]
+        if missing == 0:
+            return logits
+        return mx.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-mx.inf)

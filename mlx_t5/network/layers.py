@@ -48,6 +48,7 @@ class RMSNorm(nn.Module):
         self._eps = config.layer_norm_epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
+        """x (M, d_model), normed."""
         return mx.fast.rms_norm(x, self.weight, self._eps).astype(self.weight.dtype)
 
 
@@ -99,6 +100,7 @@ class FeedForward(nn.Module):
         self.wo = Linear(config.d_ff, config.d_model)
 
     def __call__(self, x: mx.array) -> mx.array:
+        """The residual x (M, d_model) with what the block adds to it."""
         y = self.norm(x)
         # In float16 this product and `wo` overflow, so they are computed in the residual's float32.
         if self._gated:
@@ -110,12 +112,15 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
+    """Attention among the positions of a source, and the feed-forward."""
+
     def __init__(self, config: T5Config):
         super().__init__()
         self.self_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
     def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
+        """The residual x (B·S, d_model) behind the layer."""
         attend = self.self_attention
         q, k, v = attend.heads(attend.norm(x), "qkv", batch)
         x = attend.add(x, q, k, v, bias)
@@ -123,6 +128,8 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """Attention to the tokens before, attention to the source, and the feed-forward."""
+
     def __init__(self, config: T5Config):
         super().__init__()
         self.self_attention = Attention(config)
@@ -132,6 +139,7 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
     ) -> mx.array:
+        """The residual x (B·T, d_model) behind the layer; its keys and values are in the cache."""
         attend = self.self_attention
         q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
         k, v = cache.update(layer, k, v, slots)

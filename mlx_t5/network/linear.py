@@ -32,6 +32,7 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
+        """x (M, K) times the transpose of the weight (N, K): (M, N)."""
         return product(x, self["weight"])
 
 
@@ -39,6 +40,7 @@ class Embedding(nn.Embedding):
     """An embedding that is the output head as well."""
 
     def as_linear(self, x: mx.array) -> mx.array:
+        """The logits (M, V) of states x (M, d_model)."""
         return product(x, self.weight)
 
 

@@ -126,9 +126,11 @@ def _class(mixin: Any, kind: Any) -> type:
 
 
 def where_of(name: str, shape: tuple[int, ...], ranks: Ranks) -> tuple[int, slice] | None:
+    """The axis of a parameter that is cut and this rank's part of it; None for a whole one."""
     axis = axis_of(name)
     return None if axis is None or ranks.size == 1 else (axis, ranks.share(shape[axis]))
 
 
 def axis_of(name: str) -> int | None:
+    """The axis along which a parameter is cut; None if it stays whole."""
     return next((axis for pattern, axis in _CUTS if pattern.search(name)), None)

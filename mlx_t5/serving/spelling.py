@@ -1,6 +1,6 @@
-"""How a token looks by itself, for log-probabilities.
+r"""How a token looks by itself, for log-probabilities.
 
-A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\\xe4`, and
+A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\xe4`, and
 `bytes` has it. The bytes of all tokens of a text, joined, are the text in UTF-8.
 """
 

@@ -82,6 +82,7 @@ def test_every_way_writes_the_same(capsys, tmp_path, monkeypatch):
     assert sum(line.startswith("| draft auto |") for line in lines) == 4
 
 
+@pytest.mark.slow
 def test_a_larger_batch_and_sampling(capsys, tmp_path):
     file = tmp_path / "figures.json"
     argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "mixed", "--ways", "draft"]

@@ -37,6 +37,7 @@ def ctranslate2(tmp_path_factory):
     return CTranslate2(PAIR[0], "float32", "cpu", 1, str(scratch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest", [20, 4])
 def test_all_write_the_same(ours, transformers, ctranslate2, ids, longest):
     expected = [ours.decode([each], 0, longest, 1)[0] for each in ids]

@@ -29,6 +29,7 @@ def target():
     return load(BUNDLED / "target", "float32")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -108,6 +109,7 @@ def test_recipes_fit_the_model(target):
     assert recipes(draft)["4 bits"] == Recipe(Quantization(32, 4, "affine"))
 
 
+@pytest.mark.slow
 def test_a_small_run(capsys, tmp_path):
     file = tmp_path / "x.json"
     argv = ["quantize", "--task", "translate", "--count", "2", "--num-draft", "3"]

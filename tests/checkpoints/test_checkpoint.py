@@ -183,6 +183,7 @@ def test_a_file_cut_short_after_it_was_opened(tmp_path):
             checkpoint.read("a")
 
 
+@pytest.mark.slow
 @EVERY_FORMAT
 def test_flipped_bytes_are_an_error_or_other_numbers(tmp_path, format):
     path = next(checkpoints.save(views(), tmp_path, format).iterdir())

@@ -16,9 +16,8 @@ from mlx_t5.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 SMALL = {name: name.encode() for name in ("config.json", "spiece.model", "tokenizer_config.json")}
-STRANGERS = {
-    name: b"never"
-    for name in (
+STRANGERS = dict.fromkeys(
+    (
         "tf_model.h5",
         "flax_model.msgpack",
         "rust_model.ot",
@@ -28,8 +27,9 @@ STRANGERS = {
         "sub/model.safetensors",
         "evil.py",
         "model.fp16.safetensors",
-    )
-}
+    ),
+    b"never",
+)
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ EVERY_MODE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits", "group"), EVERY_MODE)
 def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
     """The output holds what `nn.quantize` makes of the same model, layer by layer."""

@@ -84,6 +84,7 @@ def timeless(path: Path) -> str:
     return "\n".join(map(json.dumps, records))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, options",
     [

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
-from fake_model import FakeModel, random_table
+from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
 from mlx_t5.drafting.adaptive import Adaptive, Estimate, compare, count_verified, proposal_limits
 from mlx_t5.drafting.costs import LONGEST, Costs
-from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.requests import Settings
+from mlx_t5.sampling.draws import row_key
 from simulated_decoding import COSTS, Simulation, costs, patterns
 
 TOKENS = 600
@@ -160,3 +161,69 @@ def test_without_a_number_the_device_decides(cpu, number, monkeypatch):
     row = Row([2], Settings(max_tokens=20), None, committed=[0])
     (limits,) = proposal_limits([row], usual.drafter, usual.engine(usual.defaults).adaptive)
     assert set(limits.values()) == {number}
+
+
+# ---- in the engine -------------------------------------------------------------------------------
+
+ENDLESS = FakeModel(without(random_table(7), EOS), 7)
+SOURCE = [2, 3, 4, 5, 6, 2]
+DRAFTS = {
+    "perfect": drafter(ENDLESS.table, ENDLESS),
+    "good": drafter(good(ENDLESS.table), ENDLESS),
+    "never right": drafter(contrary(ENDLESS.table), ENDLESS),
+}
+CHEAP = costs(0.01, lambda n: 1 + 0.005 * (n - 1))
+
+
+def auto(draft, prices):
+    return SpeculativeDecoder(ENDLESS, DRAFTS.get(draft), None, "auto", costs=prices)
+
+
+@pytest.mark.parametrize("settings", [{"temp": 1.0}, {"delta": 0.5}])
+def test_what_was_decoded_before_does_not_change_a_sampled_or_lenient_text(settings):
+    decoder = auto("good", COSTS["a CPU"])
+    first = decoder.generate(SOURCE, max_tokens=30, **settings)
+    decoder.generate([[5], [3, 3], [6, 5, 4, 3]] * 4, max_tokens=30)
+    assert decoder.generate(SOURCE, max_tokens=30, **settings).tokens == first.tokens
+
+
+def test_good_proposals_are_asked_for_and_bad_ones_are_not():
+    assert auto("perfect", CHEAP).generate(SOURCE, 60).stats.tokens_per_call > 8
+    assert auto("never right", COSTS["a CPU"]).generate(SOURCE, 60).stats.drafted < 30
+    linear = COSTS["a CPU that pays for every position"]
+    assert auto("perfect", linear).generate(SOURCE, 9).stats.drafted == 0
+    assert auto("none", CHEAP).generate(SOURCE, 9).stats.drafted == 0
+
+
+def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
+    engine = auto("perfect", CHEAP).engine(Settings(num_draft="auto"))
+    fixed, free = (Row(SOURCE, Settings(41, num_draft=n), row_key(0, 0)) for n in (3, "auto"))
+    engine.insert([fixed, free])
+    while engine.rows:
+        engine.step()
+    assert fixed.stats.speculation.steps_by_length == [1, 0, 0, 10]
+    assert free.stats.target_calls < fixed.stats.target_calls
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_nothing_of_it_runs_where_a_number_is_given(temp, monkeypatch):
+    ran = []
+    for name in ("limits", "note", "learn"):
+        monkeypatch.setattr(Adaptive, name, lambda *args, name=name: ran.append(name))
+    for name in ("costs", "fixed"):
+        monkeypatch.setattr(Adaptive, name, property(lambda self, name=name: ran.append(name)))
+    for draft in (DRAFTS["good"], SourceCopy(), CopyOrDraft(SourceCopy(), DRAFTS["good"])):
+        SpeculativeDecoder(ENDLESS, draft, None, 3).generate(SOURCE, max_tokens=9, temp=temp)
+    assert ran == []
+
+
+def test_costs_are_measured_once_and_before_the_first_row(monkeypatch):
+    asked = []
+    monkeypatch.setattr("decoder.measure", lambda _, draft: asked.append(draft) or CHEAP)
+    decoder = SpeculativeDecoder(ENDLESS, DRAFTS["good"], None, 4)
+    decoder.generate(SOURCE, 4)
+    assert asked == []
+    list(decoder.results([], num_draft="auto"))
+    assert asked == [decoder.drafter.model]
+    decoder.generate([SOURCE] * 4, max_tokens=4, num_draft="auto", batch_size=3)
+    assert len(asked) == 1

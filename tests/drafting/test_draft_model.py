@@ -3,13 +3,18 @@
 import numpy as np
 import pytest
 
-from decoder import SpeculativeDecoder
+from decoder import Engine, SpeculativeDecoder
 from draws import collected
-from fake_model import FakeModel, drafter, good, greedy, random_table
+from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
+from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
+from mlx_t5.network.cache import source_width
+from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from model import load
 
 V = 7
 TABLE = random_table(V)
@@ -99,6 +104,23 @@ def test_rows_leave_and_join():
     assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
     draft.keep([])
     assert draft.cache is None
+
+
+def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
+    draft = DraftModel(*(load(BUNDLED / name, "float32")[0] for name in ("draft", "target")))
+    engine = Engine(draft.target, draft)
+    long = Row([5] * 90 + [EOS], Settings(max_tokens=70, min_tokens=70), row_key(0, 0))
+    short = Row([9, EOS], Settings(max_tokens=75, min_tokens=75), row_key(0, 1))
+    engine.insert([long])
+    while long.decided < 66:
+        engine.step()
+    engine.insert([short])
+    assert (draft.cache.source, draft.cache.capacity) == (source_width(91), 96)
+    while len(engine.rows) == 2:
+        engine.step()
+    assert engine.rows == [short]
+    for cache in (draft.cache, engine.cache):
+        assert (cache.source, cache.capacity) == (source_width(2), 32)
 
 
 def test_a_fresh_drafter_shares_the_model_and_nothing_else():

@@ -5,7 +5,7 @@ import pytest
 
 from decoder import Engine, SpeculativeDecoder
 from draws import collected
-from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
+from fake_model import EOS, FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import Copy, Proposal
 from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy, merged
@@ -171,43 +171,6 @@ SOURCES = [SENTENCE, [A, B, A, B, C, A, B, EOS], [X, EOS], list(range(10, 38)) +
 def drafters_for(model):
     draft = drafter(good(model.table), model)
     return {"copy": SourceCopy(), "copy or draft": CopyOrDraft(SourceCopy(), draft)}
-
-
-@pytest.mark.parametrize("kind", ["copy", "copy or draft"])
-@pytest.mark.parametrize("num_draft", [1, 3, 8])
-@pytest.mark.parametrize("max_tokens", [1, 5, 40])
-def test_greedy_output_is_the_targets(kind, num_draft, max_tokens):
-    for seed in range(3):
-        model = FakeModel(editing_table(seed), V)
-        decoder = SpeculativeDecoder(model, drafters_for(model)[kind], None, num_draft)
-        results = decoder.generate(SOURCES, max_tokens=max_tokens, batch_size=3)
-        for source, result in zip(SOURCES, results, strict=True):
-            assert (result.tokens, result.finish_reason) == greedy(model, source, max_tokens)
-
-
-@pytest.mark.parametrize("kind", ["copy", "copy or draft"])
-def test_a_row_does_not_depend_on_the_rows_beside_it(kind):
-    model = FakeModel(editing_table(5), V)
-    decoder = SpeculativeDecoder(model, drafters_for(model)[kind], None, 4)
-    options = {"max_tokens": 30, "temp": 0.8}
-    together = decoder.generate(SOURCES, seed=[4, 5, 6, 7], batch_size=3, **options)
-    for source, seed, result in zip(SOURCES, [4, 5, 6, 7], together, strict=True):
-        alone = decoder.generate(source, seed=seed, **options)
-        assert (alone.tokens, alone.writers) == (result.tokens, result.writers)
-
-
-@pytest.mark.parametrize("kind", ["copy", "copy or draft"])
-def test_caches_hold_what_was_committed(kind):
-    model = FakeModel(editing_table(6), V)
-    engine = Engine(model, drafters_for(model)[kind])
-    engine.insert([Row(s, Settings(30, num_draft=4), row_key(0, 0)) for s in SOURCES])
-    while engine.rows:
-        engine.step()
-        for i, row in enumerate(engine.rows):
-            assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
-            if kind == "copy or draft":
-                fed = min(engine.drafter.draft.fed[i], row.decided)
-                assert engine.drafter.draft.cache.slots[i][:fed] == row.committed[:fed]
 
 
 def test_copying_pays_where_the_output_follows_the_source():

@@ -19,6 +19,7 @@ from model import load
 
 pytestmark = [
     needs_ring,
+    pytest.mark.slow,
     pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds processes in /proc"),
 ]
 SECONDS = 60  # for what takes a moment; more is a hang

@@ -12,7 +12,7 @@ import shared_models
 from launching import ROOT, finish, launch, needs_ring
 from model import load
 
-pytestmark = needs_ring
+pytestmark = [needs_ring, pytest.mark.slow]
 SCRIPT = ROOT / "tests/support/shared_models.py"
 
 

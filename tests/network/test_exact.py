@@ -63,6 +63,7 @@ def logits_of(model, sources, targets, rng=None):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("another_order_for_many_rows")
 @pytest.mark.parametrize("mode, runs", MODES.items(), ids=MODES)
 def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):

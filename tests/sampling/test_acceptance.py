@@ -117,6 +117,7 @@ DRAFTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_drafted_position_follows_the_mixture(draft, delta):

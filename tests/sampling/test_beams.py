@@ -202,6 +202,7 @@ def maker(tmp_path_factory):
     return Maker(tmp_path_factory.mktemp("families"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_texts_and_scores_are_those_of_transformers(family, maker):
     reference = maker(family)

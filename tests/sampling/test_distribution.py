@@ -110,6 +110,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("case", CASES)
 def test_sequences_follow_the_exact_distribution(case, delta):
@@ -120,11 +121,13 @@ def test_sequences_follow_the_exact_distribution(case, delta):
         assert all(exact[s] == pytest.approx(alone[s]) for s in exact | alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_draft", [1, 3])
 def test_the_length_of_the_draft_does_not_matter(num_draft):
     check(TABLE, good(TABLE), num_draft, 0.0, **PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -155,6 +158,7 @@ def copying_or_good(source, seen):
     return (always(copy.tokens[0], V) if likely else good(TABLE))(source, seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.0, 0.3])
 def test_with_copied_proposals(delta):
     def make(_, model):
@@ -204,6 +208,7 @@ def processed(table, rules):
     return lru_cache(maxsize=None)(new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.0, 0.3])
 @pytest.mark.parametrize(
     ("rules", "draws"),
@@ -220,6 +225,7 @@ def test_with_processors_the_law_is_that_of_the_processed_target(rules, draws, d
     compare(seen, exact)
 
 
+@pytest.mark.slow
 def test_the_law_is_kept_where_the_draft_is_not_processed():
     rules = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 2}
 

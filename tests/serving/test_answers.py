@@ -44,7 +44,7 @@ def models():
 @pytest.fixture(scope="module", params=["pieces and bytes", "bytes"])
 def served(request):
     """A tokenizer, and `ask(stream, seed, **settings)`: the progress of one job."""
-    tokenizer, tokens = list(models())["bytes" == request.param]
+    tokenizer, tokens = list(models())[request.param == "bytes"]
     model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)
     decoder = SpeculativeDecoder(model, draft, tokenizer, num_draft=3, costs=FLAT)
@@ -74,6 +74,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_tokens_joined_are_the_text(served, stream, settings):

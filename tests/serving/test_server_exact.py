@@ -2,9 +2,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from serving_process import Server
 
 
+@pytest.mark.slow
 def test_bits_depend_neither_on_other_requests_nor_on_the_draft(models):
     server = Server(*models, "--exact", "--max-batch", "4")
     try:

@@ -8,6 +8,7 @@ import pytest
 
 from serving_process import Server
 
+pytestmark = pytest.mark.slow
 KEY = "the-key"
 FIELDS = {"prompt", "max_tokens", "temperature", "seed", "stop", "num_draft", "delta", "draft"}
 

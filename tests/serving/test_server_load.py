@@ -13,6 +13,7 @@ from benchmarks import workload
 from devices import cpu_allocation
 from serving_process import LOOKUP_TOO, Server, kill, raw_request
 
+pytestmark = pytest.mark.slow
 KEY = "key"
 LONG = {"prompt": "x", "max_tokens": 1000, "temperature": 0.7, "seed": 1}
 

@@ -248,6 +248,7 @@ def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded
     assert '"const":"demo"' in server.http.get("/openapi.json").text
 
 
+@pytest.mark.slow
 def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
     server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
     try:

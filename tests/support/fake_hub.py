@@ -59,15 +59,14 @@ class FakeHub:
         is_api = plain.startswith("/api/models/")
         parts = plain.removeprefix("/api/models/").strip("/").split("/")
         repo, rest = "/".join(parts[:2]), parts[2:]
-        if repo not in self.repos:
-            return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        if repo in self.gated:
-            return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
         wanted = rest[1] if len(rest) > 1 else "main"
         versions = [key for key in self.repos if key.partition("@")[0] == repo]
         found = [key for key in versions if wanted in (key.partition("@")[2] or "main", _sha(key))]
+        if repo in self.gated:
+            return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
         if not found:
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+            error = "RevisionNotFound" if repo in self.repos else "RepoNotFound"
+            return 404, {"X-Error-Code": error}, b"{}"
         files, sha = self.repos[found[0]], _sha(found[0])
         if not is_api:
             return self._file(files, "/".join(rest[2:]), sha)

@@ -90,42 +90,27 @@ def old_json(folder, sentinels):
     end = [{"SpecialToken": {"id": "</s>", "type_id": 0}}]
     first, second = ([{"Sequence": {"id": name, "type_id": 0}}] for name in "AB")
     charsmap = base64.b64encode(proto.normalizer_spec.precompiled_charsmap).decode()
+    added = [
+        {"id": i, "content": vocabulary[i][0], "special": is_special}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i, is_special in special.items()
+    ]
+    ending = {"id": "</s>", "ids": [proto.trainer_spec.eos_id], "tokens": ["</s>"]}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {
-                "id": i,
-                "content": vocabulary[i][0],
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": is_special,
-            }
-            for i, is_special in special.items()
-        ],
+        "added_tokens": added,
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
         "pre_tokenizer": metaspace(),
         "post_processor": {
             "type": "TemplateProcessing",
             "single": first + end,
             "pair": first + end + second + end,
-            "special_tokens": {
-                "</s>": {
-                    "id": "</s>",
-                    "ids": [proto.trainer_spec.eos_id],
-                    "tokens": ["</s>"],
-                }
-            },
+            "special_tokens": {"</s>": ending},
         },
         "decoder": metaspace(),
-        "model": {
-            "type": "Unigram",
-            "unk_id": proto.trainer_spec.unk_id,
-            "vocab": vocabulary,
-        },
+        "model": {"type": "Unigram", "unk_id": proto.trainer_spec.unk_id, "vocab": vocabulary},
     }
 
 
@@ -141,7 +126,7 @@ def random_texts(count, seed=0):
     words = [
         "the", "store", "  ", " ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2028", "▁", "a", "b",
         "eggs,", "garçon", "œuf", "你好", "😀", "👨\u200d👩", "ﬁ", "①", "Å", "é", "e\u0301",
-        "\u0323", "ᄒ\u1161\u11ab", "\u200b", "<0x41>", "<2en>", "<", ">", "<extra_id_0>", 
+        "\u0323", "ᄒ\u1161\u11ab", "\u200b", "<0x41>", "<2en>", "<", ">", "<extra_id_0>",
         "<extra_id_7> ", " </s>", "<pad>", "<unk>", "\0", "\x07",
     ]  # fmt: skip
     return ["".join(rng.choices(words, k=rng.randrange(10))) for _ in range(count)]

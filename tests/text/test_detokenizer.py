@@ -52,6 +52,7 @@ def streamed(tokenizer, tokens, rng):
     return [*pieces, detokenizer.finish()]
 
 
+@pytest.mark.slow
 def test_pieces_make_the_text(tokenizer):
     for seed in range(60):
         for tokens in samples(tokenizer, seed):
@@ -74,6 +75,7 @@ def test_pieces_are_whole_and_early(tokenizer):
         assert so_far + detokenizer.finish() == decode(tokenizer, tokens)
 
 
+@pytest.mark.slow
 def test_cost_does_not_grow_with_the_text(tokenizer):
     class Counting:
         longest = 0

@@ -60,6 +60,7 @@ class Killed(BaseException):
     """Ends a process at once: nothing is cleaned up."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", (True, False))
 def test_a_run_killed_at_any_file_comes_to_the_same_end(target, tmp_path, monkeypatch, before):
     """Right before, and right after, each file that is put in its place."""

@@ -42,6 +42,7 @@ def main(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_draft_comes_along_and_stays(files, main, tmp_path):
     with serve(FakeHub(files)) as hub:
         status, text, err = main(hub)
@@ -66,6 +67,7 @@ def test_a_draft_comes_along_and_stays(files, main, tmp_path):
         assert f"target models/byt5-xl (regular decoding: {told}" in err
 
 
+@pytest.mark.slow
 def test_without_its_draft_a_target_decodes_regularly(files, main, tmp_path):
     with serve(FakeHub({TARGET: files[TARGET]})) as hub:
         status, text, err = main(hub)
@@ -74,6 +76,7 @@ def test_without_its_draft_a_target_decodes_regularly(files, main, tmp_path):
         assert not (tmp_path / "models" / "byt5-small").exists()
 
 
+@pytest.mark.slow
 def test_no_draft_is_fetched_for_beams_which_do_without(files, main):
     with serve(FakeHub(files)) as hub:
         status, _, err = main(hub, "--num-beams", "2")

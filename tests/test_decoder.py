@@ -1,4 +1,4 @@
-"""The engine's laws, on fake models whose cache is the list of tokens fed to them."""
+"""The decoder's calls on fake models: samples, seeds, order, streams, ends; see test_laws.py."""
 
 import numpy as np
 import pytest
@@ -31,116 +31,6 @@ def target(eos_bias=0.0, seed=0, **config):
     return FakeModel(random_table(V, seed, eos_bias), V, **config)
 
 
-def draft_kinds(model):
-    """A good draft, the target itself, and three adversaries."""
-    return {
-        "good": good(model.table),
-        "the target itself": model.table,
-        "disagrees everywhere": contrary(model.table),
-        "always EOS": always(EOS, V),
-        "always token 4": always(4, V),
-    }
-
-
-def rows(sources=SOURCES, **settings):
-    return [Row(list(s), Settings(**settings), row_key(0, i)) for i, s in enumerate(sources)]
-
-
-def run(engine, inserted):
-    engine.insert(inserted)
-    while engine.rows:
-        engine.step()
-        yield
-
-
-def check_caches(engine):
-    """Law 1, for the rows still in flight."""
-    for i, row in enumerate(engine.rows):
-        cached = engine.cache.slots[i][: len(row.committed) - 1]
-        assert cached == row.committed[:-1]
-        if engine.drafter and engine.drafter.fed[i]:
-            true = min(engine.drafter.fed[i], len(row.committed) - 1)
-            assert engine.drafter.cache.slots[i][:true] == row.committed[:true]
-
-
-@pytest.mark.parametrize("temp", [0.0, 1.0])
-@pytest.mark.parametrize("num_draft", [1, 3, 6])
-@pytest.mark.parametrize("kind", draft_kinds(target()))
-def test_caches_hold_what_was_committed(kind, num_draft, temp):
-    model = target(eos_bias=-1.0)
-    engine = Engine(model, drafter(draft_kinds(model)[kind], model))
-    for _ in run(engine, rows(max_tokens=17, num_draft=num_draft, temp=temp)):
-        check_caches(engine)
-
-
-@pytest.mark.parametrize("kind", draft_kinds(target()))
-def test_no_token_is_fed_to_the_target_twice(kind):
-    model = target(eos_bias=-1.0)
-    engine = Engine(model, drafter(draft_kinds(model)[kind], model))
-    (row,) = inserted = rows(SOURCES[:1], max_tokens=20, num_draft=4)
-    expected = 0
-    for _ in run(engine, inserted):
-        (offset,), (block,) = model.calls[-1]
-        assert offset == expected
-        # A block starts with the one committed token that the cache lacks.
-        assert block[0] == row.committed[offset]
-        expected = row.decided
-
-
-@pytest.mark.parametrize("eos_bias", [-9.0, 0.0, 1.5])
-@pytest.mark.parametrize("num_draft", range(1, 9))
-@pytest.mark.parametrize("kind", draft_kinds(target()))
-def test_greedy_output_is_that_of_the_target_alone(kind, num_draft, eos_bias):
-    model = target(eos_bias)
-    decoder = SpeculativeDecoder(model, drafter(draft_kinds(model)[kind], model), None, num_draft)
-    for max_tokens in (1, 2, 3, 7, 20):
-        results = decoder.generate(SOURCES, max_tokens=max_tokens)
-        for source, result in zip(SOURCES, results, strict=True):
-            assert (result.tokens, result.finish_reason) == greedy(model, source, max_tokens)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2, 3, 5, 8])
-@pytest.mark.parametrize("num_draft", [1, 2, 4, 8])
-def test_an_end_token_anywhere_ends_the_row_there(place, num_draft):
-    free = FakeModel(without(TABLE, EOS), V)
-    expected, _ = greedy(free, SOURCES[1], 9)
-
-    def ending_here(source, seen):
-        logits = free.table(source, seen).copy()
-        logits[EOS] = 99 if len(seen) == place + 1 else -99
-        return logits
-
-    model = FakeModel(ending_here, V)
-    # The draft knows the place, so EOS lies inside the accepted tokens, and it goes on after it.
-    result = SpeculativeDecoder(model, drafter(ending_here, model), None, num_draft).generate(
-        SOURCES[1], max_tokens=30
-    )
-    assert result.tokens == expected[:place]
-    assert result.finish_reason == "stop"
-    # Every proposal is right: only the last token of a full block is the target's own.
-    own = (place + 1) // (num_draft + 1)
-    stats = result.stats
-    assert stats.target_calls == -(-(place + 1) // (num_draft + 1))
-    assert stats.drafted == stats.accepted == place + 1 - own
-    assert stats.generated_tokens == place
-
-
-@pytest.mark.parametrize("temp", [0.0, 0.9])
-@pytest.mark.parametrize("num_draft", [1, 4])
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_a_row_does_not_depend_on_the_rows_beside_it(batch_size, num_draft, temp):
-    model = target(eos_bias=-0.5)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model), None, num_draft)
-    sources = [*SOURCES, SOURCES[0], [4, 4, 4]]
-    seeds = [11, 12, 13, 14, 15, 16]
-    options = {"max_tokens": 12, "temp": temp, "top_p": 0.95}
-    together = decoder.generate(sources, seed=seeds, batch_size=batch_size, **options)
-    for source, seed, result in zip(sources, seeds, together, strict=True):
-        alone = decoder.generate(source, seed=seed, **options)
-        assert (alone.tokens, alone.accepted) == (result.tokens, result.accepted)
-        assert alone.stats.drafted == result.stats.drafted
-
-
 def test_the_same_prompt_twice_gives_two_samples_and_the_seed_repeats_them():
     model = FakeModel(without(TABLE, EOS), V)
     decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
@@ -171,38 +61,6 @@ def test_samples_of_one_prompt_are_a_list_and_follow_its_own_seed():
     together = decoder.generate(SOURCES[:2], seed=[7, 8], **options)
     alone = decoder.generate(SOURCES[1], seed=8, **options)
     assert [r.tokens for r in alone] == [r.tokens for r in together[2:]]
-
-
-def test_equal_sources_are_encoded_once(monkeypatch, unpadded):
-    model, encoded = target(), []
-    encode = model.encode
-    monkeypatch.setattr(model, "encode", lambda ids, mask: encoded.append(ids) or encode(ids, mask))
-    SpeculativeDecoder(model).generate([SOURCES[1]], temp=1.0, num_samples=4, max_tokens=3)
-    assert [ids.tolist() for ids in encoded] == [[SOURCES[1]]]
-
-
-def test_rows_may_join_while_others_run_with_settings_of_their_own():
-    model = target(eos_bias=-1.0)
-    engine = Engine(model, drafter(good(model.table), model))
-    every = [
-        Row(SOURCES[0], Settings(max_tokens=15, num_draft=2), row_key(0, 0)),
-        Row(SOURCES[1], Settings(max_tokens=9, num_draft=5, temp=1.0), row_key(1, 0)),
-        Row(SOURCES[2], Settings(max_tokens=12, num_draft=0), row_key(2, 0)),
-        Row(SOURCES[3], Settings(max_tokens=20, temp=0.7, top_k=3, delta=0.2), row_key(3, 0)),
-    ]
-    for row in every:
-        engine.insert([row])
-        engine.step()
-        check_caches(engine)
-    while engine.rows:
-        engine.step()
-        check_caches(engine)
-    for row in every:
-        alone = Row(row.ids, row.settings, row.key)
-        for _ in run(Engine(model, drafter(good(model.table), model)), [alone]):
-            pass
-        assert alone.committed == row.committed
-    assert every[2].stats.drafted == 0
 
 
 def test_the_cache_is_as_large_as_the_rows_that_are_left_need(monkeypatch):
@@ -327,3 +185,13 @@ def test_a_draft_that_computes_nan_costs_time_and_nothing_else():
 def test_the_start_token_counts_as_output_only_where_the_model_writes_it():
     model = FakeModel(always(START, V), V)
     assert SpeculativeDecoder(model).generate([2], max_tokens=3).tokens == [START] * 3
+
+
+def test_statistics_of_steps():
+    model = FakeModel(without(TABLE, EOS), V)
+    decoder = SpeculativeDecoder(model, drafter(contrary(model.table), model), None, 3)
+    steps = decoder.generate(SOURCES[0], max_tokens=6).stats.speculation
+    assert steps.steps_by_length == [1, 1, 1, 3]
+    assert steps.steps_by_accepted == [6]
+    assert steps.drafted_by_position == [5, 4, 3]
+    assert steps.accepted_by_position == [0, 0, 0]

@@ -62,6 +62,7 @@ def test_one_line_says_which_target_is_needed(run, draft, options, line):
     assert err.startswith(f"error: {line.replace('DRAFT', str(draft))}")
 
 
+@pytest.mark.slow
 def test_the_server_decodes_with_one(draft, monkeypatch):
     """Over HTTP, in this process."""
     args = server.build_parser().parse_args(

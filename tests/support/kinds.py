@@ -1,0 +1,108 @@
+"""What the engine's laws hold for: kinds of proposals, how many, and settings, on a fake target."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_table
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.sampling.processors import History, Processing
+from simulated_decoding import COSTS, costs
+
+V = 12
+FOLLOWING = 2  # a source that begins with this is repeated by the target, mostly
+# The first and the third copy while the others ask the draft.
+SOURCES = [[FOLLOWING, *range(3, 12)] * 2, [4, 5, 6], [FOLLOWING, 7, 9, 11, 3, 5], [3] * 9, [5]]
+NUMBERS = [4, 2, 1, 6, 3]
+PRICES = {"cheap": costs(0.01, lambda n: 1 + 0.005 * (n - 1)), **COSTS}
+
+
+def favour_rising(tokens, logits):
+    """A processor that depends on the last token and on how many there are."""
+    bonus = (mx.arange(logits.shape[-1]) > tokens[-1]).astype(mx.float32)
+    return logits + bonus * (tokens.shape[0] % 3)
+
+
+RULES = {
+    "penalty": {"repetition_penalty": 1.8},
+    "bigrams": {"no_repeat_ngram_size": 2},
+    "minimum": {"min_tokens": 6},
+    "callable": {"logits_processors": (favour_rising,)},
+}
+RULES["all"] = {**RULES["penalty"], **RULES["bigrams"], **RULES["minimum"], **RULES["callable"]}
+SAMPLED = {"temp": 1.0, "top_p": 0.95}
+# A row takes the settings of its place; the last kind differs from row to row.
+SAMPLING = {
+    "greedy": [{}] * 5,
+    "sampled": [SAMPLED] * 5,
+    "lenient": [{"delta": 0.3}, {"delta": 0.3, "temp": 0.7, "top_k": 3}] * 3,
+    "mixed": [{}, SAMPLED, RULES["all"], SAMPLED | RULES["all"], RULES["bigrams"] | {"delta": 0.2}],
+}
+
+
+def table_of(eos_bias=-1.0):
+    """A target's table, which follows some sources."""
+    random = random_table(V, eos_bias=eos_bias)
+
+    def table(source, seen):
+        logits, place = random(source, seen).copy(), len(seen) - 1
+        if source[0] == FOLLOWING:
+            logits[source[place] if place < len(source) else EOS] += 4
+        return logits
+
+    return table
+
+
+def drafters(target, table=None):
+    """Every kind of drafter; those with models disagree with the target and with the copies."""
+    table = table or random_table(V, eos_bias=-1.0)
+    good_draft, contrary_draft = drafter(good(table), target), drafter(contrary(table), target)
+    target.encoder = object()
+    sharing = FakeModel(good(table), V)  # it must not be asked to encode
+    sharing.shares_with, sharing.encode = target, None
+    return {
+        "none": None,
+        "good": good_draft,
+        "the target itself": drafter(target.table, target),
+        "disagrees everywhere": contrary_draft,
+        "always the same": drafter(always(8, V), target),
+        "always ends": drafter(always(EOS, V), target),
+        "fewer ids": drafter(lambda source, seen: table(source, seen)[: V - 3], target, V - 3),
+        "shared encoder": DraftModel(sharing, target),
+        "copy": SourceCopy(),
+        "copy or good": CopyOrDraft(SourceCopy(), good_draft),
+        "copy or disagrees": CopyOrDraft(SourceCopy(), contrary_draft),
+    }
+
+
+def decoder_of(target, kind, number=5):
+    """A decoder with drafts of a kind; `number` may be a price, for "auto"."""
+    if number in PRICES:
+        return SpeculativeDecoder(target, kind, None, "auto", costs=PRICES[number])
+    return SpeculativeDecoder(target, kind, None, number)
+
+
+def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES):
+    """A row a source, with settings of a kind."""
+    each = zip(sources, SAMPLING[sampling], numbers, strict=False)
+    return [
+        Row(list(source), Settings(max_tokens, num_draft=number, **settings), row_key(3, i))
+        for i, (source, settings, number) in enumerate(each)
+    ]
+
+
+def processed(table, rules):
+    """The table of a model whose logits come out processed."""
+    processing = Processing.of([Settings(**rules)], [EOS])
+
+    def new(source, seen):
+        logits = mx.array(table(source, seen))[None, None]
+        return np.array(processing(History.align([seen]), logits, [1]))[0, 0]
+
+    return lru_cache(maxsize=None)(new) if processing else table

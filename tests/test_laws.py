@@ -1,0 +1,258 @@
+"""The laws of the engine, for every kind of proposals and settings: see CONTRIBUTING.md.
+
+On fake models, whose cache is the list of tokens fed to them; the second law on a real one. That
+sampled text has the target's own distribution is in tests/sampling/test_distribution.py.
+"""
+
+from functools import cache
+
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel, drafter, greedy, random_table, without
+from kinds import (
+    NUMBERS,
+    PRICES,
+    RULES,
+    SAMPLING,
+    SOURCES,
+    V,
+    decoder_of,
+    drafters,
+    processed,
+    rows,
+    table_of,
+)
+from mlx_t5.backend import mx
+from mlx_t5.engine.rows import Row
+from mlx_t5.requests import Settings
+from mlx_t5.sampling.draws import row_key
+from random_models import random_t5
+
+TARGET = FakeModel(table_of(), V)
+DRAFTERS = drafters(TARGET)
+FAST = ("none", "good", "copy or disagrees")
+every_kind = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in DRAFTERS],
+)
+every_sampling = pytest.mark.parametrize("sampling", SAMPLING)
+# Numbers of the rows, or what passes cost where the number is "auto".
+every_number = pytest.mark.parametrize("number", ["given", "a CPU"])
+
+
+def engine_of(kind, number):
+    return decoder_of(TARGET, DRAFTERS[kind], 5 if number == "given" else number).engine(Settings())
+
+
+def rows_of(sampling, number):
+    return rows(sampling, NUMBERS if number == "given" else ["auto"] * 5)
+
+
+def check_caches(engine):
+    """Of the rows that are still in flight."""
+    drafter = engine.drafter
+    draft = getattr(drafter, "draft", drafter)
+    for i, row in enumerate(engine.rows):
+        assert engine.cache.slots[i][: row.decided] == row.committed[:-1]
+        if getattr(draft, "fed", None):
+            # What the draft was fed last may go on past what the target kept of it.
+            true, ids = min(draft.fed[i], row.decided), draft.model.config.vocab_size
+            known = [token if token < ids else 0 for token in row.committed[:true]]
+            assert draft.cache.slots[i][:true] == known
+
+
+def finish(engine):
+    while engine.rows:
+        engine.step()
+        check_caches(engine)
+
+
+@every_number
+@every_sampling
+@every_kind
+def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, sampling, number):
+    """Laws 1 and 6: whatever was proposed, and whoever is in the batch."""
+    engine, together = engine_of(kind, number), rows_of(sampling, number)
+    engine.insert(together[:2])
+    for row in together[2:]:  # they join while others run, so no two are of one length
+        engine.step()
+        check_caches(engine)
+        engine.insert([row])
+    finish(engine)
+    for row, alone in zip(together, rows_of(sampling, number), strict=True):
+        engine = engine_of(kind, number)
+        engine.insert([alone])
+        finish(engine)
+        assert (alone.committed, alone.finish_reason) == (row.committed, row.finish_reason)
+        # Where numbers are chosen by what was right before, greedy rows share what they learn.
+        assert alone.writers == row.writers or number != "given"
+
+
+def test_the_batches_above_show_something():
+    """Rows copy and draft in one step, and the numbers that are chosen change."""
+    engine, mixed = engine_of("copy or disagrees", "given"), []
+    propose = engine.drafter.propose
+
+    def watched(*args):
+        proposal = propose(*args)
+        pairs = zip(proposal.writers, proposal.lengths, strict=True) if proposal else ()
+        mixed.append({"copy", "draft"} <= {writer for writer, length in pairs if length})
+        return proposal
+
+    engine.drafter.propose = watched
+    engine.insert(rows_of("greedy", "given"))
+    finish(engine)
+    assert sum(mixed) > 5
+    engine = engine_of("disagrees everywhere", "a CPU")
+    engine.insert(rows_of("greedy", "a CPU"))
+    TARGET.calls.clear()
+    finish(engine)
+    assert len({len(tokens[0]) for _, tokens in TARGET.calls}) > 1
+
+
+class Waits:
+    """Counts the ways in which Python can wait for an MLX array."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "__iter__"):
+            if hasattr(mx.array, name):
+                monkeypatch.setattr(mx.array, name, self.counted(getattr(mx.array, name)))
+        for name in ("eval", "synchronize"):  # async_eval hands work over and waits for none
+            monkeypatch.setattr(mx, name, self.counted(getattr(mx, name)))
+
+    def counted(self, function):
+        def counting(*args, **kwargs):
+            self.count += 1
+            return function(*args, **kwargs)
+
+        return counting
+
+
+PROMPTS = [[7, 8, 9, 1], [30, 31, 1], list(range(20, 45)) + [1], [5, 1], [50, 2, 50, 2, 50, 1]]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return random_t5(), random_t5(noise=0.1)
+
+
+@pytest.mark.parametrize("rules", [{}, RULES["all"]], ids=["plain", "processed"])
+@pytest.mark.parametrize("temp", [0.0, 0.8])
+def test_one_wait_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch, unchecked_indices):
+    """Law 2."""
+    engine = SpeculativeDecoder(*pair, None, 4).engine(Settings())
+    settings = Settings(20, temp, top_p=0.9, **rules)
+    engine.insert([Row(prompt, settings, row_key(0, i)) for i, prompt in enumerate(PROMPTS)])
+    waits = Waits(monkeypatch)
+    propose, while_drafting = engine.drafter.propose, []
+
+    def watched(*args):
+        before = waits.count
+        proposal = propose(*args)
+        while_drafting.append(waits.count - before)
+        return proposal
+
+    monkeypatch.setattr(engine.drafter, "propose", watched)
+    steps = 0
+    while engine.rows:
+        engine.step()
+        steps += 1
+    assert waits.count == steps > 1
+    assert while_drafting == [0] * steps
+
+
+def test_every_draft_pass_is_handed_over_as_soon_as_it_is_described(pair, monkeypatch):
+    engine = SpeculativeDecoder(*pair, None, 4).engine(Settings())
+    engine.insert([Row(PROMPTS[0], Settings(20, num_draft=4), row_key(0, 0))])
+    handed, hand_over = [], mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *a: (handed.append(a), hand_over(*a))[1])
+    engine.step()
+    assert len(handed) == 4, "the proposals; the step as a whole is waited for"
+
+
+@every_kind
+def test_no_token_is_fed_to_the_target_twice(kind):
+    """Law 3: what is rejected costs no further pass."""
+    if kind == "none":
+        pytest.skip("nothing is rejected")
+    engine, expected = engine_of(kind, "given"), 0
+    (row,) = inserted = rows(sources=SOURCES[1:2])
+    engine.insert(inserted)
+    while engine.rows:
+        engine.step()
+        (offset,), (tokens,) = TARGET.calls[-1]
+        assert offset == expected
+        # The first token is the one committed token that the cache lacks.
+        assert tokens[0] == row.committed[offset]
+        expected = row.decided
+
+
+def test_equal_sources_are_encoded_once(monkeypatch, unpadded):
+    """Law 4."""
+    encoded, encode = [], TARGET.encode
+    spied = lambda ids, mask: encoded.append(ids.tolist()) or encode(ids, mask)  # noqa: E731
+    monkeypatch.setattr(TARGET, "encode", spied)
+    options = {"temp": 1.0, "num_samples": 4, "max_tokens": 3}
+    SpeculativeDecoder(TARGET).generate([SOURCES[1]], **options)
+    assert encoded == [[SOURCES[1]]]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_draft", [1, 2, 4, 8])
+def test_an_end_token_anywhere_ends_the_row_there(place, num_draft):
+    """Law 5."""
+    free = FakeModel(without(random_table(V), EOS), V)
+    expected, _ = greedy(free, SOURCES[1], 9)
+
+    def ending_here(source, seen):
+        logits = free.table(source, seen).copy()
+        logits[EOS] = 99 if len(seen) == place + 1 else -99
+        return logits
+
+    model = FakeModel(ending_here, V)
+    # The draft knows the place, so EOS lies inside the accepted tokens, and it goes on after it.
+    decoder = SpeculativeDecoder(model, drafter(ending_here, model), None, num_draft)
+    result = decoder.generate(SOURCES[1], max_tokens=30)
+    assert (result.tokens, result.finish_reason) == (expected[:place], "stop")
+    # Every proposal is right: only the last token of a full step is the target's own.
+    stats, steps = result.stats, -(-(place + 1) // (num_draft + 1))
+    assert stats.target_calls == steps
+    assert stats.drafted == stats.accepted == place + 1 - (place + 1) // (num_draft + 1)
+    assert stats.generated_tokens == place
+
+
+TARGETS = {eos_bias: FakeModel(table_of(eos_bias), V) for eos_bias in (-9.0, -1.0, 1.5)}
+TARGETS_DRAFTERS = {eos_bias: drafters(model) for eos_bias, model in TARGETS.items()}
+
+
+@cache
+def greedy_texts(eos_bias, rules, max_tokens):
+    """Of the target alone, token by token."""
+    alone = FakeModel(processed(TARGETS[eos_bias].table, RULES.get(rules, {})), V)
+    return [greedy(alone, source, max_tokens) for source in SOURCES]
+
+
+@pytest.mark.parametrize(
+    ("number", "rules"),
+    [
+        *((number, "none") for number in (1, 3, 8, *PRICES)),
+        *((3, rules) for rules in RULES),
+        ("a CPU", "all"),
+    ],
+)
+@every_kind
+def test_greedy_output_is_that_of_the_target_alone(kind, number, rules):
+    """Law 7."""
+    for eos_bias, model in TARGETS.items():
+        decoder = decoder_of(model, TARGETS_DRAFTERS[eos_bias][kind], number)
+        for max_tokens in (1, 2, 7, 20) if rules == "none" else (20,):
+            options = {"max_tokens": max_tokens, "batch_size": 3, **RULES.get(rules, {})}
+            texts = [(r.tokens, r.finish_reason) for r in decoder.generate(SOURCES, **options)]
+            assert texts == greedy_texts(eos_bias, rules, max_tokens)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_rules_change_these_texts(rules):
+    assert any(greedy_texts(bias, rules, 20) != greedy_texts(bias, "none", 20) for bias in TARGETS)
