@@ -29,16 +29,16 @@ from mlx_t5.checkpoints.generation_config import (
     read_tasks,
 )
 from mlx_t5.cli import work
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, not_given, run
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.options import EARLY_STOPPING, build_parser, check_options
+from mlx_t5.cli.options import build_parser, check_options
 from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
 from mlx_t5.cli.resume import Kept
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines.agreement import agreeing
 from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     """The options; mistakes in them are told before anything is read."""
-    args = build_parser().parse_args(argv, not_given())
-    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
+    args = build_parser().parse_args(argv)
     Settings(**given_settings(args))
     check_options(args)
     return args

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from typing import Any
 
 from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.requests import Settings
+from mlx_t5.settings import SETTINGS, Settings
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
@@ -36,28 +36,9 @@ _USUAL_TOP_K = 50  # of transformers, where it samples
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
-def _without_start(length: Any) -> Any:
-    return max(length - 1, 0) if type(length) is int else length
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# Entry, setting, and its value there. Of two for one setting the later counts, as in transformers.
-_ENTRIES: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("max_length", "max_tokens", _without_start),
-    ("max_new_tokens", "max_tokens", _same),
-    ("min_length", "min_tokens", _without_start),
-    ("min_new_tokens", "min_tokens", _same),
-    ("top_k", "top_k", _same),
-    ("top_p", "top_p", _same),
-    ("repetition_penalty", "repetition_penalty", _same),
-    ("no_repeat_ngram_size", "no_repeat_ngram_size", _same),
-    ("num_beams", "num_beams", _same),
-    ("length_penalty", "length_penalty", _same),
-    ("early_stopping", "early_stopping", _same),
-)
+# Which setting an entry becomes. Of two for one setting the later counts, as in transformers.
+_ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
+_WITH_START = ("max_length", "min_length")  # they count the start token
 # They say nothing about the text: ids, which config.json has too, caches, forms of output, and how
 # transformers drafts and computes.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -126,7 +107,7 @@ def read_generation_config(folder: Path) -> Preset:
     config = read_object(folder / CONFIG, _DAMAGED)
     try:
         if not os.path.lexists(path):
-            known = {entry for entry, _, _ in _ENTRIES} | _OFF.keys() | {*_SAMPLING}
+            known = {*_ENTRIES, *_OFF, *_SAMPLING}
             return _preset(CONFIG, {n: value for n, value in config.items() if n in known})
         raw = read_object(path, _DAMAGED)
         preset = _preset(FILE, raw)
@@ -184,14 +165,13 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     prefix = raw.get("prefix", "")
     if not isinstance(prefix, str):
         raise UserError(f"{source}: its prefix is no text")
-    supported = {field.name for field in dataclasses.fields(Settings)}
     settings, left_out = _sampling(source, raw), []
-    known = {entry: (name, value) for entry, name, value in _ENTRIES if name in supported}
-    for entry, _, _ in _ENTRIES:
-        if entry in raw and entry in known:
-            name, value = known[entry]
-            settings[name] = value(raw[entry])
-    silent = {*known, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
+    for entry, name in _ENTRIES.items():
+        if entry in raw:
+            value = raw[entry]
+            counts_start = entry in _WITH_START and type(value) is int
+            settings[name] = max(value - 1, 0) if counts_start else value
+    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
     for entry, value in raw.items():
         if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
             left_out.append(shown(entry))

@@ -15,20 +15,18 @@ from mlx_t5.checkpoints.adapter_config import CONFIG
 from mlx_t5.checkpoints.adapters import WEIGHTS
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.checkpoints.identity import identity
+from mlx_t5.cli.arguments import option_of
 from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.run_record import INPUT, Facts, RunRecord, beginning
 from mlx_t5.drafting.adaptive import usual_num_draft
 from mlx_t5.network.weights import compute_dtype
+from mlx_t5.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
-    from mlx_t5.requests import Settings
 
-ALWAYS = (
-    "max_tokens", "min_tokens", "repetition_penalty", "no_repeat_ngram_size", "stop", "temp",
-    "delta", "exact", "num_samples", "num_beams", "num_return_sequences",
-)  # fmt: skip
-OF_BEAMS, OF_SAMPLES = ("length_penalty", "early_stopping"), ("top_k", "top_p", "seed")
+# Settings that change no text; the second does where proposals have a say in it.
+WITHOUT_EFFECT = ("batch_size", "num_draft")
 
 
 class Opaque(dict):
@@ -92,10 +90,10 @@ def facts_of(
 
 def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
     """The settings that decide about texts."""
-    names = list(ALWAYS)
-    names += OF_BEAMS if options["num_beams"] > 1 else ()
-    names += OF_SAMPLES if options["temp"] > 0 else ()
-    facts = {f"--{name.replace('_', '-')}": options[name] for name in names}
+    asked = {"beams": options["num_beams"] > 1, "sampling": options["temp"] > 0, None: True}
+    names = [name for name, setting in SETTINGS.items() if asked[setting.only_with]]
+    names = [*(name for name in names if name not in WITHOUT_EFFECT), "stop", "exact"]
+    facts = {option_of(name): options[name] for name in names}
     if options["temp"] > 0 or options["delta"] > 0:  # the proposals have a say in the text
         draft = chosen.draft and Opaque(identity(chosen.draft))
         facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
