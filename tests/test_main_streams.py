@@ -17,10 +17,11 @@ import main
 from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
+from mlx_t5.cli.jobs import Job
+from mlx_t5.cli.options import build_parser
 from mlx_t5.cli.resume import Kept
 from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.work import Job
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 
 PATIENCE = 120
 
@@ -88,7 +89,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     class FakeDecoder:
         tokenizer = None
 
-        def results(self, prompts, num_samples, **_):
+        def results(self, prompts, seed, batch_size, num_samples, *_, **settings):
             nonlocal most
             for _ in prompts:
                 for _ in range(num_samples):
@@ -112,10 +113,11 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
 
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
-    args = main.build_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     args.num_return_sequences = 1
-    job = Job(Many(), Kept(), args, RunRecord())
-    assert main._write_all(FakeDecoder(), job, "", Settings(), None, args) == 0
+    job, decoder = Job(Many(), Kept(), args, RunRecord()), FakeDecoder()
+    compute = main._computation(decoder, "", Settings(), args)
+    assert main._write_all(job, compute, main._output(decoder, job, None, args), args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 

@@ -36,35 +36,29 @@ class Opaque(dict):
         super().__init__(value=value)
 
 
-def record_of(
-    args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair, as_json: bool
-) -> RunRecord:
-    """What lies beside the output of a command line; arguments as for `facts_of`.
+def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> RunRecord:
+    """What lies beside an output file; arguments as for `facts_of`.
 
     Raises:
         UserError: as there; or with --resume, the output is of another job.
     """
-    lines = args.output_file and not args.output_file.endswith(ARRAY)
-    if not (lines and args.input_file):
-        return RunRecord(args.output_file or "")
-    facts = facts_of(args, settings, prefix, chosen, as_json)
+    if args.output_file.endswith(ARRAY) or not args.input_file:
+        return RunRecord(args.output_file)
+    facts = facts_of(args, settings, prefix, chosen)
     record = RunRecord(args.output_file, json.loads(json.dumps(facts)), args.input_file)
     if args.resume:
         record.resume()
     return record
 
 
-def facts_of(
-    args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair, as_json: bool
-) -> Facts:
+def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> Facts:
     """What the results of a command line depend on, by the names of its options.
 
     Args:
         args: the options.
-        settings: with the model's own wishes.
+        settings: with those of the model's own files.
         prefix: that is put before every prompt.
         chosen: the models.
-        as_json: whether lines are objects.
 
     Raises:
         UserError: a model's or the input's files cannot be read.
@@ -82,8 +76,8 @@ def facts_of(
     }
     if args.score or args.embed:
         return facts | {"--normalize": args.normalize}
-    facts |= {"--json": as_json}
-    if not as_json:  # objects have their prompts in them
+    facts |= {"--json": args.json}
+    if not args.json:  # objects have their prompts in them
         facts[INPUT] = beginning(args.input_file)
     return facts | _of_texts({**vars(args), **vars(settings)}, chosen)
 

@@ -13,6 +13,7 @@ from mlx_t5.cli.arguments import (
     add_models,
     add_setting,
     add_speculation,
+    given_settings,
     option_of,
 )
 from mlx_t5.errors import UserError
@@ -121,12 +122,21 @@ def _one_pass_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
 
 
-def check_options(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together, before anything is read or loaded.
+def read_options(argv: list[str] | None) -> argparse.Namespace:
+    """The options; `json` is set where the output's name asks for it.
 
     Raises:
-        UserError: some do not; the message names them.
+        UserError: some do not go together; the message names them.
     """
+    args = build_parser().parse_args(argv)
+    Settings(**given_settings(args))
+    args.json |= (args.output_file or "").endswith(".jsonl")
+    _check(args)
+    return args
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together, before anything is read or loaded."""
     if args.task is not None and not (args.prompt or args.input_file):
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not args.output_file:

@@ -7,7 +7,15 @@ import pytest
 
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli import output
+from mlx_t5.cli.lines import Painter, text_lines
+from mlx_t5.cli.output import LineFile
+from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
+
+
+def results(path, as_json=False, paint=None, keep=0) -> LineFile:
+    return LineFile(path, keep, None, text_lines(as_json, path is not None or as_json, paint))
+
 
 # ---- where results go ----------------------------------------------------------------------------
 
@@ -27,21 +35,21 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
 
 def test_plain_results_take_one_line_each(tmp_path):
     path = tmp_path / "out.txt"
-    with output.Results(str(path), as_json=False, paint=None) as results:
-        results.write("p", FakeResult("one\ntwo\r\nthree"))
+    with results(str(path)) as file:
+        file.write("p", FakeResult("one\ntwo\r\nthree"))
         assert path.read_text() == "one\\ntwo\\nthree\n", "a finished result is on disk at once"
-        results.write("q", FakeResult(""))
+        file.write("q", FakeResult(""))
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
 
 
 def test_a_file_is_left_as_it_is_until_there_is_a_result(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("from yesterday")
-    with output.Results(str(path), as_json=False) as results:
+    with results(str(path)) as file:
         assert path.read_text() == "from yesterday"
-        results.write("p", FakeResult("new"))
+        file.write("p", FakeResult("new"))
     assert path.read_text() == "new\n"
-    with output.Results(str(path), as_json=False):
+    with results(str(path)):
         pass
     assert path.read_text() == "new\n"
 
@@ -51,33 +59,33 @@ def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
     if full.exists():
         with (
             pytest.raises(UserError, match="^cannot write /dev/full: No space left"),
-            output.Results(str(full), as_json=False) as results,
+            results(str(full)) as file,
         ):
-            results.write("p", FakeResult("one"))
+            file.write("p", FakeResult("one"))
     path = tmp_path / "out.txt"
-    with output.Results(str(path), as_json=False) as results:
-        results.write("p", FakeResult("one"))
+    with results(str(path)) as file:
+        file.write("p", FakeResult("one"))
         path.unlink()
         with pytest.raises(UserError, match="out.txt was removed while it was written"):
-            results.write("p", FakeResult("two"))
+            file.write("p", FakeResult("two"))
 
 
 def test_two_do_not_write_one_file(tmp_path):
     path = tmp_path / "out.txt"
-    with output.Results(str(path), as_json=False) as results:
-        results.write("p", FakeResult("one"))
+    with results(str(path)) as file:
+        file.write("p", FakeResult("one"))
         with pytest.raises(UserError, match="is being written by another process"):
-            output.Results(str(path), as_json=False, keep=4).write("p", FakeResult("two"))
-        results.write("q", FakeResult("three"))
+            results(str(path), keep=4).write("p", FakeResult("two"))
+        file.write("q", FakeResult("three"))
     assert path.read_text() == "one\nthree\n"
     with pytest.raises(UserError, match="has become shorter"):
-        output.Results(str(path), as_json=False, keep=99).write("p", FakeResult("two"))
+        results(str(path), keep=99).write("p", FakeResult("two"))
     assert path.read_text() == "one\nthree\n"
 
 
 def test_json_results_are_exact(capsys):
-    with output.Results(None, as_json=True, paint=None) as results:
-        results.write("p\u2028é", FakeResult("one\ntwo"))
+    with results(None, as_json=True) as file:
+        file.write("p\u2028é", FakeResult("one\ntwo"))
     line, end = capsys.readouterr().out.split("\n")
     assert end == ""
     record = json.loads(line)
@@ -87,8 +95,8 @@ def test_json_results_are_exact(capsys):
 
 
 def test_coloured_json_stays_json(capsys):
-    with output.Results(None, as_json=True, paint=lambda result: "coloured") as results:
-        results.write("p", FakeResult("plain"))
+    with results(None, as_json=True, paint=lambda result: "coloured") as file:
+        file.write("p", FakeResult("plain"))
     out, err = capsys.readouterr()
     assert json.loads(out)["text"] == "plain"
     assert err == "coloured\n"
@@ -96,8 +104,8 @@ def test_coloured_json_stays_json(capsys):
 
 def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsys, tmp_path):
     for path in (None, str(tmp_path / "out.txt")):
-        with output.Results(path, as_json=False, paint=lambda result: "coloured") as results:
-            results.write("p", FakeResult("plain"))
+        with results(path, paint=lambda result: "coloured") as file:
+            file.write("p", FakeResult("plain"))
     assert capsys.readouterr() == ("coloured\n", "coloured\n")
     assert (tmp_path / "out.txt").read_text() == "plain\n"
 
@@ -106,9 +114,9 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
     failed = FakeResult(None, [], [], "error", error="no memory")
     for name, as_json in (("out.txt", False), ("out.jsonl", True)):
         path = tmp_path / name
-        with output.Results(str(path), as_json, paint=lambda result: result.text) as results:
+        with results(str(path), as_json, paint=lambda result: result.text) as file:
             for result in (FakeResult("one"), failed, FakeResult("three")):
-                results.write("prompt", result)
+                file.write("prompt", result)
         lines = path.read_text().split("\n")[:-1]
         if as_json:
             records = [json.loads(line) for line in lines]
@@ -122,7 +130,7 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
 
 
 def test_every_token_has_its_author():
-    painter = output.Painter(no_color=True)
+    painter = Painter(no_color=True)
     writers = ["draft", "target", "copy", "copy"]
     assert painter.paint(["Le", " chat", "", "s"], writers) == "[Le] chat{s}"
     assert painter.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
@@ -130,7 +138,7 @@ def test_every_token_has_its_author():
 
 def test_colours_are_turned_off_after_every_token():
     writers = ["draft", "target", "copy"]
-    painted = output.Painter(no_color=False).paint(["a", "b", "c"], writers)
+    painted = Painter(no_color=False).paint(["a", "b", "c"], writers)
     assert painted == "\033[32ma\033[0m\033[35mb\033[0m\033[36mc\033[0m"
 
 
@@ -147,7 +155,7 @@ def test_a_coloured_line_does_not_split_a_character():
         def finish(self) -> str:
             return "\n"
 
-    line = output.Painter(no_color=True).line(FakeResult("é\n"), Bytes())
+    line = Painter(no_color=True).line(FakeResult("é\n"), Bytes())
     assert line == "é\\n"
 
 
@@ -155,9 +163,9 @@ def test_a_coloured_line_does_not_split_a_character():
 
 
 def summary(stats: list[FakeStats], seconds: float) -> str:
-    totals = output.Totals()
+    totals = Totals()
     for each in stats:
-        totals.add(each)
+        totals.add(FakeResult("text", stats=each))
     return totals.summary(seconds)
 
 

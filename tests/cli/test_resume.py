@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fake_results import FakeResult
-from mlx_t5.cli.output import LineFile, Results
+from mlx_t5.cli.lines import text_lines
+from mlx_t5.cli.output import LineFile
 from mlx_t5.cli.resume import Form, Kept, kept
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
@@ -270,7 +271,7 @@ def test_an_error_is_on_record_before_its_line_is(tmp_path):
     def killed(*_, **__):
         raise Killed
 
-    with Results(str(out), as_json=False, record=record) as output:
+    with LineFile(str(out), record=record, line_of=text_lines(False, True)) as output:
         output.write("p", FakeResult("one"), 1)
         output._file.write = killed
         with pytest.raises(Killed):
