@@ -33,7 +33,7 @@ from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
 from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import read_options
 from mlx_t5.cli.output import ARRAY, LineFile, check_output_file
-from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
 
             record = record_of(args, settings, prefix, chosen)
         done = jobs.done_of(prompts, args, record)
-    done = Kept(*ranks.shared(astuple(done)))
+    done = ResumePoint(*ranks.shared(astuple(done)))
     with agreeing(ranks) as facts:
         job = jobs.Job.of(prompts, done, args, ranks, record)
         decoder = None if done.all else _load(args, chosen, ranks)
@@ -108,26 +108,26 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
             facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
     if decoder is None:
         return _nothing_left(done, record)
-    _tell_resumed(job, done, record)
+    _log_resumed(job, done, record)
     _begin(decoder, settings, chosen, args)
     for note in filter(None, (preset.note for preset in presets if not (args.score or args.embed))):
-        _tell(note)
+        _log(note)
     if not (args.prompt or args.input_file):
-        _tell(f"prompt: {DEFAULT_PROMPT}")
+        _log(f"prompt: {DEFAULT_PROMPT}")
     return _decode(decoder, job, prefix, settings, args)
 
 
-def _nothing_left(done: Kept, record: RunRecord) -> int:
-    _tell(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
+def _nothing_left(done: ResumePoint, record: RunRecord) -> int:
+    _log(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
     return record.finish(BAD_INPUT if done.failed else 0)
 
 
-def _tell_resumed(job: Job, done: Kept, record: RunRecord) -> None:
+def _log_resumed(job: Job, done: ResumePoint, record: RunRecord) -> None:
     if resumed := job.resumed():
-        _tell(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
+        _log(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
     for prompts, beside in {(done.prompts, record), (job.first, job.record)}:  # a part has another
-        if prompts and not beside.found:
-            _tell(f"warning: there is no {beside.path}, so nothing says what made the output")
+        if prompts and not beside.existed:
+            _log(f"warning: there is no {beside.path}, so nothing says what made the output")
 
 
 def _decode(
@@ -136,7 +136,7 @@ def _decode(
     painter = None
     if args.verbose and not (args.score or args.embed):
         painter = lines.Painter(bool(os.environ.get("NO_COLOR")))
-        _tell(painter.legend)
+        _log(painter.legend)
     to_screen = not (args.output_file or args.json or args.score or args.embed)
     single = args.num_samples == args.num_beams == 1
     prompts = job.prompts
@@ -168,9 +168,9 @@ def _choose(args: argparse.Namespace) -> Pair:
     from convert import convert
     from mlx_t5.cli import models
 
-    one_pass = args.score or args.embed
-    why = "no draft takes part" if one_pass else "regular decoding"
-    regular = args.regular_decode or one_pass
+    scoring = args.score or args.embed
+    why = "no draft takes part" if scoring else "regular decoding"
+    regular = args.regular_decode or scoring
     names = args.model, args.draft_model
     fetch = not (args.num_beams or 1) > 1  # beams do without a draft: it is not worth a download
     return models.choose_pair(*names, convert, regular, args.adapter_path, why, fetch)
@@ -207,9 +207,9 @@ def _begin(
 
     if args.exact:
         decoder.engine(settings, args.batch_size)  # which may refuse
-    _tell(chosen.note)
+    _log(chosen.note)
     if args.verbose:
-        _tell(f"on {device_name()}")
+        _log(f"on {device_name()}")
 
 
 def _stream(
@@ -236,7 +236,7 @@ def _stream(
     if chunk:
         totals = Totals()
         totals.add(chunk)
-        _tell(("interrupted: " if status else "") + totals.summary(chunk.stats.decode_seconds))
+        _log(("interrupted: " if status else "") + totals.summary(chunk.stats.decode_seconds))
     return status
 
 
@@ -307,7 +307,7 @@ def _write_all(
                 output.write(prompt, outcome, n)
                 if error := lines.error_of(outcome):
                     status = BAD_INPUT
-                    job.tell_error(
+                    job.log_error(
                         error if isinstance(prompt, UserError) else f"prompt {n}: {error}"
                     )
                 totals.add(outcome)
@@ -324,7 +324,7 @@ def _write_all(
     else:
         totals, status = job.finish(totals, status)
     texts = not (args.score or args.embed)
-    _tell(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
+    _log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
     return job.record.finish(status)
 
 
@@ -338,7 +338,7 @@ def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
     return tqdm(total=total, initial=done, unit=" " + unit, disable=hidden)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

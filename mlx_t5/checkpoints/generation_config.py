@@ -32,7 +32,7 @@ from mlx_t5.settings import SETTINGS, Settings
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
-_USUAL_TOP_K = 50  # of transformers, where it samples
+_DEFAULT_TOP_K = 50  # of transformers, where it samples
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
@@ -79,7 +79,7 @@ class Preset:
     """What a file wants.
 
     Attributes:
-        source: what it is the wish of, for messages.
+        source: the file or the task, for messages.
         prefix: to be put before every prompt.
         settings: by their names in `Settings`.
         left_out: entries that are not supported.
@@ -124,10 +124,10 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.
     """
-    found = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
-    if not isinstance(found, dict) or not all(isinstance(raw, dict) for raw in found.values()):
+    tasks = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
+    if not isinstance(tasks, dict) or not all(isinstance(raw, dict) for raw in tasks.values()):
         raise UserError("config.json: task_specific_params must be an object of objects")
-    return {name: _preset(f"task {shown(name)}", raw) for name, raw in found.items()}
+    return {name: _preset(f"task {shown(name)}", raw) for name, raw in tasks.items()}
 
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
@@ -143,20 +143,20 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
     return tasks[name]
 
 
-def combined(*wishes: Mapping[str, Any]) -> dict[str, Any]:
+def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from several sources, of which a later one overrides an earlier.
 
-    Beams neither sample nor draft: where a source asks for one, an earlier one's wish for the other
+    Beams neither sample nor draft: where a source asks for one, what an earlier has of the other
     is dropped.
     """
     result: dict[str, Any] = {}
-    for wish in wishes:
-        if wish.get("temp") or wish.get("delta"):
+    for source in sources:
+        if source.get("temp") or source.get("delta"):
             result.pop("num_beams", None)
-        if (wish.get("num_beams") or 1) > 1:
+        if (source.get("num_beams") or 1) > 1:
             result.pop("temp", None)
             result.pop("delta", None)
-        result |= wish
+        result |= source
     return result
 
 
@@ -201,10 +201,10 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"{source}: do_sample must be true or false")
     if not sample:
         return {"temp": 0.0}
-    return {"temp": raw.get("temperature", 1.0), "top_k": _USUAL_TOP_K}
+    return {"temp": raw.get("temperature", 1.0), "top_k": _DEFAULT_TOP_K}
 
 
 def _ids(value: Any) -> set:
     """Token ids that are one, several or none."""
     several = value if isinstance(value, list) else [value]
-    return {each for each in several if type(each) is int}
+    return {token for token in several if type(token) is int}

@@ -163,14 +163,14 @@ def add_number(
     """
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
-    told = "" if default is None else f" (default: {shown})"
+    suffix = "" if default is None else f" (default: {shown})"
     group.add_argument(
         *names,
         type=type,
         default=default,
         nargs="+" if several else None,
         metavar=metavar,
-        help=f"{help}{told}",
+        help=f"{help}{suffix}",
     )
 
 
@@ -242,7 +242,7 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
 
     Args:
         group: what to add them to.
-        without: how this command line is told to decode without a draft.
+        without: how this command line is asked to decode without a draft.
     """
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.output import ARRAY, LineFile
-from mlx_t5.cli.resume import Form, Kept, kept
+from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import LAUNCH
@@ -42,7 +42,7 @@ def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
         raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
 
 
-def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Kept:
+def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> ResumePoint:
     """What `--resume` keeps of the output; draws as many prompts.
 
     Args:
@@ -54,8 +54,8 @@ def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Kept:
         UserError: the output cannot be resumed.
     """
     if not (args.resume and isinstance(prompts, Lines)):
-        return Kept()
-    done = kept(args.output_file, prompts, _form(args), prompts.count)
+        return ResumePoint()
+    done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
     return replace(done, failed=record.failed_of(done.prompts) or done.failed)
 
 
@@ -76,7 +76,7 @@ class Job:
     def __init__(
         self,
         prompts: Any,
-        done: Kept,
+        done: ResumePoint,
         args: argparse.Namespace,
         record: RunRecord,
         indexes: Iterator[int] | None = None,
@@ -92,7 +92,7 @@ class Job:
 
     @staticmethod
     def of(
-        prompts: Any, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
+        prompts: Any, done: ResumePoint, args: argparse.Namespace, ranks: Ranks, record: RunRecord
     ) -> Job:
         """The job that the options ask for; asks no other rank anything.
 
@@ -140,7 +140,7 @@ class Job:
 
         return compute(drawn(), indexes(), self._ready)
 
-    def tell_error(self, line: str) -> None:
+    def log_error(self, line: str) -> None:
         """Tells what went wrong with a prompt."""
         print(f"error: {line}", file=sys.stderr, flush=True)
 
@@ -153,7 +153,7 @@ class PartJob(Job):
     """A rank's own prompts of a file."""
 
     def __init__(
-        self, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
+        self, done: ResumePoint, args: argparse.Namespace, ranks: Ranks, record: RunRecord
     ) -> None:
         """Finds them, and what an earlier run has done of them.
 
@@ -170,7 +170,7 @@ class PartJob(Job):
             part_record.finish(0)
         part_record.resume()
         prompts, total = self._part.of(lines), self._part.count(lines.count or 0)
-        part_done = kept(self._part.path, prompts, _form(args), total)
+        part_done = find_resume_point(self._part.path, prompts, _form(args), total)
         first = self._part.first + part_done.prompts * ranks.size
         super().__init__(prompts, part_done, args, part_record, count(first, ranks.size))
         self.failed = done.failed or part_done.failed or part_record.failed_of(first)
@@ -181,10 +181,10 @@ class PartJob(Job):
         """See `Job`."""
         return self._kept.prompts + sum(self._ranks.gathered(self.first))
 
-    def tell_error(self, line: str) -> None:
+    def log_error(self, line: str) -> None:
         """See `Job`; what is said of another rank's prompts, rank 0 says at the end."""
         if self._ranks.rank == 0:
-            super().tell_error(line)
+            super().log_error(line)
         elif len(self._errors) < MOST_ERRORS:
             self._errors.append(line)
 
@@ -203,7 +203,7 @@ class PartJob(Job):
         self.record.join(chain.from_iterable(failed for *_, failed in reports))
         for _, _, errors, _ in reports:
             for line in errors:
-                super().tell_error(line)
+                super().log_error(line)
         if self._args.verbose:
             results = [f"{rank}: {sums['results']}" for rank, (sums, *_) in enumerate(reports)]
             print("results by rank: " + ", ".join(results), file=sys.stderr, flush=True)

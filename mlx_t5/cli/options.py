@@ -31,7 +31,7 @@ def build_parser() -> Parser:
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _decoding_options(parser.add_argument_group("decoding"))
-    _one_pass_options(parser.add_argument_group("without generating"))
+    _scoring_options(parser.add_argument_group("without generating"))
     # None is absent: only then a model's own files, or `Settings`, decide.
     parser.set_defaults(**dict.fromkeys(field.name for field in fields(Settings)))
     return parser
@@ -105,7 +105,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _one_pass_options(group: argparse._ArgumentGroup) -> None:
+def _scoring_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     either.add_argument(
         "--score",
@@ -141,11 +141,11 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not args.output_file:
         raise UserError("standard output is closed; name an --output-file")
-    _check_one_pass(args)
+    _check_scoring(args)
     _check_files(args)
 
 
-def _check_one_pass(args: argparse.Namespace) -> None:
+def _check_scoring(args: argparse.Namespace) -> None:
     """Refuses options that do not go together with scores and vectors."""
     if args.score and not args.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')

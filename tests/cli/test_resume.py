@@ -9,30 +9,30 @@ import pytest
 from fake_results import FakeResult
 from mlx_t5.cli.lines import text_lines
 from mlx_t5.cli.output import LineFile
-from mlx_t5.cli.resume import Form, Kept, kept
+from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 
 # ---- what is kept --------------------------------------------------------------------------------
 
 
-def found(tmp_path, data: str, items: list, **form) -> Kept:
+def found(tmp_path, data: str, items: list, **form) -> ResumePoint:
     path = tmp_path / "out"
     path.write_bytes(data.encode())
-    return kept(str(path), iter(items), Form(**form), len(items))
+    return find_resume_point(str(path), iter(items), Form(**form), len(items))
 
 
 def test_complete_lines_are_kept_and_a_half_one_is_dropped(tmp_path):
-    assert kept(str(tmp_path / "none"), iter("ab"), Form()) == Kept()
-    assert found(tmp_path, "", ["a", "b"]) == Kept()
-    assert found(tmp_path, "é\u2028x\n\nhal", ["a", "b", "c"]) == Kept(2, 8)
-    assert found(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == Kept(1, 4)
+    assert find_resume_point(str(tmp_path / "none"), iter("ab"), Form()) == ResumePoint()
+    assert found(tmp_path, "", ["a", "b"]) == ResumePoint()
+    assert found(tmp_path, "é\u2028x\n\nhal", ["a", "b", "c"]) == ResumePoint(2, 8)
+    assert found(tmp_path, "1\n2\n3\n4", ["a", "b"], texts=2) == ResumePoint(1, 4)
 
 
 def test_as_many_prompts_are_drawn_as_are_done(tmp_path):
     items = iter("abc")
     (tmp_path / "out").write_text("1\n2\n3")
-    kept(str(tmp_path / "out"), items, Form())
+    find_resume_point(str(tmp_path / "out"), items, Form())
     assert list(items) == ["c"]
 
 
@@ -46,7 +46,7 @@ def test_what_is_no_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in (str(tmp_path / "pipe"), "/dev/zero"):
         with pytest.raises(UserError, match="goes on with a file, which .* is not"):
-            kept(name, iter("ab"), Form())
+            find_resume_point(name, iter("ab"), Form())
 
 
 def test_objects_have_to_be_of_their_prompts(tmp_path):
