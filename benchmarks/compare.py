@@ -18,7 +18,7 @@ from benchmarks.options import REGULAR, WAYS
 from benchmarks.subject import Run, Subject, begin
 from benchmarks.workload import Workload
 from mlx_t5.cli.arguments import add_setting
-from mlx_t5.requests import AUTO
+from mlx_t5.settings import AUTO
 from mlx_t5.timing import Timed
 
 COLUMNS: printing.Columns = {

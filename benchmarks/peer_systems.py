@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.extras import needed
 from mlx_t5.errors import UserError
-from mlx_t5.requests import AUTO
+from mlx_t5.settings import AUTO
 
 Ids = Sequence[Sequence[int]]  # source tokens of each prompt
 

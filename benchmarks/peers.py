@@ -32,7 +32,7 @@ from benchmarks.peer_process import Process
 from benchmarks.peer_systems import Answer
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
-from mlx_t5.requests import AUTO
+from mlx_t5.settings import AUTO
 from mlx_t5.timing import Timed, differing, speed_up, take_turns
 
 GREEDY = "transformers greedy"

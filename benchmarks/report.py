@@ -32,7 +32,7 @@ from mlx_t5.drafting import theory
 from mlx_t5.drafting.adaptive import usual_num_draft
 from mlx_t5.drafting.costs import LONGEST, TARGET_POINTS, Costs, ladder
 from mlx_t5.errors import UserError
-from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 from mlx_t5.timing import Timed
 from model import T5
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from benchmarks import machine, options, printing, workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.errors import UserError
-from mlx_t5.requests import AUTO
+from mlx_t5.settings import AUTO
 from mlx_t5.timing import Ratio, spread
 
 SERVER = Path(__file__).parent.parent / "server.py"

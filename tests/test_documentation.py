@@ -10,8 +10,8 @@ import pytest
 
 import model
 import snippets
-from mlx_t5.requests import Settings
 from mlx_t5.serving.api import CompletionRequest
+from mlx_t5.settings import Settings
 from snippets import ROOT
 
 README = ROOT / "README.md"

@@ -22,8 +22,8 @@ from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.linear import added
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharding import unshared
-from mlx_t5.requests import Settings, check_exact
 from mlx_t5.sampling.draws import Sampling, probabilities
+from mlx_t5.settings import Settings, check_exact
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
 LONGEST_AUTO = WIDTHS[0] - 1  # proposals that "auto" may choose, whatever the width

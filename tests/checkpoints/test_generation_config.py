@@ -17,7 +17,7 @@ from mlx_t5.checkpoints.generation_config import (
     read_tasks,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 from model import load
 
 SUPPORTED = {field.name for field in fields(Settings)}
