@@ -259,7 +259,7 @@ class SpeculativeDecoder:
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
-            **settings: any other of `requests.Settings`, such as repetition_penalty or num_beams.
+            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams.
 
         Returns:
             One result, or a list in the order of the prompts: all samples, or texts of the search,

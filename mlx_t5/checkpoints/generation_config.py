@@ -2,7 +2,7 @@
 
 Both have the entries of transformers' `GenerationConfig`, and so has, as in transformers 5, the
 config.json of a folder without generation_config.json. Those that this project has too become
-settings of `requests.Settings`, with the meaning that they have in transformers:
+settings of `settings.Settings`, with the meaning that they have in transformers:
 
 | entry | setting |
 | --- | --- |
