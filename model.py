@@ -21,7 +21,7 @@ from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.network.blocks import Blocks, block_queries
+from mlx_t5.network.attention import Mask, queries_at_once
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
@@ -122,10 +122,10 @@ class T5(nn.Module):
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
-        queries = block_queries(batch, self.local_config.num_heads, length)
-        biases: Sequence[mx.array | Blocks]
+        queries = queries_at_once(batch, self.local_config.num_heads, length)
+        biases: Sequence[Mask]
         if queries < length:
-            biases = self.encoder.blocks(length, queries, mask)
+            biases = self.encoder.chunked_biases(length, queries, mask)
         else:
             biases = self.encoder.biases(mx.arange(length)[None], length, mask)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
@@ -212,7 +212,7 @@ class T5(nn.Module):
         biases = self.decoder.biases(slots.positions, slots.seen)
         x = self._embed(tokens)
         for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
-            x = layer(x, bias, cache, i, slots)
+            x = layer(x, bias, i, slots)
             if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
         return self.decoder.norm(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -181,22 +182,17 @@ class T5Config:
             if max(tokens) >= self.vocab_size:
                 raise UserError(f"config.json: {name} is outside the vocabulary")
 
-    @property
+    @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The ids of all tokens that end a text; the first is `eos_token_id`."""
         return (self.eos_token_id, *self.more_eos_token_ids)
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the feed-forward has two input branches, `wi_0` and `wi_1`."""
-        return self.is_gated_act
 
     @property
     def bias_per_layer(self) -> bool:
         """Whether every layer learns its own relative bias, not only the first for all."""
         return self.model_type == "umt5"
 
-    @property
+    @cached_property
     def scales_logits(self) -> bool:
         """Whether hidden states are multiplied by d_model^-0.5 before the output head."""
         if self.model_type == "mt5":  # its published configs contradict each other

@@ -16,10 +16,9 @@ from typing import Any
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
 from mlx_t5.network.attention import attention
-from mlx_t5.network.cache import BLOCK
+from mlx_t5.network.cache import SLOT_MULTIPLE
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.network.linear import added
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharding import unshared
 from mlx_t5.requests import Settings, check_exact
@@ -27,9 +26,9 @@ from mlx_t5.sampling.draws import Sampling, probabilities
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
 LONGEST_AUTO = WIDTHS[0] - 1  # proposals that "auto" may choose, whatever the width
-# Keys that attention is checked over: sources of any length, and slots, which come in blocks.
+# Keys that attention is checked over: sources of any length, and multiples of slots.
 SOURCES = (1, 2, 7, 16, 31, 100, 257)
-SLOTS = tuple(n * BLOCK for n in (1, 2, 3, 5, 9, 17))
+SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
 
 Product = Callable[[mx.array], mx.array]
 
@@ -152,7 +151,7 @@ def _doubled(
         return [x, mx.concatenate([half, -mx.roll(half, group, axis=1), rest], axis=1)]
 
     def adding(x: mx.array) -> mx.array:
-        return added(x, like, mx.zeros((len(x), len(like.weight)), like.weight.dtype))
+        return like(x, mx.zeros((len(x), len(like.weight)), like.weight.dtype))
 
     return adding if adds and scales is None else getattr(like, "as_linear", like), inputs
 
@@ -182,7 +181,7 @@ def attention_holds(model: Any, width: int) -> bool:
 def decoder_holds(target: ExactTarget) -> bool:
     """Whether a row has the same logits token by token alone as in blocks beside other rows."""
     width, batch = target.width, target.rows[-1]
-    begin = BLOCK - width // 2  # so that the block crosses into other slots
+    begin = SLOT_MULTIPLE - width // 2  # so that the block crosses into other slots
 
     def some(*shape: int) -> mx.array:
         return target.ranks.of_first(mx.random.randint(0, target.config.vocab_size, shape))

@@ -29,7 +29,7 @@ RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
 OF_CONFIG = (
     "model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
     "num_heads", "relative_attention_num_buckets", "relative_attention_max_distance",
-    "layer_norm_epsilon", "dense_act_fn", "is_gated", "scales_logits", "pad_token_id",
+    "layer_norm_epsilon", "dense_act_fn", "is_gated_act", "scales_logits", "pad_token_id",
     "eos_token_ids", "decoder_start_token_id",
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
-from mlx_t5.network.blocks import block_queries
+from mlx_t5.network.attention import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
@@ -156,11 +156,13 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Bytes that the encoder takes at work, at most.
 
     That was measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
-    A GPU does not keep the scores. Those of long sources are there a block at a time.
+    A GPU does not keep the scores. Those of long sources are there a chunk of queries at a time.
     """
     heads = config.num_heads
-    scores = heads * min(source, block_queries(rows, heads, source))
-    others = (1 + config.is_gated) * config.d_ff + config.d_model + config.num_heads * config.d_kv
+    scores = heads * min(source, queries_at_once(rows, heads, source))
+    others = (
+        (1 + config.is_gated_act) * config.d_ff + config.d_model + config.num_heads * config.d_kv
+    )
     return 4 * width * rows * source * (scores + others)
 
 

@@ -37,9 +37,9 @@ class Summed:
 
     ranks: Ranks
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, residual: mx.array) -> mx.array:
         """The layer's output (M, N) for all inputs, of which x (M, K) are this rank's."""
-        return self.ranks.sum(super().__call__(x))  # type: ignore[misc]
+        return residual + self.ranks.sum(super().__call__(x))  # type: ignore[misc]
 
 
 class Gathered:

@@ -44,7 +44,7 @@ def has_decoder(names: Iterable[str]) -> bool:
 def tensor_names(config: T5Config, encoder_only: bool = False) -> dict[str, str]:
     """Returns every tensor of a model with this config: its Hugging Face name → ours."""
     names = {EMBEDDING: EMBEDDING} | ({} if encoder_only else {HEAD: HEAD})
-    projections = ("wi_0", "wi_1", "wo") if config.is_gated else ("wi", "wo")
+    projections = ("wi_0", "wi_1", "wo") if config.is_gated_act else ("wi", "wo")
     sublayers = {
         "SelfAttention": ("self_attention", "qkvo"),
         "EncDecAttention": ("cross_attention", "qkvo"),
