@@ -69,30 +69,26 @@ class Adapter:
             change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
             yield rows.astype(mx.float32) + change
 
-    def merge(self, name: str, weight: mx.array) -> mx.array:
-        """A whole weight, merged; arguments and errors as of `blocks`."""
-        return next(self.blocks(name, [weight]))
-
-    def stored(
+    def merged(
         self,
         tensors: Iterable[tuple[str, mx.array]],
-        names: Collection[str],
         ours: Mapping[str, str],
+        names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
-        """Merges the tensors of an MLX folder; what is quantised is quantised again as it was.
+        """Merges whole tensors; what is quantised is quantised again as it was.
 
         Args:
             tensors: pairs of our name and array.
-            names: of all of them.
             ours: our names by Hugging Face's.
+            names: ours of all tensors.
             quantization: the entry of that name in config.json.
 
         Yields:
             The same names, each with its array.
         """
         changed = {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._scales}
-        wanted = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
+        parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
         waiting: dict[str, dict[str, mx.array]] = {path: {} for path in changed}
         for name, array in tensors:
             path = name.rpartition(".")[0]
@@ -100,10 +96,13 @@ class Adapter:
                 yield name, array
                 continue
             waiting[path][name] = array
-            if len(waiting[path]) == len(wanted[path]):
-                how = layer_settings(quantization or {}, path)
-                merge = partial(self.merge, changed[path] + _WEIGHT)
-                yield from change_weight(path, waiting.pop(path), how, merge).items()
+            if len(waiting[path]) == len(parts[path]):
+                settings = layer_settings(quantization or {}, path)
+                merge = partial(self._merge, changed[path] + _WEIGHT)
+                yield from change_weight(path, waiting.pop(path), settings, merge).items()
+
+    def _merge(self, name: str, weight: mx.array) -> mx.array:
+        return next(self.blocks(name, [weight]))
 
     def __enter__(self) -> Adapter:
         return self

@@ -23,26 +23,54 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError, shown
+from mlx_t5.network import memory
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.ranks import ranks_of
+from mlx_t5.network.linear import Linear
+from mlx_t5.network.ranks import ALONE, ranks_of
 from mlx_t5.network.sharding import unshared
+from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
 
 
-def share(draft: nn.Module, target: Any, head: nn.Module | None) -> None:
+def share(draft: nn.Module, target: Any) -> None:
     """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own.
 
-    `head` is the target's output head, whole; None if that is its embedding.
+    Raises:
+        UserError: ranks share the target, and its folder cannot be read any longer.
+        RuntimeError: the device has not enough memory.
     """
     embedding = unshared(target.shared)
-    modules = {"shared": embedding, "encoder": target.encoder, "lm_head": head}
+    modules = {"shared": embedding, "encoder": target.encoder, "lm_head": full_head(target)}
     for name, module in {"shares_with": target, **modules}.items():
         if module is not None:
             vars(draft)[name] = module
+
+
+def full_head(model: Any) -> nn.Module | None:
+    """The output head of all tokens; None if it is the embedding. Nobody else is asked.
+
+    If ranks share it, it is read from the model's folder, quantised as it is there. No adapter
+    changes it. `model` is a `model.T5`; arguments and errors as of `share`.
+    """
+    if "lm_head" not in model or ranks_of(model).size == 1:
+        return getattr(model, "lm_head", None)
+    holder, config = nn.Module(), model.config
+    holder.lm_head = Linear(config.d_model, config.vocab_size)
+    with (
+        memory.room_for_weights(memory.head_bytes(model.folder, model.dtype)),
+        open_checkpoint(model.folder) as stored,
+    ):
+        names = {name: name for name in stored.names if name.startswith(memory.HEADS)}
+        if len(names) > 1:
+            quantize(holder, read_config(model.folder).get("quantization"), set(names))
+        check({name: stored.shape(name) for name in names}, shapes_of(holder))
+        fill(holder, read_shards(stored, names, ALONE), model.dtype)
+    return holder.lm_head
 
 
 def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:

@@ -7,11 +7,11 @@ that names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import mx, nn, on_cpu
+from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
 from mlx_t5.checkpoints.checkpoint import (
     EMBEDDINGS,
     SAFETENSORS,
@@ -23,6 +23,8 @@ from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, shown
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
+from mlx_t5.network.ranks import Ranks
+from mlx_t5.network.sharding import where_of
 
 EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
@@ -100,6 +102,11 @@ def select(
     shapes = {name: checkpoint.shape(name) for name in stored if name not in duplicates}
     check(shapes, {name: expected[mine] for name, mine in ours.items()})
     return ours
+
+
+def shapes_of(model: nn.Module) -> dict[str, Shape]:
+    """The shape of every parameter, by its name."""
+    return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
 def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
@@ -196,6 +203,26 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
         arrays |= mx.load(str(folder / file))
     while arrays:
         yield arrays.popitem()
+
+
+def read_shards(
+    stored: Checkpoint, ours: Mapping[str, str], ranks: Ranks, uncut: bool = False
+) -> Iterator[tuple[str, mx.array]]:
+    """Yields this rank's shard of tensors in their stored type, and reads nothing else of them.
+
+    Args:
+        stored: the checkpoint.
+        ours: the tensors' names there → our names, which are yielded.
+        ranks: that share the model.
+        uncut: yield them in full all the same, as they are changed before they are cut.
+    """
+    names = [name for name in stored.names if name in ours]
+    if ranks.size > 1:  # a tensor is there twice for a moment: the largest while little else is
+        names.sort(key=lambda name: -stored.nbytes(name))
+    for name in names:
+        shape = stored.shape(name)
+        where = None if uncut else where_of(ours[name], shape, ranks)
+        yield ours[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
