@@ -92,7 +92,7 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.blocks(self._open(tensor.path), max_bytes)
 
-    def sample(self, name: str, places: int = 4, width: int = 64) -> bytes:
+    def sample(self, name: str, places: int, width: int = 64) -> bytes:
         """Bytes of a tensor as they are stored, from places spread evenly over it."""
         tensor = self._tensors[name]
         file, size = self._open(tensor.path), tensor.extent * tensor.itemsize
@@ -155,6 +155,11 @@ def open_checkpoint(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
     )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder of a module, which may have weights in one file, has any."""
+    return any((folder / name).is_file() for name in (SAFETENSORS, TORCH))
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
