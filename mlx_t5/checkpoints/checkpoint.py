@@ -14,10 +14,9 @@ from io import FileIO
 from pathlib import Path
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_small, require_own
-from mlx_t5.checkpoints.stored_tensor import StoredTensor
+from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
 
@@ -87,10 +86,10 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.part(self._open(tensor.path), axis, where)
 
-    def blocks(self, name: str, max_bytes: int) -> Iterator[mx.array]:
-        """Yields one tensor, in its stored type, in blocks of whole rows of about `max_bytes`."""
+    def row_tiles(self, name: str, max_bytes: int) -> Iterator[mx.array]:
+        """Yields one tensor, in its stored type, in tiles of whole rows of about `max_bytes`."""
         tensor = self._tensors[name]
-        return tensor.blocks(self._open(tensor.path), max_bytes)
+        return tensor.row_tiles(self._open(tensor.path), max_bytes)
 
     def sample(self, name: str, places: int, width: int = 64) -> bytes:
         """Bytes of a tensor as they are stored, from places spread evenly over it."""

@@ -148,8 +148,8 @@ def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
         return True
     if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
         return False
-    blocks = zip(checkpoint.blocks(a, 2**24), checkpoint.blocks(b, 2**24), strict=True)
-    return all(mx.array_equal(x, y).item() for x, y in blocks)
+    tiles = zip(checkpoint.row_tiles(a, 2**24), checkpoint.row_tiles(b, 2**24), strict=True)
+    return all(mx.array_equal(x, y).item() for x, y in tiles)
 
 
 def read_config(folder: Path) -> dict:

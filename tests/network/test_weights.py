@@ -137,8 +137,8 @@ def test_the_embedding_under_any_name(made, tmp_path, embedding):
 
 
 def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeypatch):
-    blocks = Checkpoint.blocks  # a few rows each, as in a large checkpoint
-    monkeypatch.setattr(Checkpoint, "blocks", lambda self, name, _: blocks(self, name, 1000))
+    tiles = Checkpoint.row_tiles  # a few rows each, as in a large checkpoint
+    monkeypatch.setattr(Checkpoint, "row_tiles", lambda self, name, _: tiles(self, name, 1000))
 
     def nudge(tensors):
         tensors[HEAD][-1] += 1
