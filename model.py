@@ -65,7 +65,7 @@ class T5(nn.Module):
             own parameters are those of the decoder (network/sharing.py).
 
     Attributes:
-        local_config: the shape of what this process computes: `config`, unless it has a part of
+        local_config: the shape of what this process computes: `config`, unless it has a shard of
             the model (network/sharding.py).
         folder: that `load` read it from.
         adapted: whether an adapter was merged into it.
@@ -257,8 +257,8 @@ def select_tensors(
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    alone = encoder_only or not has_decoder(checkpoint.names)
-    return select(config, checkpoint, expected_parameters(config, encoder_only=alone), alone)
+    encoder_only = encoder_only or not has_decoder(checkpoint.names)
+    return select(config, checkpoint, expected_parameters(config, encoder_only=encoder_only))
 
 
 def load(

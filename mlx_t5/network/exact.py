@@ -51,19 +51,18 @@ class ExactTarget:
             ids: (B, S) source tokens.
             mask: (B, S), True for tokens; None if all are. The output is 0 where it is False.
         """
-        lengths = _lengths(ids, mask)
-        alone = [self.model.encode(ids[i : i + 1, :n]) for i, n in enumerate(lengths)]
-        missing = [ids.shape[1] - n for n in lengths]
-        padded = zip(alone, missing, strict=True)
-        return mx.concatenate([mx.pad(x, [(0, 0), (0, n), (0, 0)]) for x, n in padded])
+        width, rows = ids.shape[1], []
+        for i, length in enumerate(_lengths(ids, mask)):
+            states = self.model.encode(ids[i : i + 1, :length])
+            rows.append(mx.pad(states, [(0, 0), (0, width - length), (0, 0)]))
+        return mx.concatenate(rows)
 
     def cache(
         self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1
     ) -> Any:  # an `ExactCache`
         """A cache for what `encode` returned, of every prompt without its padding."""
-        lengths = _lengths(encoded, mask)
-        alone = (encoded[i : i + 1, :n] for i, n in enumerate(lengths))
-        return ExactCache([self.model.cache(x, None, capacity) for x in alone])
+        rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
+        return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
     def decode(
         self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array, traced: bool = False
@@ -120,10 +119,10 @@ class ExactCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; one may be asked for several times."""
-        kept: list[Cache] = []
+        chosen: list[Cache] = []
         for row in (self.rows[i] for i in rows):
-            kept.append(row.twin() if any(row is other for other in kept) else row)
-        self.rows = kept
+            chosen.append(row.twin() if any(row is other for other in chosen) else row)
+        self.rows = chosen
 
     def append(self, other: ExactCache) -> None:
         """Adds the rows of `other` at the end."""

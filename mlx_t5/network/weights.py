@@ -43,9 +43,9 @@ def has_decoder(names: Iterable[str]) -> bool:
     return any(name.startswith("decoder.") or name == HEAD for name in decoding)
 
 
-def tensor_names(config: T5Config, encoder_only: bool = False) -> dict[str, str]:
+def tensor_names(config: T5Config) -> dict[str, str]:
     """Returns every tensor of a model with this config: its Hugging Face name → ours."""
-    names = {EMBEDDING: EMBEDDING} | ({} if encoder_only else {HEAD: HEAD})
+    names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
     projections = ("wi_0", "wi_1", "wo") if config.is_gated_act else ("wi", "wo")
     sublayers = {
         "SelfAttention": ("self_attention", "qkvo"),
@@ -53,16 +53,16 @@ def tensor_names(config: T5Config, encoder_only: bool = False) -> dict[str, str]
         "DenseReluDense": ("feed_forward", projections),
     }
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
-    for stack, depth in list(depths.items())[: 1 if encoder_only else 2]:
+    for stack, depth in depths.items():
         kinds = [kind for kind in sublayers if stack == "decoder" or kind != "EncDecAttention"]
         names[f"{stack}.final_layer_norm.weight"] = f"{stack}.norm.weight"
         for i in range(depth):
             for j, kind in enumerate(kinds):
-                theirs, (ours, parts) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
+                theirs, (ours, layers) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
                 ours = f"{stack}.layers.{i}.{ours}"
                 names[f"{theirs}.layer_norm.weight"] = f"{ours}.norm.weight"
-                for part in parts:
-                    names[f"{theirs}.{kind}.{part}.weight"] = f"{ours}.{part}.weight"
+                for layer in layers:
+                    names[f"{theirs}.{kind}.{layer}.weight"] = f"{ours}.{layer}.weight"
             if i == 0 or config.bias_per_layer:
                 theirs = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
                 names[theirs] = f"{stack}.relative_attention_bias.{i}.weight"
@@ -73,7 +73,6 @@ def select(
     config: T5Config,
     checkpoint: Checkpoint,
     expected: dict[str, Shape],
-    encoder_only: bool = False,
 ) -> dict[str, str]:
     """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
@@ -83,15 +82,14 @@ def select(
     Args:
         config: from the checkpoint's config.json.
         checkpoint: its tensors; heads and embeddings are compared by value where necessary.
-        expected: our names → shapes, of a model with a head of its own.
-        encoder_only: leave decoder and output head out.
+        expected: our names → shapes, of a model with a head of its own, or of an encoder alone.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    ours = tensor_names(config, encoder_only)
+    ours = {name: mine for name, mine in tensor_names(config).items() if mine in expected}
     stored = [name for name in checkpoint.names if name != _STRAY]
-    if encoder_only:
+    if not has_decoder(expected):
         stored = [name for name in stored if not has_decoder([name])]
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDING)
     ours[embedding] = ours.pop(EMBEDDING)
@@ -252,15 +250,15 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
     model.load_weights(weights)
 
 
-def compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
-    """The type to compute in: as wanted, or as the embedding is stored; without a GPU, float32.
+def compute_dtype(requested: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
+    """The type to compute in: as requested, or as the embedding is stored; without a GPU, float32.
 
     Raises:
-        UserError: the wanted type is none that weights can have.
+        UserError: the requested type is none that weights can have.
     """
-    if wanted is None:
-        wanted = "float32" if on_cpu() else stored_dtype(stored)
-    name = str(wanted).removeprefix("mlx.core.")
+    if requested is None:
+        requested = "float32" if on_cpu() else stored_dtype(stored)
+    name = str(requested).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
     return getattr(mx, name)
