@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -36,28 +36,28 @@ _USUAL_TOP_K = 50  # of transformers, where it samples
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
-def _without_start(length: Any) -> Any:
-    return max(length - 1, 0) if type(length) is int else length
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# Entry, setting, and its value there. Of two for one setting the later counts, as in transformers.
-_ENTRIES: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("max_length", "max_tokens", _without_start),
-    ("max_new_tokens", "max_tokens", _same),
-    ("min_length", "min_tokens", _without_start),
-    ("min_new_tokens", "min_tokens", _same),
-    ("top_k", "top_k", _same),
-    ("top_p", "top_p", _same),
-    ("repetition_penalty", "repetition_penalty", _same),
-    ("no_repeat_ngram_size", "no_repeat_ngram_size", _same),
-    ("num_beams", "num_beams", _same),
-    ("length_penalty", "length_penalty", _same),
-    ("early_stopping", "early_stopping", _same),
+# Entry and setting. Of two for one setting the later counts, as in transformers.
+_ENTRIES: Mapping[str, str] = MappingProxyType(
+    {
+        "max_length": "max_tokens",
+        "max_new_tokens": "max_tokens",
+        "min_length": "min_tokens",
+        "min_new_tokens": "min_tokens",
+        **{
+            name: name
+            for name in (
+                "top_k",
+                "top_p",
+                "repetition_penalty",
+                "no_repeat_ngram_size",
+                "num_beams",
+                "length_penalty",
+                "early_stopping",
+            )  # fmt: skip
+        },
+    }
 )
+_COUNTS_START = ("max_length", "min_length")  # these count the start token
 # They say nothing about the text: ids, which config.json has too, caches, forms of output, and how
 # transformers drafts and computes.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -126,7 +126,7 @@ def read_generation_config(folder: Path) -> Preset:
     config = read_object(folder / CONFIG, _DAMAGED)
     try:
         if not os.path.lexists(path):
-            known = {entry for entry, _, _ in _ENTRIES} | _OFF.keys() | {*_SAMPLING}
+            known = {*_ENTRIES, *_OFF, *_SAMPLING}
             return _preset(CONFIG, {n: value for n, value in config.items() if n in known})
         raw = read_object(path, _DAMAGED)
         preset = _preset(FILE, raw)
@@ -184,17 +184,18 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     prefix = raw.get("prefix", "")
     if not isinstance(prefix, str):
         raise UserError(f"{source}: its prefix is no text")
-    supported = {field.name for field in dataclasses.fields(Settings)}
-    settings, left_out = _sampling(source, raw), []
-    known = {entry: (name, value) for entry, name, value in _ENTRIES if name in supported}
-    for entry, _, _ in _ENTRIES:
-        if entry in raw and entry in known:
-            name, value = known[entry]
-            settings[name] = value(raw[entry])
-    silent = {*known, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
-    for entry, value in raw.items():
-        if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
-            left_out.append(shown(entry))
+    settings = _sampling(source, raw)
+    for entry, name in _ENTRIES.items():
+        if entry in raw:
+            value = raw[entry]
+            starts = entry in _COUNTS_START and type(value) is int
+            settings[name] = max(value - 1, 0) if starts else value
+    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
+    left_out = [
+        shown(entry)
+        for entry, value in raw.items()
+        if entry not in silent and not entry.startswith("_") and not _is_off(entry, value)
+    ]
     if settings.get("temp") and settings.get("num_beams", 1) != 1:  # it would sample from beams
         del settings["num_beams"]
         left_out.append("num_beams")
@@ -226,5 +227,5 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ids(value: Any) -> set:
     """Token ids that are one, several or none."""
-    several = value if isinstance(value, list) else [value]
-    return {each for each in several if type(each) is int}
+    ids = value if isinstance(value, list) else [value]
+    return {id for id in ids if type(id) is int}

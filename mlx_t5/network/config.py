@@ -85,8 +85,6 @@ class T5Config:
         Raises:
             UserError: not a T5 model, or an entry is missing, of a wrong type or out of range.
         """
-        if not isinstance(raw, dict):
-            raise UserError("config.json holds no object; is this a model folder?")
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
                 f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 import adapters
 import checkpoints
-import convert as module
 from checkpoints import TINY, arrays
 from convert import convert
 from mlx_t5.backend import mx, tree_flatten
@@ -115,18 +114,6 @@ def test_an_adapter_of_an_earlier_peft(tiny, adapter, tmp_path):
     checkpoints.write(state, folder / "adapter_model.bin", "zip")
     found = parameters(tiny, adapter=folder)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 8, "q_group_size": 32}])
-def test_tiles_do_not_show(tiny, adapter, tmp_path, monkeypatch, options):
-    folder, _ = adapter
-    whole = convert(tiny, tmp_path / "whole", adapter_path=folder, **options)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 5000)
-    parts = convert(tiny, tmp_path / "parts", adapter_path=folder, **options)
-    plain = convert(tiny, tmp_path / "plain", **options)
-    name = "model.safetensors"
-    assert (whole / name).read_bytes() == (parts / name).read_bytes()
-    assert (whole / name).read_bytes() != (plain / name).read_bytes()
 
 
 def test_no_more_than_a_tile_is_drawn_at_a_time(adapter):

@@ -133,9 +133,3 @@ def test_refused(entries, named):
     with pytest.raises(UserError, match=named) as error:
         T5Config.from_dict({**RAW, **entries})
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("raw", [None, [], "t5", 3])
-def test_no_object(raw):
-    with pytest.raises(UserError):
-        T5Config.from_dict(raw)
