@@ -11,10 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.checkpoints.adapter_config import CONFIG
-from mlx_t5.checkpoints.adapters import WEIGHTS
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
-from mlx_t5.checkpoints.identity import identity
+from mlx_t5.checkpoints.identity import adapter_identity, identity
 from mlx_t5.cli.arguments import option_of
 from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.run_record import INPUT, Facts, RunRecord, beginning
@@ -65,7 +63,7 @@ def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: 
     """
     with open_checkpoint(chosen.target) as checkpoint:
         dtype = str(compute_dtype(args.dtype, checkpoint)).removeprefix("mlx.core.")
-    adapter = chosen.adapter and Opaque(identity(chosen.adapter, (CONFIG,), WEIGHTS))
+    adapter = chosen.adapter and Opaque(adapter_identity(chosen.adapter))
     facts = {
         "--score": args.score,
         "--embed": args.embed,

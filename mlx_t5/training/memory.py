@@ -68,7 +68,7 @@ def row_bytes(config: T5Config, source: int, target: int, own_encoder: bool) -> 
         own_encoder: whether the encoder is trained too.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
-    hidden = config.d_ff * (5 if config.is_gated else 3)
+    hidden = config.d_ff * (5 if config.is_gated_act else 3)
     # Of a layer's position: residuals and norms, queries to outputs, the feed-forward.
     decoding = 10 * config.d_model + 14 * inner + hidden
     encoding = 6 * config.d_model + 8 * inner + hidden
