@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from benchmarks import REQUIREMENTS
 from mlx_t5.cli.arguments import not_installed
 from mlx_t5.errors import UserError
 
@@ -96,13 +97,11 @@ class Process:
     def _how_it_died(self) -> str:
         status = self._process.wait()
         kind = f"signal {-status}" if status < 0 else f"status {status}"
-        how = f"its process ended with {kind}"
+        last_words = ""
         if self._log:
             self._log.seek(0)
-            said = self._log.read().decode("utf-8", "replace").split("\n")
-            last = next((line.strip() for line in reversed(said) if line.strip()), "")
-            how += f": {last}" if last else ""
-        return how
+            last_words = self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"its process ended with {kind}" + (f": {last_words}" if last_words else "")
 
 
 def serve(what: str, requests: TextIO, answers: TextIO) -> None:
@@ -132,7 +131,7 @@ def serve(what: str, requests: TextIO, answers: TextIO) -> None:
 def reason(error: Exception) -> str:
     """An error in one line."""
     if isinstance(error, ImportError):
-        return not_installed(error)
+        return not_installed(error, REQUIREMENTS)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return kind + (str(error).strip().split("\n")[0] or "no message")
 

@@ -16,7 +16,7 @@ from mlx_t5.cli.tables import Columns, markdown, percent
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.costs import Costs
 from mlx_t5.requests import Result
-from mlx_t5.timing import Ratio, speed_up, take_turns
+from mlx_t5.timing import Ratio, interleave, speed_up
 
 Decode = Callable[[int], list[Result]]
 
@@ -118,7 +118,7 @@ def judge(
         counts = Counts.of([result for turn in range(turns) for result in decode(turn)])
         chosen[name] = best_num_draft(counts.alpha, each)
     running = {REGULAR: regular} | {n: decoding(n, gamma) for n, (gamma, _) in chosen.items()}
-    timed = take_turns(running, turns, REPEATS, lambda results: Counts.of(results).decided)
+    timed = interleave(running, turns, REPEATS, lambda results: Counts.of(results).decided)
     ways = []
     for name, (gamma, predicted) in chosen.items():
         counts = Counts.of([r for turn in timed[name].outcomes[0] for r in turn])
