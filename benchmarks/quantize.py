@@ -45,6 +45,7 @@ BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
 LOGITS_BATCH = 16  # texts whose logits are computed at the same time
 PLAIN = "bfloat16"
+Tokens = Sequence[int]
 
 SIZE: printing.Columns = {
     "bytes": lambda row: f"{row['bytes']:,}",
@@ -149,9 +150,10 @@ class Trial:
         results = self._decoded(subject.regular())
         self.lossless = [result.text or "" for result in results]
         start = subject.target.config.decoder_start_token_id
-        sources = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
-        self.texts = Texts(sources, [[start, *result.tokens] for result in results])
-        self.positions = sum(map(len, self.texts.fed))
+        sources = map(subject.tokenizer.encode, prompts.prompts)
+        fed = ([start, *result.tokens] for result in results)
+        self.texts = list(zip(sources, fed, strict=True))
+        self.positions = sum(len(tokens) for _, tokens in self.texts)
 
     def targets(self) -> list[dict]:
         """The figures of every recipe for the target."""
@@ -225,19 +227,6 @@ def _restored(quantization: Quantization, name: str, rows: mx.array) -> mx.array
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Texts as the original decodes them, to compare logits along.
-
-    Attributes:
-        sources: token ids of the prompts.
-        fed: what the decoder is given of each: the start token and the text.
-    """
-
-    sources: Sequence[Sequence[int]]
-    fed: Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
 class Difference:
     """How far logits are from those of the original, over all positions of some texts.
 
@@ -253,18 +242,24 @@ class Difference:
     top_1: float
 
 
-def difference(model: T5, original: T5, texts: Texts) -> Difference:
-    """Compares two models on the same texts, each position knowing the right ones before it."""
+def difference(model: T5, original: T5, texts: Sequence[tuple[Tokens, Tokens]]) -> Difference:
+    """Compares two models along texts, each position knowing the right tokens before it.
+
+    Args:
+        model: the quantised one.
+        original: the other.
+        texts: source tokens, and what the decoder is fed: the start token and the text.
+    """
     sums = [0.0] * 4
-    for first in range(0, len(texts.fed), LOGITS_BATCH):
-        rows = slice(first, first + LOGITS_BATCH)
-        ids, mask = padded(texts.sources[rows], model.config.pad_token_id)
-        tokens, counted = padded(texts.fed[rows], model.config.pad_token_id)
+    for batch in workload.cut(texts, LOGITS_BATCH):
+        sources, fed = zip(*batch, strict=True)
+        ids, mask = padded(sources, model.config.pad_token_id)
+        tokens, counted = padded(fed, model.config.pad_token_id)
         right, other = (m(ids, tokens, mask) for m in (original, model))
         parts = _sums(right, other, mx.ones(tokens.shape) if counted is None else counted).tolist()
         sums = [total + part for total, part in zip(sums, parts, strict=True)]
     squared_error, square, kl, same = sums
-    positions = sum(map(len, texts.fed))
+    positions = sum(len(fed) for _, fed in texts)
     error = math.sqrt(squared_error / square)
     return Difference(error, max(0.0, kl / positions), same / positions)
 

@@ -27,7 +27,7 @@ from benchmarks.figures import (
     source_length,
 )
 from benchmarks.subject import Subject, decided
-from benchmarks.workload import DRAFT, DTYPES, REGULAR
+from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
@@ -105,31 +105,18 @@ COLUMNS: printing.Columns = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add = parser.add_argument
-    add(
-        "--model",
-        metavar="NAME",
-        help="the target (default: t5-11b where models/ has it and "
-        "t5-small, otherwise the bundled pair grown to the shapes of t5-large and t5-small)",
+    workload.add_models(parser)
+    parser.set_defaults(model=None, draft_model=None)
+    parser.epilog = (
+        "Without --model, t5-11b is measured where models/ has it and t5-small, and otherwise the "
+        "bundled pair grown to the shapes of t5-large and t5-small, in bfloat16 on a GPU."
     )
-    add("--draft-model", metavar="NAME", help="the draft (default: that of the target)")
-    add(
-        "--dtype",
-        choices=DTYPES,
-        help="compute in this type (default: the folder's, of the grown pair bfloat16; float32 "
-        "without a GPU)",
-    )
-    add("--prompts", metavar="FILE", help="prompts from this file instead of the held-out ones")
-    usual = f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU"
-    what = f"tokens proposed at a time (default: {usual})"
+    workload.add_file(parser)
+    default = f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU"
+    what = f"tokens proposed at a time (default: {default})"
     add_number(parser, "--num-draft", type=at_least(1), default=None, help=what)
-    add_number(
-        parser,
-        "--seconds",
-        type=at_least(1),
-        default=180,
-        help="to measure for; loading, and making the grown pair once, is not counted",
-    )
+    what = "to measure for; loading, and making the grown pair once, is not counted"
+    add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
     workload.add_json(parser, Path("report.json"))
 
 

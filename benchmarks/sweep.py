@@ -50,25 +50,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help="0 is always among them")
     add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="what proposes (default: draft)")
-    _add_quality(parser)
+    number = partial(add_number, parser)
+    what = "prompts by which quality is measured"
+    number("--quality-count", type=at_least(1), default=60, help=what)
+    number("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
+    what = "points of exact match and of chrF that the recommended setting may lose"
+    number("--tolerance", type=between(0, 100), default=1.0, help=what)
     workload.add_measuring(parser, 3)
+    what = "write NAME.csv and NAME.png, and NAME.json unless --json says where"
     add(
         "--output",
         type=Path,
         default=Path("sweep"),
         metavar="NAME",
-        help="write NAME.csv and NAME.png, and NAME.json unless --json says where "
-        "(default: %(default)s)",
+        help=f"{what} (default: sweep)",
     )
-
-
-def _add_quality(parser: argparse.ArgumentParser) -> None:
-    add = partial(add_number, parser)
-    what = "prompts by which quality is judged"
-    add("--quality-count", type=at_least(1), default=60, help=what)
-    add("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
-    what = "points of exact match and of chrF that the recommended setting may lose"
-    add("--tolerance", type=between(0, 100), default=1.0, help=what)
 
 
 def run(args: argparse.Namespace, command: str) -> int:

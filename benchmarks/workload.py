@@ -69,18 +69,23 @@ def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
         add("--dtype", choices=DTYPES, help=what)
 
 
-def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
-    """Which prompts; `task` is the default, a list where several tasks may be named."""
-    several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
-    shown = " ".join(task) if several else task
-    what = f"held-out prompts of the bundled pair (default: {shown})"
-    parser.add_argument("--task", choices=TASKS, default=task, help=what, **several)
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Prompts of the user's own."""
     parser.add_argument(
         "--prompts",
         metavar="FILE",
         help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
         "target in each object",
     )
+
+
+def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
+    """Which prompts; `task` is the default, a list where several tasks may be named."""
+    several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
+    shown = " ".join(task) if several else task
+    what = f"held-out prompts of the bundled pair (default: {shown})"
+    parser.add_argument("--task", choices=TASKS, default=task, help=what, **several)
+    add_file(parser)
     add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each task")
     add_setting(parser, "--max-tokens", default=200, help="longest text")
 

@@ -9,7 +9,6 @@ import benchmark
 from benchmarks.quantize import (
     BITS,
     PLAIN,
-    Texts,
     _sums,
     difference,
     group_size,
@@ -22,7 +21,7 @@ from mlx_t5.checkpoints.quantization import PREDICATES, Quantization, Recipe
 from mlx_t5.cli.models import BUNDLED
 from model import load
 
-TEXTS = Texts([[21, 9, 300, 1], [40, 1]], [[0, 5, 77, 9], [0, 8, 2, 700, 31, 6]])
+TEXTS = [([21, 9, 300, 1], [0, 5, 77, 9]), ([40, 1], [0, 8, 2, 700, 31, 6])]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +68,8 @@ def test_nothing_is_lost_without_quantising_and_the_original_is_left_alone(targe
 def test_texts_of_other_lengths_in_the_batch_change_nothing(target):
     model = quantized(target, Recipe.from_options(3))
     both = difference(model, target, TEXTS)
-    parts = [Texts([source], [fed]) for source, fed in zip(TEXTS.sources, TEXTS.fed, strict=True)]
-    apart = [difference(model, target, part) for part in parts]
-    mean = sum(one.kl * len(part.fed[0]) for one, part in zip(apart, parts, strict=True)) / 10
+    apart = [difference(model, target, [text]) for text in TEXTS]
+    mean = sum(one.kl * len(fed) for one, (_, fed) in zip(apart, TEXTS, strict=True)) / 10
     assert both.kl == pytest.approx(mean, rel=1e-3)
 
 
