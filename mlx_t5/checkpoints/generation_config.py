@@ -143,10 +143,10 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.
     """
-    found = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
-    if not isinstance(found, dict) or not all(isinstance(raw, dict) for raw in found.values()):
+    tasks = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
+    if not isinstance(tasks, dict) or not all(isinstance(raw, dict) for raw in tasks.values()):
         raise UserError("config.json: task_specific_params must be an object of objects")
-    return {name: _preset(f"task {shown(name)}", raw) for name, raw in found.items()}
+    return {name: _preset(f"task {shown(name)}", raw) for name, raw in tasks.items()}
 
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
@@ -162,20 +162,20 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
     return tasks[name]
 
 
-def combined(*wishes: Mapping[str, Any]) -> dict[str, Any]:
+def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from several sources, of which a later one overrides an earlier.
 
-    Beams neither sample nor draft: where a source asks for one, an earlier one's wish for the other
-    is dropped.
+    Beams neither sample nor draft: where a source asks for one, an earlier one's setting for the
+    other is dropped.
     """
     result: dict[str, Any] = {}
-    for wish in wishes:
-        if wish.get("temp") or wish.get("delta"):
+    for source in sources:
+        if source.get("temp") or source.get("delta"):
             result.pop("num_beams", None)
-        if (wish.get("num_beams") or 1) > 1:
+        if (source.get("num_beams") or 1) > 1:
             result.pop("temp", None)
             result.pop("delta", None)
-        result |= wish
+        result |= source
     return result
 
 
