@@ -1,6 +1,6 @@
 """Command line: measures speculative decoding, with the bundled pair or any other.
 
-    python benchmark.py compare    # all ways of proposing beside regular decoding, and theory
+    python benchmark.py compare    # every proposer beside regular decoding, and theory
     python benchmark.py sweep      # --delta and --num-draft: speed and quality, with a picture
     python benchmark.py peers      # transformers and CTranslate2 on the same weights
     python benchmark.py quantize   # what fewer bits a weight cost
@@ -9,12 +9,64 @@
     python benchmark.py report     # one row about this machine, to paste, in under five minutes
 
 `sweep`, `peers` and `quantize` need requirements/benchmark.txt, `server` needs
-requirements/server.txt. All that is timed takes turns; see mlx_t5/timing.py.
+requirements/server.txt. All that is timed is interleaved; see mlx_t5/timing.py.
+
+Only what is asked for is imported: `--help` waits neither for MLX nor for other subcommands.
 """
 
-import sys
+from __future__ import annotations
 
-from benchmarks.command_line import main
+import importlib
+import shlex
+import sys
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from benchmarks import REQUIREMENTS
+from mlx_t5.cli.arguments import Parser, run
+
+SUBCOMMANDS = MappingProxyType(
+    {
+        "compare": "every proposer beside regular decoding, and beside what theory predicts",
+        "sweep": "tune --num-draft and --delta: speed, theory and quality over a grid, with a "
+        "picture",
+        "peers": "transformers and CTranslate2 on the same weights and prompts",
+        "quantize": "what fewer bits a weight cost: logits, texts, acceptance",
+        "memory": "what the public models take, in bfloat16, 8 and 4 bits",
+        "report": "one row about this machine, to paste, in under five minutes",
+        "server": "the server under load: a running batch against one request at a time",
+    }
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand.
+
+    Returns:
+        Exit status: 0; 1 if texts differ that have to be equal; 2 for bad input; 130 after Ctrl-C.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    return run(lambda: _main(argv), REQUIREMENTS, interrupted="")
+
+
+def _main(argv: Sequence[str]) -> int:
+    args = _parser(argv).parse_args(argv)
+    return args.run(args, shlex.join(["python", "benchmark.py", *argv]))
+
+
+def _parser(argv: Sequence[str]) -> Parser:
+    """All subcommands, and the options of those that `argv` names."""
+    result = Parser(prog="benchmark.py", description="Measures speculative decoding.")
+    commands = result.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+    for name, summary in SUBCOMMANDS.items():
+        command = commands.add_parser(name, help=summary, allow_abbrev=False)
+        if name in argv:
+            module = importlib.import_module(f"benchmarks.{name}")
+            command.description = module.__doc__
+            module.add_options(command)
+            command.set_defaults(run=module.run)
+    return result
+
 
 if __name__ == "__main__":
     sys.exit(main())

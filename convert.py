@@ -224,11 +224,11 @@ def write_weights(
 ) -> None:
     """Writes every shard and the index."""
 
-    def blocks(step: Conversion) -> Iterator[dict[str, mx.array]]:
-        stored = checkpoint.blocks(step.source, BLOCK_BYTES)
-        return map(step.apply, adapter.blocks(step.source, stored))
+    def row_tiles(step: Conversion) -> Iterator[dict[str, mx.array]]:
+        stored = checkpoint.row_tiles(step.source, BLOCK_BYTES)
+        return map(step.apply, adapter.row_tiles(step.source, stored))
 
-    write_shards(folder, shards, blocks, "mlx", "converting")
+    write_shards(folder, shards, row_tiles, "mlx", "converting")
 
 
 def _entry(recipe: Recipe, steps: list[Conversion]) -> dict:

@@ -44,13 +44,13 @@ from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.ranges import FLAG, checked
-from mlx_t5.requests import AUTO, Settings, check_exact
 from mlx_t5.sampling.acceptance import NO_TOKEN, accept
 from mlx_t5.sampling.draws import Sampling, random_keys
 from mlx_t5.sampling.processors import Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
+from mlx_t5.settings import AUTO, Settings, check_exact
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_prompts, checked_samples, split
 from model import T5
@@ -259,7 +259,7 @@ class SpeculativeDecoder:
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
-            **settings: any other of `requests.Settings`, such as repetition_penalty or num_beams.
+            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams.
 
         Returns:
             One result, or a list in the order of the prompts: all samples, or texts of the search,

@@ -4,7 +4,7 @@
 
 The target answers the prompts, a draft learns to guess these answers (mlx_t5/training), and the
 best draft is measured beside what was there before. Nothing about the output of the target can go
-wrong: whatever a draft proposes is verified. What is stopped goes on with --resume.
+wrong: whatever a draft proposes is verified. What is stopped is resumed with --resume.
 
 The table at the end goes to standard output and everything else to standard error.
 """
@@ -17,6 +17,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,11 @@ from mlx_t5.sizes import readable
 if TYPE_CHECKING:
     from mlx_t5.training.answers import LabelledExample, Tokens
     from mlx_t5.training.examples import Example
-    from mlx_t5.training.trainer import Score
+    from mlx_t5.training.trainer import Evaluation
     from model import T5
 
 ANSWERS_AT_ONCE = 32  # rows of the batch that answers
-JUDGED_AT_ONCE = 16  # of the one that evaluates
-LENGTHS = ("source", "answer")  # of labelled examples
+EVALUATED_AT_ONCE = 16  # of the one that evaluates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,24 +51,26 @@ def _main(argv: list[str]) -> int:
         Distillation(args).run()
     except KeyboardInterrupt:
         again = shlex.join(["python", "distill.py", *argv, *["--resume"][args.resume :]])
-        done = Path(args.output).expanduser().exists()
-        started = work_folder(args.output).exists()
-        hint = f"go on with: {again}"
-        if done:
-            hint = f"the draft is in {args.output}; for its verdict remove it and {hint}"
-        _tell(f"interrupted; {hint if done or started else 'nothing was written'}")
+        hint = "nothing was written"
+        if Path(args.output).expanduser().exists():
+            hint = (
+                f"the draft is in {args.output}; for its verdict remove it and go on with: {again}"
+            )
+        elif work_folder(args.output).exists():
+            hint = f"go on with: {again}"
+        _log(f"interrupted; {hint}")
         return INTERRUPTED
     return 0
 
 
 def work_folder(output: str) -> Path:
-    """Where a run keeps what another can go on with: beside its output."""
+    """Where a run keeps what another can resume: beside its output."""
     path = Path(output).expanduser()
     return path.with_name(f"{path.name}-work")
 
 
 class Distillation:
-    """One run: a target, what it is to be told apart from, and the draft in the making."""
+    """One run: a target, the draft in the making, and the one that it has to beat."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Loads the models and the data.
@@ -84,17 +86,17 @@ class Distillation:
 
         self.args, self.folder = args, RunFolder(work_folder(args.output))
         lines = Lines(args.data, completions=True)
-        usual = choose_pair(args.model, None, convert)
-        self.target_folder = usual.target
+        default = choose_pair(args.model, None, convert)
+        self.target_folder = default.target
         self.start = None if args.draft_model is None else locate(args.draft_model, convert)
-        self.before = self.start or usual.draft  # the draft that the new one has to beat
+        self.before = self.start or default.draft  # the draft that the new one has to beat
         self.target, self.tokenizer = load(self.target_folder)
         if self.tokenizer is None:
             raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
         if not self.target.can_decode:
             raise UserError(f"{args.model} is an encoder alone; a draft needs one that decodes")
         vocab_size = self.target.config.vocab_size
-        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, _tell)
+        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, _log)
         self.train, self.held_out = split(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False
 
@@ -108,14 +110,12 @@ class Distillation:
         answers, training = self._settings()
         with self.folder.claimed():
             if self.folder.open(answers, training, self.args.resume):
-                _tell("other options: the answers are used again, the training begins anew")
-            self._tell_memory()
+                _log("other options: the answers are used again, the training begins anew")
+            self._log_memory()
             self._train(self._answered())
-            print(self._judged(self._save()))
-            left = readable(self.folder.finish())
-        _tell(
-            f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({left})"
-        )
+            print(self._verdict(self._save()))
+            size = readable(self.folder.finish())
+        _log(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
 
     def _first_draft(self) -> T5:
         """The draft before it is trained, in float32."""
@@ -137,10 +137,10 @@ class Distillation:
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
         DraftModel(draft, self.target)  # refuses what does not go together
-        theirs, ours = draft.config.vocab_size, self.target.config.vocab_size
-        if theirs < ours:
+        size, needed = draft.config.vocab_size, self.target.config.vocab_size
+        if size < needed:
             raise UserError(
-                f"{self.args.draft_model} has {theirs} token ids and the target {ours}: it could "
+                f"{self.args.draft_model} has {size} token ids and the target {needed}: it could "
                 "not learn all; start from another model"
             )
         return draft
@@ -163,7 +163,7 @@ class Distillation:
         training = {name: getattr(args, name) for name in names}
         return answers, training | {"draft_model": self.start and identity(self.start)}
 
-    def _tell_memory(self) -> None:
+    def _log_memory(self) -> None:
         """Says how much memory the training is going to take at most, and whether that is there."""
         from mlx_t5.backend import tree_flatten
         from mlx_t5.network.memory import limit
@@ -175,13 +175,13 @@ class Distillation:
         target = sum(array.nbytes for _, array in tree_flatten(self.target.parameters()))
         total = target + size.draft + size.step
         parts = f"target {readable(target)}, draft and optimiser {readable(size.draft)}"
-        _tell(
+        _log(
             f"memory: at most {readable(total)} of {readable(limit())} ({parts}, a step "
             f"{readable(size.step)})"
         )
         if total > limit():
             cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
-            _tell(f"warning: that is more than there is; take {cure}")
+            _log(f"warning: that is more than there is; take {cure}")
 
     def _answered(self) -> list[LabelledExample]:
         """The target's answers to the prompts, those of an earlier run among them."""
@@ -192,8 +192,8 @@ class Distillation:
 
         args, decoder = self.args, SpeculativeDecoder(self.target, None, self.tokenizer)
 
-        def answer(sources: Sequence[Tokens], places: Sequence[int]) -> Iterator[Tokens | None]:
-            seeds = [args.seed + place for place in places]
+        def answer(sources: Sequence[Tokens], indices: Sequence[int]) -> Iterator[Tokens | None]:
+            seeds = [args.seed + i for i in indices]
             end = self.target.config.eos_token_id
             for result in decoder.results(
                 sources, seeds, ANSWERS_AT_ONCE, temp=args.temp, max_tokens=args.max_tokens
@@ -204,29 +204,24 @@ class Distillation:
         answers = Answers(self.folder.answers, self.train)
         shares = self.draft.shares_with is not None
         keep = shares and answers.done < len(self.train) and self._room_for_states()
-        with tqdm(
-            total=len(self.train),
-            initial=answers.done,
-            desc="answers",
-            unit=" prompts",
-            disable=None,
-        ) as bar:
+        shown: dict[str, Any] = {"desc": "answers", "unit": " prompts", "disable": None}
+        with tqdm(total=len(self.train), initial=answers.done, **shown) as bar:
             answers.complete(self.target, answer, args.temp, keep, bar.update)
         labelled = answers.labelled()
         if not labelled:
             raise UserError("the target answered none of the prompts; try one with main.py")
-        self._tell_answers(labelled)
+        self._log_answers(labelled)
         return labelled
 
-    def _tell_answers(self, labelled: Sequence[LabelledExample]) -> None:
+    def _log_answers(self, labelled: Sequence[LabelledExample]) -> None:
         """Says which answers failed or have no end."""
         failed, end = len(self.train) - len(labelled), self.target.config.eos_token_id
         if failed:
-            _tell(f"{failed} prompts had no answer and are left out; try some with main.py")
+            _log(f"{failed} prompts had no answer and are left out; try some with main.py")
         endless = [example.answer for example in labelled if example.answer[-1] != end]
         if endless:
             share = sum(map(len, endless)) / sum(len(example.answer) for example in labelled)
-            _tell(
+            _log(
                 f"{len(endless)} of {len(labelled)} answers had no end within --max-tokens "
                 f"{self.args.max_tokens} ({share:.0%} of all tokens); where that is much, look "
                 "whether the prompts have their task prefix"
@@ -235,57 +230,58 @@ class Distillation:
     def _room_for_states(self) -> bool:
         """Whether the encoder's output of all prompts takes less than half of the free disk."""
         positions = sum(len(example.source) for example in self.train)
-        needed = 2 * positions * self.target.config.d_model
-        kept = 2 * needed < shutil.disk_usage(self.folder.path).free
-        if not kept:
-            _tell(f"the disk has no room for {readable(needed)}: prompts are encoded in every step")
-        return kept
+        size = 2 * positions * self.target.config.d_model
+        enough = 2 * size < shutil.disk_usage(self.folder.path).free
+        if not enough:
+            _log(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
+        return enough
 
     def _train(self, labelled: list[LabelledExample]) -> None:
         """Trains the draft; its weights are the best ones then."""
         from tqdm import tqdm
 
+        from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.learner import Learner
+        from mlx_t5.training.loss import draft_loss
         from mlx_t5.training.memory import estimate
         from mlx_t5.training.trainer import Schedule, Trainer
 
-        args = self.args
-        source, answer = (max(len(getattr(each, n)) for each in labelled) for n in LENGTHS)
-        rows = estimate(self.draft, source, answer, args.batch_size).rows
-        learner = Learner(self.draft, args.iters, args.learning_rate, args.temp)
-        schedule = Schedule(
-            args.iters, args.batch_size, rows, args.steps_per_eval, args.save_every, args.seed
+        args, draft = self.args, self.draft
+        source, answer = (max(len(getattr(e, n)) for e in labelled) for n in ("source", "answer"))
+        rows = estimate(draft, source, answer, args.batch_size).rows
+        trainer = Trainer(
+            Learner(draft, draft_loss(draft, args.temp), args.iters, args.learning_rate),
+            partial(micro_batches, labelled, draft, args.batch_size, rows, args.seed),
+            Schedule(args.iters, args.steps_per_eval, args.save_every),
+            self.folder,
+            self._evaluate,
+            lambda line: tqdm.write(line, file=sys.stderr),
         )
 
-        def tell(line: str) -> None:
-            tqdm.write(line, file=sys.stderr)
-
-        trainer = Trainer(learner, labelled, schedule, self.folder, self._evaluate, tell)
-
         def bar(steps: Iterable[int], done: int) -> Iterable[int]:
-            return tqdm(
-                steps, desc="training", initial=done, total=args.iters, unit=" steps", disable=None
-            )
+            shown: dict[str, Any] = {"desc": "training", "unit": " steps", "disable": None}
+            return tqdm(steps, initial=done, total=args.iters, **shown)
 
         trainer.run(bar)
         best = trainer.progress
-        _tell(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
+        _log(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
-    def _evaluate(self) -> Score:
+    def _evaluate(self) -> Evaluation:
         """How the draft fares now on the held-out prompts, in the engine."""
-        from mlx_t5.training.trainer import Score
-        from mlx_t5.training.verdict import Counts, typical
+        from mlx_t5.drafting.tally import Tally
+        from mlx_t5.training.trainer import Evaluation
+        from mlx_t5.training.verdict import typical
 
-        results = list(self._decoded(self.draft, self.held_out, JUDGED_AT_ONCE))
-        good = [not result.error for result in results]
-        if not any(good):
+        results = list(self._decoded(self.draft, self.held_out, EVALUATED_AT_ONCE))
+        decoded = [not result.error for result in results]
+        if not any(decoded):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
-        if not all(good):
-            _tell(f"{good.count(False)} held-out prompts could not be decoded and are left out")
-            self.held_out = list(compress(self.held_out, good))
+        if not all(decoded):
+            _log(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
+            self.held_out = list(compress(self.held_out, decoded))
         self.evaluated = True
-        counts = Counts.of(typical(list(compress(results, good))))
-        return Score(counts.acceptance or 0.0, counts.tokens_per_call)
+        tally = Tally.of(typical(list(compress(results, decoded))))
+        return Evaluation(tally.acceptance or 0.0, tally.tokens_per_call)
 
     def _save(self) -> Path:
         """Writes the draft as a model folder."""
@@ -294,43 +290,44 @@ class Distillation:
         source = self.start if self.start and self.draft.shares_with is None else self.target_folder
         return save_draft(self.draft, source, self.args.output)
 
-    def _judged(self, path: Path) -> str:
-        """The verdict: the new draft, as it was written, beside all other ways of proposing."""
+    def _verdict(self, path: Path) -> str:
+        """The verdict: the new draft, as it was written, beside all other proposers."""
         from mlx_t5.drafting.adaptive import usual_num_draft
         from mlx_t5.drafting.costs import measure
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
-        from mlx_t5.training.verdict import LOOKUP, judge, report
+        from mlx_t5.training.verdict import LOOKUP, measure_proposers, report
         from model import load
 
         self.draft = load(path, shared_with=self.target)[0]
-        ways: dict[str, Any] = {self.args.output: self.draft}
+        drafts: dict[str, Any] = {self.args.output: self.draft}
         if self.before is not None:
             try:
                 before = load(self.before, shared_with=self.target)[0]
                 DraftModel(before, self.target)  # refuses what does not go together
-                ways[str(self.before)] = before
+                drafts[str(self.before)] = before
             except UserError as error:
-                _tell(f"{self.before} is not compared: {error}")
-        costs = {name: measure(self.target, draft) for name, draft in ways.items()}
+                _log(f"{self.before} is not compared: {error}")
+        costs = {name: measure(self.target, draft) for name, draft in drafts.items()}
         costs[LOOKUP] = measure(self.target, None)
-        ways[LOOKUP] = SourceCopy(self.tokenizer)
+        drafts[LOOKUP] = SourceCopy(self.tokenizer)
 
         def decoding(name: str, num_draft: int) -> Any:
             return lambda turn: list(
-                self._decoded(ways.get(name), self.held_out[turn : turn + 1], 1, num_draft)
+                self._decoded(drafts.get(name), self.held_out[turn : turn + 1], 1, num_draft)
             )
 
-        _tell("measuring …")
+        _log("measuring …")
         if not self.evaluated:  # which leaves out what cannot be decoded
             self._evaluate()
-        found, turns = judge(decoding, costs, usual_num_draft(), len(self.held_out))
-        return report(found, costs[self.args.output], self.args.output, turns)
+        most, default = len(self.held_out), usual_num_draft()
+        proposers, turns = measure_proposers(decoding, costs, default, most)
+        return report(proposers, costs[self.args.output], self.args.output, turns)
 
     def _decoded(
         self, draft: Any, examples: Sequence[Example], batch_size: int, num_draft: int = 0
     ) -> Iterator[Any]:
-        """Results of the target with a draft; num_draft 0 is the usual number, None no draft."""
+        """Results of the target with a draft; num_draft 0 is the default number, None no draft."""
         from decoder import SpeculativeDecoder
 
         args = self.args
@@ -340,7 +337,7 @@ class Distillation:
         yield from decoder.results(sources, seeds, batch_size, **settings)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

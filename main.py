@@ -28,25 +28,27 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
-from mlx_t5.cli import work
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, not_given, run
+from mlx_t5.cli import jobs, lines
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.options import EARLY_STOPPING, build_parser, check_options
-from mlx_t5.cli.output import Painter, Results, Totals, check_output_file
-from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.options import read_options
+from mlx_t5.cli.output import ARRAY, LineFile, check_output_file
+from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
+from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 from mlx_t5.machines.agreement import agreeing
 from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
     from decoder import SpeculativeDecoder
+    from mlx_t5.cli.array_file import ArrayFile
+    from mlx_t5.cli.jobs import Job
     from mlx_t5.cli.models import Pair
-    from mlx_t5.cli.work import Job
     from mlx_t5.engine.rows import Result
     from mlx_t5.network.ranks import Ranks
 
@@ -65,16 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    return run(lambda: one_voice(lambda: _options(argv), _main))
-
-
-def _options(argv: list[str] | None) -> argparse.Namespace:
-    """The options; mistakes in them are told before anything is read."""
-    args = build_parser().parse_args(argv, not_given())
-    args.early_stopping = EARLY_STOPPING.get(args.early_stopping)
-    Settings(**given_settings(args))
-    check_options(args)
-    return args
+    return run(lambda: one_voice(lambda: read_options(argv), _main))
 
 
 def _main(args: argparse.Namespace) -> int:
@@ -85,27 +78,28 @@ def _main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, ranks: Ranks) -> int:
-    given = given_settings(args)
     with agreeing(ranks):
         prompts = _prompts(args, ranks)
         if args.output_file and prompts:
             check_output_file(args.output_file, args.input_file)
         chosen = _choose(args)
         presets = _presets(args, chosen.target)
-        settings = Settings(**combined(*(preset.settings for preset in presets), given))
+        settings = Settings(
+            **combined(*(preset.settings for preset in presets), given_settings(args))
+        )
         vars(args).update(vars(settings))
         if args.num_samples > 1 and settings.temp == 0:
             raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
         prefix = "".join(preset.prefix for preset in presets)
         record = RunRecord()
-        if args.parallel or not ranks.rank:
+        if args.output_file and (args.parallel or not ranks.rank):
             from mlx_t5.cli.job_facts import record_of
 
-            record = record_of(args, settings, prefix, chosen, work.is_json(args))
-        done = work.done_of(prompts, args, record)
-    done = Kept(*ranks.shared(astuple(done)))
+            record = record_of(args, settings, prefix, chosen)
+        done = jobs.done_of(prompts, args, record)
+    done = ResumePoint(*ranks.shared(astuple(done)))
     with agreeing(ranks) as facts:
-        job = work.Job.of(prompts, done, args, ranks, record)
+        job = jobs.Job.of(prompts, done, args, ranks, record)
         decoder = None if done.all else _load(args, chosen, ranks)
         if decoder and ranks.size > 1:
             from mlx_t5.machines.fingerprints import common_facts, of_file
@@ -114,48 +108,48 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
             facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
     if decoder is None:
         return _nothing_left(done, record)
-    _tell_resumed(job, done, record)
+    _log_resumed(job, done, record)
     _begin(decoder, settings, chosen, args)
     for note in filter(None, (preset.note for preset in presets if not (args.score or args.embed))):
-        _tell(note)
+        _log(note)
     if not (args.prompt or args.input_file):
-        _tell(f"prompt: {DEFAULT_PROMPT}")
+        _log(f"prompt: {DEFAULT_PROMPT}")
     return _decode(decoder, job, prefix, settings, args)
 
 
-def _nothing_left(done: Kept, record: RunRecord) -> int:
-    _tell(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
+def _nothing_left(done: ResumePoint, record: RunRecord) -> int:
+    _log(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
     return record.finish(BAD_INPUT if done.failed else 0)
 
 
-def _tell_resumed(job: Job, done: Kept, record: RunRecord) -> None:
+def _log_resumed(job: Job, done: ResumePoint, record: RunRecord) -> None:
     if resumed := job.resumed():
-        _tell(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
-    for prompts, lying in {(done.prompts, record), (job.first, job.record)}:  # of a part, its own
-        if prompts and not lying.found:
-            _tell(f"warning: there is no {lying.path}, so nothing says what made the output")
+        _log(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
+    for prompts, beside in {(done.prompts, record), (job.first, job.record)}:  # a part has another
+        if prompts and not beside.existed:
+            _log(f"warning: there is no {beside.path}, so nothing says what made the output")
 
 
 def _decode(
     decoder: SpeculativeDecoder, job: Job, prefix: str, settings: Settings, args: Any
 ) -> int:
-    if args.score or args.embed:
-        return _one_pass(decoder, job, prefix, args)
-    painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose else None
-    if painter:
-        _tell(painter.legend)
-    to_screen = not (args.output_file or args.json)
+    painter = None
+    if args.verbose and not (args.score or args.embed):
+        painter = lines.Painter(bool(os.environ.get("NO_COLOR")))
+        _log(painter.legend)
+    to_screen = not (args.output_file or args.json or args.score or args.embed)
     single = args.num_samples == args.num_beams == 1
     prompts = job.prompts
     if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
         return _stream(decoder, prefix + prompts[0], settings, painter, args)
-    return _write_all(decoder, job, prefix, settings, painter, args)
+    compute = _computation(decoder, prefix, settings, args)
+    return _write_all(job, compute, _output(decoder, job, painter, args), args)
 
 
 def _ranks(args: argparse.Namespace) -> Ranks:
     """The ranks that `mlx.launch` has started."""
     ranks = join()
-    work.check_ranks(args, ranks)
+    jobs.check_ranks(args, ranks)
     if not args.parallel:
         leave_interrupts_to_rank_0(ranks)
     return ranks
@@ -174,16 +168,16 @@ def _choose(args: argparse.Namespace) -> Pair:
     from convert import convert
     from mlx_t5.cli import models
 
-    alone = args.score or args.embed
-    why = "no draft takes part" if alone else "regular decoding"
-    regular = args.regular_decode or alone
-    wanted = args.model, args.draft_model
-    drafts = not (args.num_beams or 1) > 1  # beams do without: then it is not worth a download
-    return models.choose_pair(*wanted, convert, regular, args.adapter_path, why, drafts)
+    scoring = args.score or args.embed
+    why = "no draft takes part" if scoring else "regular decoding"
+    regular = args.regular_decode or scoring
+    names = args.model, args.draft_model
+    fetch = not (args.num_beams or 1) > 1  # beams do without a draft: it is not worth a download
+    return models.choose_pair(*names, convert, regular, args.adapter_path, why, fetch)
 
 
 def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
-    """What the model's own files want, the stronger wish last."""
+    """What the model's own files set; a later one overrides an earlier."""
     presets = [] if args.ignore_generation_config else [read_generation_config(folder)]
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
 
@@ -213,25 +207,25 @@ def _begin(
 
     if args.exact:
         decoder.engine(settings, args.batch_size)  # which may refuse
-    _tell(chosen.note)
+    _log(chosen.note)
     if args.verbose:
-        _tell(f"on {device_name()}")
+        _log(f"on {device_name()}")
 
 
 def _stream(
     decoder: SpeculativeDecoder,
     prompt: str,
     settings: Settings,
-    painter: Painter | None,
+    painter: lines.Painter | None,
     args: argparse.Namespace,
 ) -> int:
     """Show one text while it is generated."""
-    status, stats = 0, None
+    status, chunk = 0, None
     stream = decoder.stream(prompt, seed=args.seed, batch_size=args.batch_size, **vars(settings))
     with contextlib.closing(stream) as chunks:
         try:
             for chunk in chunks:
-                stats, text = chunk.stats, chunk.text
+                text = chunk.text
                 if painter:
                     rest = text[sum(map(len, chunk.pieces)) :]
                     text = painter.paint(chunk.pieces, chunk.writers, rest)
@@ -239,133 +233,112 @@ def _stream(
         except KeyboardInterrupt:
             status = INTERRUPTED
     print(flush=True)
-    if stats:
-        done = "interrupted: " if status else ""
+    if chunk:
         totals = Totals()
-        totals.add(stats)
-        _tell(done + totals.summary(stats.decode_seconds))
+        totals.add(chunk)
+        _log(("interrupted: " if status else "") + totals.summary(chunk.stats.decode_seconds))
     return status
 
 
-def _write_all(
-    decoder: SpeculativeDecoder,
-    job: Job,
-    prefix: str,
-    settings: Settings,
-    painter: Painter | None,
-    args: argparse.Namespace,
-) -> int:
-    """Write every text, in order, as soon as it and all before it are finished."""
+def _computation(
+    decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
+) -> jobs.Compute:
+    """What makes texts, scores or vectors of prompts."""
 
-    def results(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Result]:
+    def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
+        prompts = jobs.prefixed(prompts, prefix)
+        if args.score:
+            return decoder.scoring.scores(prompts, args.batch_size, ready)
+        if args.embed:
+            return decoder.embeddings.vectors(prompts, args.normalize, args.batch_size, ready)
         return decoder.results(
-            work.prefixed(prompts, prefix),
-            batch_size=args.batch_size,
-            num_samples=args.num_samples,
-            seed=args.seed,
-            ready=ready,
-            indexes=indexes,
+            prompts,
+            args.seed,
+            args.batch_size,
+            args.num_samples,
+            ready,
+            indexes,
             **vars(settings),
         )
 
+    return compute
+
+
+def _output(
+    decoder: SpeculativeDecoder,
+    job: Job,
+    painter: lines.Painter | None,
+    args: argparse.Namespace,
+) -> LineFile | ArrayFile:
+    """Where results go, and what a line of them looks like."""
+
     def paint(result: Result) -> str:
-        assert painter is not None, "it is only called with --verbose"
+        assert painter, "it is only called with --verbose"
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
 
-    texts = _texts_a_prompt(args)
-    unit = "prompts" if texts == 1 else "texts"
+    if args.embed and (job.output_file or "").endswith(ARRAY):
+        from mlx_t5.cli.array_file import ArrayFile
+
+        return ArrayFile(str(job.output_file))
+    if args.score:
+        line_of: lines.LineOf = lines.score_object
+    elif args.embed:
+        line_of = lines.embedding_object
+    else:
+        aside = bool(job.output_file) or args.json
+        line_of = lines.text_lines(args.json, aside, paint if painter else None)
+    return LineFile(job.output_file, job.keep, job.record, line_of)
+
+
+def _write_all(
+    job: Job, compute: jobs.Compute, output: LineFile | ArrayFile, args: argparse.Namespace
+) -> int:
+    """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
+    from mlx_t5.backend import mx
+
     began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
-    in_hand: work.InHand = deque()
-    as_json = work.is_json(args)
-    with (
-        Results(
-            job.output_file, as_json, paint if painter else None, job.keep, job.record
-        ) as output,
-        _bar(job, unit, args) as bar,
-    ):
+    unit = "prompts" if job.outcomes_a_prompt == 1 else "texts"
+    in_hand: jobs.InHand = deque()
+    mx.reset_peak_memory()
+    with output, _bar(job, unit, args) as bar:
         try:
-            for result in job.outcomes(results, in_hand):
-                status = max(status, _write(job, output, *in_hand[0], result))
-                totals.add(result.stats)
-                if totals.results % texts == 0:
+            for outcome in job.outcomes(compute, in_hand):
+                n, prompt = in_hand[0]
+                output.write(prompt, outcome, n)
+                if error := lines.error_of(outcome):
+                    status = BAD_INPUT
+                    job.log_error(
+                        error if isinstance(prompt, UserError) else f"prompt {n}: {error}"
+                    )
+                totals.add(outcome)
+                if totals.results % job.outcomes_a_prompt == 0:
                     in_hand.popleft()
                 bar.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    of_all = f" of {bar.total}" if bar.total else ""
-    done = f"interrupted: {totals.results}{of_all} {unit} done · " if status == INTERRUPTED else ""
-    if status != INTERRUPTED:
-        totals, status = job.finish(totals, status)
-    _tell(done + totals.summary(time.perf_counter() - began, unit))
-    return job.record.finish(status)
-
-
-def _one_pass(decoder: SpeculativeDecoder, job: Job, prefix: str, args: Any) -> int:
-    """Writes scores or vectors, in order, batch by batch."""
-    from mlx_t5.backend import mx
-    from mlx_t5.cli import one_pass
-
-    def outcomes(prompts: Iterator[Any], _: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = work.prefixed(prompts, prefix)
-        if args.score:
-            return decoder.scoring.scores(prompts, args.batch_size, ready)
-        return decoder.embeddings.vectors(prompts, args.normalize, args.batch_size, ready)
-
-    in_hand: work.InHand = deque()
-    output: one_pass.JsonLines | one_pass.ArrayFile
-    if args.score:
-        output = one_pass.JsonLines(job.output_file, one_pass.score_record, job.keep, job.record)
-    else:
-        output = one_pass.output_of_vectors(job.output_file, job.keep, job.record)
-    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
-    mx.reset_peak_memory()
-    with output, _bar(job, "prompts", args) as bar:
-        try:
-            for outcome in job.outcomes(outcomes, in_hand):
-                n, item = in_hand.popleft()
-                output.write(item, outcome)
-                if error := one_pass.error_of(outcome):
-                    status = BAD_INPUT
-                    job.tell_error(("" if isinstance(item, UserError) else f"prompt {n}: ") + error)
-                totals.results += 1
-                bar.update()
-        except KeyboardInterrupt:
-            status = INTERRUPTED
     totals.peak_memory_bytes = mx.get_peak_memory()
-    interrupted = "interrupted: " if status == INTERRUPTED else ""
-    if not interrupted:
+    interrupted = ""
+    if status == INTERRUPTED:
+        of_all = f" of {bar.total}" if bar.total else ""
+        interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
+    else:
         totals, status = job.finish(totals, status)
-    seconds = time.perf_counter() - began
-    _tell(interrupted + one_pass.summary(totals.results, seconds, totals.peak_memory_bytes))
+    texts = not (args.score or args.embed)
+    _log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
     return job.record.finish(status)
 
 
 def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
-    """Shows how many texts are finished, on standard error."""
+    """Shows how many results are finished, on standard error."""
     from tqdm import tqdm
 
-    texts = _texts_a_prompt(args)
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    total, done = job.count and job.count * texts, job.first * texts
+    total, done = job.count and job.count * job.outcomes_a_prompt, job.first * job.outcomes_a_prompt
     return tqdm(total=total, initial=done, unit=" " + unit, disable=hidden)
 
 
-def _texts_a_prompt(args: argparse.Namespace) -> int:
-    return args.num_samples * args.num_return_sequences  # one of them is 1
-
-
-def _write(job: Job, output: Results, n: int, prompt: str | UserError, result: Result) -> int:
-    """Write one result, and its error if it has one; returns the exit status that it asks for."""
-    unread = isinstance(prompt, UserError)
-    output.write(prompt if isinstance(prompt, str) else "", result, n)
-    if not result.error:
-        return 0
-    job.tell_error(("" if unread else f"prompt {n}: ") + result.error)
-    return BAD_INPUT
-
-
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -16,19 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import announce_kernels, mx, nn, tree_flatten
+from mlx_t5.backend import announce_kernels, mx, nn
 from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.network.blocks import Blocks, block_queries
+from mlx_t5.network.attention import Mask, queries_at_once
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import Stack
 from mlx_t5.network.linear import Embedding, Linear
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, room_for_weights
-from mlx_t5.network.part import Part, whole_head
+from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
+from mlx_t5.network.ranks import Ranks
+from mlx_t5.network.sharding import cut, require_divisible, shard
 from mlx_t5.network.sharing import share, target_of
 from mlx_t5.network.weights import (
     HEAD,
@@ -40,7 +41,10 @@ from mlx_t5.network.weights import (
     has_decoder,
     quantize,
     read_config,
+    read_mlx,
+    read_shards,
     select,
+    shapes_of,
     tensor_names,
 )
 from mlx_t5.pooling import Pooling
@@ -61,7 +65,7 @@ class T5(nn.Module):
             own parameters are those of the decoder (network/sharing.py).
 
     Attributes:
-        local_config: the shape of what this process computes: `config`, unless it has a part of
+        local_config: the shape of what this process computes: `config`, unless it has a shard of
             the model (network/sharding.py).
         folder: that `load` read it from.
         adapted: whether an adapter was merged into it.
@@ -79,7 +83,7 @@ class T5(nn.Module):
         self.shares_with: T5 | None = None
         self.folder, self.adapted = Path(), False
         if shares_with is not None:
-            share(self, shares_with, whole_head(shares_with))
+            share(self, shares_with)
         else:
             self.shared = Embedding(config.vocab_size, config.d_model)
             self.encoder = Stack(config, causal=False)
@@ -122,10 +126,10 @@ class T5(nn.Module):
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
-        queries = block_queries(batch, self.local_config.num_heads, length)
-        biases: Sequence[mx.array | Blocks]
+        queries = queries_at_once(batch, self.local_config.num_heads, length)
+        biases: Sequence[Mask]
         if queries < length:
-            biases = self.encoder.blocks(length, queries, mask)
+            biases = self.encoder.chunked_biases(length, queries, mask)
         else:
             biases = self.encoder.biases(mx.arange(length)[None], length, mask)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
@@ -212,7 +216,7 @@ class T5(nn.Module):
         biases = self.decoder.biases(slots.positions, slots.seen)
         x = self._embed(tokens)
         for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
-            x = layer(x, bias, cache, i, slots)
+            x = layer(x, bias, i, slots)
             if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
         return self.decoder.norm(x)
@@ -237,7 +241,7 @@ def expected_parameters(
     config: T5Config, separate_head: bool = True, encoder_only: bool = False
 ) -> dict[str, Shape]:
     """The shape of every parameter of an unquantised model, by its name in MLX folders."""
-    return _shapes(T5(config, separate_head and not encoder_only, encoder_only))
+    return shapes_of(T5(config, separate_head and not encoder_only, encoder_only))
 
 
 def select_tensors(
@@ -253,8 +257,8 @@ def select_tensors(
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    alone = encoder_only or not has_decoder(checkpoint.names)
-    return select(config, checkpoint, expected_parameters(config, encoder_only=alone), alone)
+    encoder_only = encoder_only or not has_decoder(checkpoint.names)
+    return select(config, checkpoint, expected_parameters(config, encoder_only=encoder_only))
 
 
 def load(
@@ -296,58 +300,49 @@ def load(
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
         if group is not None:
             raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
-    with open_checkpoint(folder) as checkpoint:
-        part = Part(checkpoint, group, merged=adapter is not None)
-        part.require_divisible(config)
-        with room_for_weights(part.loaded_bytes(dtype)):
-            if target is not None or checkpoint.metadata.get("format") == "mlx":
-                entry = raw.get("quantization")
-                model = _load_mlx(folder, config, entry, part, dtype, adapter, target)
-            else:
-                model = _load_hugging_face(config, part, dtype, adapter)
-            model.join()
+    model = _load(folder, raw, config, target, Ranks(group), dtype, adapter)
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     model.adapted = adapter is not None or has_adapter(raw)
     announce_kernels()
     return model, load_tokenizer(folder)
 
 
-def _load_hugging_face(config: T5Config, part: Part, dtype: Any, adapter: str | Path | None) -> T5:
-    stored = part.stored
-    ours = select_tensors(config, stored)
-    model = part.of(T5(config, HEAD in ours, not has_decoder(ours.values())))
-    names = [name for name in part.names if name in ours]
-    with open_adapter(adapter, {name: stored.shape(name) for name in names}) as lora:
-        whole = ((name, lora.merge(name, part.read(name, ours[name]))) for name in names)
-        tensors = ((ours[name], part.cut(ours[name], array)) for name, array in whole)
-        fill(model, tensors, compute_dtype(dtype, stored))
-    return model
-
-
-def _load_mlx(
+def _load(
     folder: Path,
+    raw: dict,
     config: T5Config,
-    quantization: Any,
-    part: Part,
-    dtype: Any,
-    adapter: str | Path | None,
     target: T5 | None,
+    ranks: Ranks,
+    dtype: str | mx.Dtype | None,
+    adapter: str | Path | None,
 ) -> T5:
-    stored = part.stored
-    alone = target is None and not has_decoder(stored.names)
-    model = T5(config, HEAD in stored.names, alone, target)
-    if quantization:
-        quantize(model, quantization, set(stored.names))
-    check({name: stored.shape(name) for name in stored.names}, _shapes(model))
-    model = part.of(model)
-    shapes = expected_parameters(config, HEAD in stored.names, alone)
-    ours = {theirs: mine for theirs, mine in tensor_names(config).items() if mine in shapes}
-    with open_adapter(adapter, {theirs: shapes[mine] for theirs, mine in ours.items()}) as lora:
-        whole = lora.stored(part.tensors(folder), stored.names, ours, quantization)
-        tensors = ((name, part.cut(name, array)) for name, array in whole)
-        fill(model, tensors, compute_dtype(dtype, stored))
+    """The model with its weights, or this rank's shard of them; arguments as of `load`."""
+    with (
+        open_checkpoint(folder) as stored,
+        room_for_weights(loaded_bytes(stored, dtype) // ranks.size),
+    ):
+        shapes = {name: stored.shape(name) for name in stored.names}
+        require_divisible(config, ranks, shapes)
+        is_mlx = target is not None or stored.metadata.get("format") == "mlx"
+        ours = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
+        names = set(ours.values())
+        model = T5(config, HEAD in names, target is None and not has_decoder(names), target)
+        plain = shapes_of(model)
+        quantization = raw.get("quantization") if is_mlx else None
+        if quantization:
+            quantize(model, quantization, names)
+        check({name: shapes[stored_name] for stored_name, name in ours.items()}, shapes_of(model))
+        model = shard(model, ranks)
+        if is_mlx and ranks.size == 1:
+            tensors = read_mlx(folder)
+        else:
+            tensors = read_shards(stored, ours, ranks, uncut=adapter is not None)
+        hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
+        layers = {name: plain[mine] for name, mine in hub_names.items()}
+        with open_adapter(adapter, layers) as lora:
+            if adapter is not None:
+                merged = lora.merged(tensors, hub_names, names, quantization)
+                tensors = ((name, cut(name, array, ranks)) for name, array in merged)
+            fill(model, tensors, compute_dtype(dtype, stored))
+        model.join()
     return model
-
-
-def _shapes(model: T5) -> dict[str, Shape]:
-    return {name: array.shape for name, array in tree_flatten(model.parameters())}

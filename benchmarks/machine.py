@@ -98,8 +98,8 @@ def hardware(ask: Callable[..., str] | None = None, system: str = sys.platform) 
 
 def cores_of_gpu(profile: str) -> int | None:
     """The number of GPU cores in what `system_profiler SPDisplaysDataType` prints."""
-    found = re.search(r"Total Number of Cores: (\d+)", profile)
-    return int(found[1]) if found else None
+    cores = re.search(r"Total Number of Cores: (\d+)", profile)
+    return int(cores[1]) if cores else None
 
 
 def printed_by(*command: str) -> str:

@@ -7,6 +7,7 @@ files have on the Hugging Face Hub; caches are those of one prompt.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -85,8 +86,8 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    ways = {bits: Recipe.from_options(bits) if bits else None for bits in BITS}
-    weights = {bits: weight_bytes(shapes, 2, way) for bits, way in ways.items()}
+    recipes = {bits: Recipe.from_options(bits) if bits else None for bits in BITS}
+    weights = {bits: weight_bytes(shapes, 2, recipe) for bits, recipe in recipes.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)
 
@@ -101,20 +102,21 @@ def run(args: argparse.Namespace, command: str) -> int:
     """Prints the table."""
     needs = {name: need(config, args.source, args.target) for name, config in MODELS.items()}
     rows = [
-        {"name": name, "need": own, "draft": draft_of(name), "all": together(name, needs)}
-        for name, own in needs.items()
+        {"name": name, "need": size, "draft": draft_of(name), "all": together(name, needs)}
+        for name, size in needs.items()
     ]
-    columns = {
+
+    def bytes_at(where: Callable[[dict], dict], bits: int | None) -> Callable[[dict], str]:
+        return lambda row: readable(where(row)[bits])
+
+    titles = {bits: f"{bits} bits" if bits else "bfloat16" for bits in BITS}
+    columns: printing.Columns = {
         "model": lambda row: row["name"],
         "parameters": lambda row: f"{row['need'].parameters / 1e6:,.0f} M",
-        "bfloat16": lambda row: readable(row["need"].weights[None]),
-        "8 bits": lambda row: readable(row["need"].weights[8]),
-        "4 bits": lambda row: readable(row["need"].weights[4]),
+        **{title: bytes_at(lambda row: row["need"].weights, b) for b, title in titles.items()},
         "a prompt": lambda row: readable(row["need"].prompt),
         "draft": lambda row: row["draft"] or "",
-        "all, bfloat16": lambda row: readable(row["all"][None]),
-        "all, 8 bits": lambda row: readable(row["all"][8]),
-        "all, 4 bits": lambda row: readable(row["all"][4]),
+        **{f"all, {title}": bytes_at(lambda row: row["all"], b) for b, title in titles.items()},
     }
     print(f"{command}\na prompt of {args.source} tokens and a text of {args.target}\n")
     print(printing.markdown(columns, rows))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli import output
+from mlx_t5.cli.output import check_output_file
 from mlx_t5.cli.tables import Columns as Columns
 from mlx_t5.cli.tables import markdown as markdown
 from mlx_t5.cli.tables import percent as percent
@@ -39,17 +38,12 @@ THEORY: Columns = {  # of decoding alone
 TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 
-def command(argv: Sequence[str]) -> str:
-    """The line that makes these figures again."""
-    return shlex.join(["python", "benchmark.py", *argv])
-
-
 def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
     """The lines above the tables.
 
     Args:
         facts: from `machine.environment`.
-        line: from `command`.
+        line: makes these figures again.
         more: settings of this run that decide what the figures mean.
     """
     return f"{line}\n{listed({**facts, **more})}"
@@ -68,7 +62,7 @@ def check_writable(*files: Path | None) -> None:
     """
     for file in files:
         if file is not None:
-            output.check_output_file(str(file), None)
+            check_output_file(str(file), None)
 
 
 def write_record(file: Path | None, record: dict) -> None:

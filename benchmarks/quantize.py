@@ -1,6 +1,6 @@
-"""`quantize`: what fewer bits a weight cost, on the way to the bits that convert.py should write.
+"""`quantize`: what fewer bits a weight cost, to choose those that convert.py should write.
 
-The target is quantised in memory in the ways that convert.py has, and compared with itself as it
+The target is quantised in memory by the recipes that convert.py has, and compared with itself as it
 was: its logits along the texts that it wrote, the texts that it writes now, and how many of an
 unquantised draft's proposals it keeps. Then the draft is quantised instead. Nothing is timed.
 
@@ -12,19 +12,18 @@ without a GPU are many times faster than quantised ones.
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks import options, printing, workload
-from benchmarks.extras import needed
+from benchmarks import printing, workload
 from benchmarks.quality import points, quality
-from benchmarks.subject import Subject, begin, counts, decoding
+from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import Workload
 from decoder import SpeculativeDecoder
-from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import (
     EMBED_8,
     MODES,
@@ -34,6 +33,7 @@ from mlx_t5.checkpoints.quantization import (
     quantize_predicate,
 )
 from mlx_t5.cli.arguments import add_number, at_least
+from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.network.encoding import padded
@@ -45,6 +45,7 @@ BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
 LOGITS_BATCH = 16  # texts whose logits are computed at the same time
 PLAIN = "bfloat16"
+Tokens = Sequence[int]
 
 SIZE: printing.Columns = {
     "bytes": lambda row: f"{row['bytes']:,}",
@@ -79,22 +80,21 @@ NOTES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    options.add_models(parser, dtype=False)
-    options.add_prompts(parser, 100, ["mixed"])
+    workload.add_models(parser, dtype=False)
+    workload.add_prompts(parser, 100, ["mixed"])
     add_number(parser, "--num-draft", type=at_least(1), default=5, help="tokens drafted at a time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    workload.add_json(parser)
     parser.set_defaults(dtype="float32")
 
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures and prints; exit status 1 if a quantised draft changes a text."""
-    needed("sacrebleu")
+    importlib.import_module("sacrebleu")  # if it is missing, that is said before the work
     subject, facts = begin(args, command, ["sacrebleu"], num_draft=args.num_draft)
     for name, model in ((args.model, subject.target), (args.draft_model, subject.draft)):
         require_unquantized(name, model)
     tables: list[dict[str, Any]] = []
-    for task in [None] if args.prompts else list(dict.fromkeys(args.task)):
-        prompts = workload.chosen(task, args.prompts, args.count)
+    for prompts in workload.workloads(args):
         trial = Trial(subject, prompts, args)
         targets, drafts = trial.targets(), trial.drafts()
         print(f"\n{prompts.name}: {len(prompts.prompts)} prompts, {trial.positions} tokens")
@@ -118,7 +118,7 @@ def require_unquantized(name: str, model: T5) -> None:
 
 
 def recipes(model: T5) -> dict[str, Recipe | None]:
-    """The ways to quantise a model, by what a table calls them."""
+    """The recipes for a model, by what a table calls them."""
     group = group_size(model)
     result: dict[str, Recipe | None] = {PLAIN: None}
     result |= {f"{bits} bits": Recipe.from_options(bits, group) for bits in BITS}
@@ -131,13 +131,10 @@ def recipes(model: T5) -> dict[str, Recipe | None]:
 
 def group_size(model: T5) -> int:
     """The group size of convert.py, or the smallest if rows of this model do not divide into it."""
-    usual, *others = MODES["affine"][1]
-    whole = all(layer.weight.shape[-1] % usual == 0 for layer in _layers(model))
-    return usual if whole else min(others)
-
-
-def _layers(model: T5) -> list[nn.Module]:
-    return [layer for path, layer in model.named_modules() if quantize_predicate(path, layer)]
+    default, *others = MODES["affine"][1]
+    layers = (layer for path, layer in model.named_modules() if quantize_predicate(path, layer))
+    divides = all(layer.weight.shape[-1] % default == 0 for layer in layers)
+    return default if divides else min(others)
 
 
 class Trial:
@@ -150,49 +147,50 @@ class Trial:
     def __init__(self, subject: Subject, prompts: Workload, args: argparse.Namespace) -> None:
         """Decodes the prompts with the target as it is."""
         self.subject, self.prompts, self.args = subject, prompts, args
-        own = self._decoded(subject.regular())
-        self.own = [result.text or "" for result in own]
+        results = self._decoded(subject.regular())
+        self.lossless = [result.text or "" for result in results]
         start = subject.target.config.decoder_start_token_id
-        sources = [subject.tokenizer.encode(prompt) for prompt in prompts.prompts]
-        self.texts = Texts(sources, [[start, *result.tokens] for result in own])
-        self.positions = sum(map(len, self.texts.fed))
+        sources = map(subject.tokenizer.encode, prompts.prompts)
+        fed = ([start, *result.tokens] for result in results)
+        self.texts = list(zip(sources, fed, strict=True))
+        self.positions = sum(len(tokens) for _, tokens in self.texts)
 
     def targets(self) -> list[dict]:
         """The figures of every recipe for the target."""
         target, draft = self.subject.target, self.subject.draft
         rows = []
-        for way, recipe in recipes(target).items():
+        for name, recipe in recipes(target).items():
             model = quantized(target, recipe)
             lost = asdict(difference(model, target, self.texts))
-            rows.append(self._row(way, target, recipe, (model, draft)) | lost)
+            rows.append(self._row(name, target, recipe, (model, draft)) | lost)
         return rows
 
     def drafts(self) -> list[dict]:
         """The figures of a quantised draft with the target as it is."""
         target, draft = self.subject.target, self.subject.draft
         return [
-            self._row(way, draft, recipe, (target, quantized(draft, recipe)))
-            for way, recipe in recipes(draft).items()
+            self._row(name, draft, recipe, (target, quantized(draft, recipe)))
+            for name, recipe in recipes(draft).items()
         ]
 
-    def _row(self, way: str, model: T5, recipe: Recipe | None, pair: tuple[T5, T5]) -> dict:
-        """Sizes of a model in one way, and what a pair with it does."""
+    def _row(self, name: str, model: T5, recipe: Recipe | None, pair: tuple[T5, T5]) -> dict:
+        """Sizes of a model by one recipe, and what a pair with it does."""
         shapes = {name: array.shape for name, array in tree_flatten(model.parameters())}
         size = weight_bytes(shapes, 2, recipe)
         target, draft = pair
         results = self._decoded(
             SpeculativeDecoder(target, draft, self.subject.tokenizer, self.args.num_draft)
         )
-        counted = counts(results)
+        tally = Tally.of(results)
         texts = [result.text or "" for result in results]
         return {
-            "way": way,
+            "way": name,
             "bytes": size,
             "of_bfloat16": size / weight_bytes(shapes, 2),
-            "acceptance_rate": counted["accepted"] / max(1, counted["drafted"]),
-            "tokens_per_call": counted["decided"] / counted["target_calls"],
-            **counted,
-            **quality(texts, self.prompts.references, self.own),
+            "acceptance_rate": tally.acceptance or 0.0,
+            "tokens_per_call": tally.tokens_per_call,
+            "target_calls": tally.target_calls,
+            **quality(texts, self.prompts.references, self.lossless),
         }
 
     def _decoded(self, decoder: SpeculativeDecoder) -> list[Result]:
@@ -211,34 +209,21 @@ def quantized(model: T5, recipe: Recipe | None) -> T5:
     weights = []
     for name, array in tree_flatten(model.parameters()):
         rows = cast(name, array, mx.bfloat16)
-        how = recipe.for_layer(name, array.shape) if recipe else None
-        weights.append((name, _restored(how, name, rows) if how else rows.astype(mx.float32)))
+        layer = recipe.for_layer(name, array.shape) if recipe else None
+        weights.append((name, _restored(layer, name, rows) if layer else rows.astype(mx.float32)))
     result = T5(model.config, separate_head=any(name == HEAD for name, _ in weights))
     result.load_weights(weights)
     mx.eval(result.parameters())
     return result
 
 
-def _restored(how: Quantization, name: str, rows: mx.array) -> mx.array:
+def _restored(quantization: Quantization, name: str, rows: mx.array) -> mx.array:
     """Rows quantised and put back; scales and offsets become float32 as on loading."""
     arrays = [
         array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
-        for array in how.quantize(name, rows).values()
+        for array in quantization.quantize(name, rows).values()
     ]
-    return mx.dequantize(*arrays, **asdict(how), dtype=mx.float32)
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts as the original decodes them, to compare logits along.
-
-    Attributes:
-        sources: token ids of the prompts.
-        fed: what the decoder is given of each: the start token and the text.
-    """
-
-    sources: Sequence[Sequence[int]]
-    fed: Sequence[Sequence[int]]
+    return mx.dequantize(*arrays, **asdict(quantization), dtype=mx.float32)
 
 
 @dataclass(frozen=True)
@@ -257,28 +242,36 @@ class Difference:
     top_1: float
 
 
-def difference(model: T5, original: T5, texts: Texts) -> Difference:
-    """Compares two models on the same texts, each position knowing the right ones before it."""
+def difference(model: T5, original: T5, texts: Sequence[tuple[Tokens, Tokens]]) -> Difference:
+    """Compares two models along texts, each position knowing the right tokens before it.
+
+    Args:
+        model: the quantised one.
+        original: the other.
+        texts: source tokens, and what the decoder is fed: the start token and the text.
+    """
     sums = [0.0] * 4
-    for first in range(0, len(texts.fed), LOGITS_BATCH):
-        rows = slice(first, first + LOGITS_BATCH)
-        ids, mask = padded(texts.sources[rows], model.config.pad_token_id)
-        tokens, counted = padded(texts.fed[rows], model.config.pad_token_id)
-        right, found = (each(ids, tokens, mask) for each in (original, model))
-        parts = _sums(right, found, mx.ones(tokens.shape) if counted is None else counted).tolist()
+    for batch in workload.cut(texts, LOGITS_BATCH):
+        sources, fed = zip(*batch, strict=True)
+        ids, mask = padded(sources, model.config.pad_token_id)
+        tokens, counted = padded(fed, model.config.pad_token_id)
+        right, other = (m(ids, tokens, mask) for m in (original, model))
+        parts = _sums(right, other, mx.ones(tokens.shape) if counted is None else counted).tolist()
         sums = [total + part for total, part in zip(sums, parts, strict=True)]
-    off, own, kl, same = sums
-    positions = sum(map(len, texts.fed))
-    return Difference(math.sqrt(off / own), max(0.0, kl / positions), same / positions)
+    squared_error, square, kl, same = sums
+    positions = sum(len(fed) for _, fed in texts)
+    error = math.sqrt(squared_error / square)
+    return Difference(error, max(0.0, kl / positions), same / positions)
 
 
-def _sums(right: mx.array, found: mx.array, counted: mx.array) -> mx.array:
+def _sums(right: mx.array, other: mx.array, counted: mx.array) -> mx.array:
     """Four sums over the positions (B, T) that are `counted`; logits are (B, T, V)."""
-    right, found = (x - mx.mean(x, axis=-1, keepdims=True) for x in (right, found))
-    p, q = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (right, found))
-    off, own, kl = (
-        mx.sum(part, axis=-1)
-        for part in (mx.square(found - right), mx.square(right), mx.exp(p) * (p - q))
+    right, other = (x - mx.mean(x, axis=-1, keepdims=True) for x in (right, other))
+    p, q = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (right, other))
+    squared_error, square, kl = (
+        mx.sum(terms, axis=-1)
+        for terms in (mx.square(other - right), mx.square(right), mx.exp(p) * (p - q))
     )
-    same = mx.argmax(right, axis=-1) == mx.argmax(found, axis=-1)
-    return mx.stack([mx.sum(mx.where(counted, part, 0.0)) for part in (off, own, kl, same)])
+    same = mx.argmax(right, axis=-1) == mx.argmax(other, axis=-1)
+    figures = (squared_error, square, kl, same)
+    return mx.stack([mx.sum(mx.where(counted, figure, 0.0)) for figure in figures])

@@ -1,9 +1,9 @@
-"""`report`: one row about this machine in under five minutes, to paste into docs/measured.md.
+"""`report`: one row about this machine in under five minutes, to paste into the documentation.
 
 The target's passes are timed over M positions, and held-out prompts are decoded regularly,
-speculatively twice, and regularly again. A machine that slows down meanwhile strikes both ways
-alike, and the opening and the closing baseline say by how much. However slow the models are, it
-takes about as long: there are fewer prompts then.
+speculatively twice, and regularly again. A machine that slows down meanwhile strikes both alike,
+and the opening and the closing baseline say by how much. However slow the models are, it takes
+about as long: there are fewer prompts then.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measured_row, printing, workload
-from benchmarks.costs import CostMeter, PairCosts
-from benchmarks.figures import beside_theory, figures
-from benchmarks.options import DRAFT, REGULAR
-from benchmarks.subject import Run, Subject, decided
+from benchmarks import machine, printing, workload
+from benchmarks.figures import (
+    CostMeter,
+    Decode,
+    PairCosts,
+    beside_theory,
+    figures,
+    source_length,
+)
+from benchmarks.subject import Subject, decided
+from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo.grow import SHAPES, grow
@@ -32,8 +38,9 @@ from mlx_t5.drafting import theory
 from mlx_t5.drafting.adaptive import usual_num_draft
 from mlx_t5.drafting.costs import LONGEST, TARGET_POINTS, Costs, ladder
 from mlx_t5.errors import UserError
-from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
-from mlx_t5.timing import Timed
+from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+from mlx_t5.sizes import readable
+from mlx_t5.timing import Timed, timed_turn
 from model import T5
 
 # Shares of the time for measuring; the three passes after the opening take about as long as it.
@@ -43,43 +50,74 @@ LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
 DRAFT_ROUNDS = 9
 GROWN = (("target", "t5-large", "demo-large"), ("draft", "t5-small", "demo-small-draft"))
-Decode = Callable[[int], Run]
+SHOWN = (2, 4, 5, 6, 8, 11, 16)  # positions M of v(M); one that was not measured is "–"
+
+
+def chip(record: dict[str, Any]) -> str:
+    """The chip, and a GPU that is not part of it."""
+    name, gpu = record["hardware"]["chip"], record["hardware"]["gpu"]
+    return name if gpu in (None, name) else f"{name}, {gpu}"
+
+
+def computes_on(record: dict[str, Any]) -> str:
+    """The GPU's cores where MLX knows them, or the CPU's and its BLAS."""
+    environment, cores = record["environment"], record["hardware"]["gpu_cores"]
+    if environment["device"] == "cpu":
+        return f"CPU, {environment['cores']} cores, {environment['blas']}"
+    return f"GPU, {cores} cores" if cores else "GPU"
+
+
+def weights(record: dict[str, Any]) -> str:
+    """What the target computes in, and its bits a weight where it is quantised."""
+    bits, dtype = record["target"]["bits"], record["environment"]["dtype"]
+    return f"{' and '.join(map(str, bits))} bits, {dtype}" if bits else dtype
+
+
+def v_at_shown(record: dict[str, Any]) -> str:
+    """v(M) at `SHOWN`."""
+    v = record["v"]
+    return " ".join(f"{v[m]:.2f}" if m in v else "–" for m in SHOWN)
+
+
+COLUMNS: printing.Columns = {
+    "date": lambda record: record["date"],
+    "chip": chip,
+    "computes on": computes_on,
+    "memory": lambda record: readable(record["hardware"]["memory_bytes"] or 0),
+    "system": lambda record: record["hardware"]["system"],
+    "mlx": lambda record: record["environment"]["mlx"],
+    "target, draft": lambda record: f"{record['target']['name']}, {record['draft']['name']}",
+    "weights": weights,
+    f"v at {' '.join(map(str, SHOWN))}": v_at_shown,
+    "c": lambda record: f"{record['c']:.3f}",
+    "α": lambda record: f"{record['alpha']:.3f}",
+    "γ (best by v)": lambda record: f"{record['num_draft']} ({record['best_num_draft']})",
+    "tokens/call": lambda record: f"{record['tokens_per_call']:.2f}",
+    "regular tokens/s": lambda record: f"{record['regular_tokens_per_second']:.1f}",
+    "speed-up (range)": lambda record: str(record["speed_up"]),
+    "drift": lambda record: f"{record['drift']:+.0%}",
+    "prompts": lambda record: f"{record['prompts']}",
+    "texts": lambda record: printing.texts(record["different"]),
+    "peak memory": lambda record: readable(record["peak_memory_bytes"]),
+    "exact decoding": lambda record: "holds" if record["exact"]["holds"] else "no",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add = parser.add_argument
-    add(
-        "--model",
-        metavar="NAME",
-        help="the target (default: t5-11b where models/ has it and "
-        "t5-small, otherwise the bundled pair grown to the shapes of t5-large and t5-small)",
+    workload.add_models(parser)
+    parser.set_defaults(model=None, draft_model=None)
+    parser.epilog = (
+        "Without --model, t5-11b is measured where models/ has it and t5-small, and otherwise the "
+        "bundled pair grown to the shapes of t5-large and t5-small, in bfloat16 on a GPU."
     )
-    add("--draft-model", metavar="NAME", help="the draft (default: that of the target)")
-    add(
-        "--dtype",
-        choices=("bfloat16", "float16", "float32"),
-        help="compute in this type (default: the folder's, of the grown pair bfloat16; float32 "
-        "without a GPU)",
-    )
-    add("--prompts", metavar="FILE", help="prompts from this file instead of the held-out ones")
-    usual = f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU"
-    what = f"tokens proposed at a time (default: {usual})"
+    workload.add_file(parser)
+    default = f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU"
+    what = f"tokens proposed at a time (default: {default})"
     add_number(parser, "--num-draft", type=at_least(1), default=None, help=what)
-    add_number(
-        parser,
-        "--seconds",
-        type=at_least(1),
-        default=180,
-        help="to measure for; loading, and making the grown pair once, is not counted",
-    )
-    add(
-        "--json",
-        type=Path,
-        default=Path("report.json"),
-        metavar="FILE",
-        help="write all figures to this file (default: %(default)s)",
-    )
+    what = "to measure for; loading, and making the grown pair once, is not counted"
+    add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
+    workload.add_json(parser, Path("report.json"))
 
 
 def run(args: argparse.Namespace, command: str) -> int:
@@ -101,9 +139,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         **measured(subject, prompts, num_draft, args.seconds),
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
-    print(f"{printing.header(record['environment'], command)}\n\n{measured_row.table(record)}")
+    print(f"{printing.header(record['environment'], command)}\n")
+    print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)
-    print(f"\nThe line above is for docs/measured.md; {args.json} has all figures.")
+    print(f"\nThe line above is for docs/measuring.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
 
@@ -124,17 +163,17 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     if args.model or args.draft_model or pair.target.parent == models.CONVERTED:
         return str(pair.target), str(pair.draft), args.dtype
     dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
-    for part, shape_name, name in GROWN:
+    for model, shape_name, name in GROWN:
         if not (models.CONVERTED / name).is_dir():
-            tell(f"growing the bundled {part} to the shape of {shape_name}, once")
-            grow(models.BUNDLED / part, models.CONVERTED / name, SHAPES[shape_name], dtype)
+            tell(f"growing the bundled {model} to the shape of {shape_name}, once")
+            grow(models.BUNDLED / model, models.CONVERTED / name, SHAPES[shape_name], dtype)
     target, draft = (str(models.CONVERTED / name) for _, _, name in GROWN)
     return target, draft, dtype
 
 
 def shape(model: T5, name: str) -> dict[str, Any]:
     """What a model is: its name, its size and how many bits its layers have."""
-    bits = {each.bits for _, each in model.named_modules() if hasattr(each, "bits")}
+    bits = {layer.bits for _, layer in model.named_modules() if hasattr(layer, "bits")}
     config = model.config
     sizes = ("d_model", "d_ff", "num_heads", "d_kv", "num_layers", "num_decoder_layers")
     return {
@@ -161,10 +200,10 @@ def measured(
         clock: seconds.
     """
     tell("timing passes over 1 to 64 positions")
-    source = statistics.median_high(len(subject.tokenizer.encode(p)) for p in prompts)
+    source = source_length(subject, prompts)
     meter = CostMeter(subject.target, subject.draft, source, max(TARGET_POINTS) - 1, clock)
     passes = ladder(meter.target_seconds, TARGET_POINTS, LADDER_SHARE * seconds)
-    draft = statistics.median([meter.draft_seconds() for _ in range(1 + DRAFT_ROUNDS)][1:])
+    draft = statistics.median([meter.draft_seconds(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
     costs = pair_costs(Costs(passes, {1: draft}), num_draft)
     share = OPENING_SHARE * seconds
     longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
@@ -172,20 +211,21 @@ def measured(
     timed = in_turns(
         subject.runs(REGULAR, 0, turns, max_tokens=longest),
         subject.runs(DRAFT, num_draft, turns, max_tokens=longest),
-        Budget(share, len(turns), clock),
+        affordable(share, len(turns), clock),
+        clock,
     )
-    v = {m: each / passes[1] for m, each in passes.items()}
-    found = {"passes": passes, "draft_pass": draft, "v": v, "max_tokens": longest}
-    return found | gains(timed[REGULAR], timed[DRAFT], costs)
+    v = {m: s / passes[1] for m, s in passes.items()}
+    facts = {"passes": passes, "draft_pass": draft, "v": v, "max_tokens": longest}
+    return facts | gains(timed[REGULAR], timed[DRAFT], costs)
 
 
 def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
     """What speculative decoding gained, two repeats of each, and how steady the machine was."""
-    found = figures(speculative, regular) | beside_theory(speculative, regular, costs)
+    row = figures(speculative, regular) | beside_theory(speculative, regular, costs)
     opening, closing = regular.repeats_a_token()
-    results = [result for turn in speculative.outcomes for each in turn for result in each.results]
-    return found | {
-        "best_num_draft": best_num_draft(found["alpha"], costs),
+    results = [result for turns in speculative.outcomes for run in turns for result in run.results]
+    return row | {
+        "best_num_draft": best_num_draft(row["alpha"], costs),
         "prompts": len(speculative.seconds[0]),
         "regular_tokens_per_second": 1 / regular.seconds_a_token(),
         "opening_seconds_a_token": opening,
@@ -196,11 +236,9 @@ def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any
 
 
 def pair_costs(costs: Costs, num_draft: int) -> PairCosts:
-    """c and v(M) for every M that a step may have; between what was measured, interpolated."""
+    """For every M that a step may have; between what was measured, interpolated."""
     widths = range(1, max(LONGEST, num_draft) + 2)
-    seconds = {m: costs.verify(1, m) for m in widths}
-    v = {m: each / seconds[1] for m, each in seconds.items()}
-    return PairCosts(seconds, v, costs.draft_pass(1) / seconds[1])
+    return PairCosts.of({m: costs.verify(1, m) for m in widths}, costs.draft_pass(1))
 
 
 def best_num_draft(alpha: float, costs: PairCosts) -> int:
@@ -210,47 +248,33 @@ def best_num_draft(alpha: float, costs: PairCosts) -> int:
     return best if gains[best] > 1 else 0
 
 
-class Budget:
-    """How many turns there are time for."""
-
-    def __init__(self, seconds: float, most: int, clock: Callable[[], float]) -> None:
-        """Allows at least one turn and at most `most`, none of them begun after `seconds`."""
-        self.seconds, self.most, self.clock = seconds, most, clock
-
-    def turns(self) -> Iterator[int]:
-        """The numbers of the turns, each as long as there is time left."""
-        began = self.clock()
-        for turn in range(self.most):
-            if turn and self.clock() - began > self.seconds:
-                return
-            yield turn
+def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterator[int]:
+    """Turns: at least one and at most `most`, none of them begun after `seconds`."""
+    began = clock()
+    for turn in range(most):
+        if turn and clock() - began > seconds:
+            return
+        yield turn
 
 
-def in_turns(regular: Decode, speculative: Decode, budget: Budget) -> dict[str, Timed]:
-    """Regular, speculative, speculative, regular; the first says how many turns there are."""
+def in_turns(
+    regular: Decode, speculative: Decode, turns: Iterable[int], clock: Callable[[], float]
+) -> dict[str, Timed]:
+    """Regular, speculative, speculative, regular: `turns` of the first, and as many of the rest."""
     timed = {REGULAR: Timed(), DRAFT: Timed()}
     for decode in (regular, speculative):
         decode(0)  # kernels of these shapes may have to be compiled
-    turns: Iterable[int] = budget.turns()
-    for name, way, what in (
+    for name, decode, what in (
         (REGULAR, regular, "regular decoding, opening baseline"),
         (DRAFT, speculative, "speculative decoding"),
         (DRAFT, speculative, "speculative decoding, again"),
         (REGULAR, regular, "regular decoding, closing baseline"),
     ):
         tell(what)
-        done = [timed_turn(way, turn, budget.clock) for turn in turns]
-        turns = range(len(done))
-        for column, values in zip(vars(timed[name]).values(), zip(*done, strict=True), strict=True):
-            column.append(list(values))
+        repeat = [timed_turn(decode, turn, decided, clock) for turn in turns]
+        turns = range(len(repeat))
+        timed[name].add(repeat)
     return timed
-
-
-def timed_turn(way: Decode, turn: int, clock: Callable[[], float]) -> tuple[float, int, Run]:
-    """Seconds, tokens and outcome of a turn."""
-    began = clock()
-    outcome = way(turn)
-    return clock() - began, decided(outcome.results), outcome
 
 
 def exactness(
@@ -267,23 +291,26 @@ def exactness(
     """
     tell("exact decoding")
 
-    def texts(decoder: SpeculativeDecoder, of: Sequence[str]) -> list[list[int]]:
-        results = decoder.results(of, batch_size=EXACT_ROWS, max_tokens=EXACT_TOKENS)
-        return [each.tokens for each in results]
+    def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:
+        results = decoder.results(texts, batch_size=EXACT_ROWS, max_tokens=EXACT_TOKENS)
+        return [result.tokens for result in results]
 
-    pairs, reason = [], ""
+    regular: list[list[int]] = []
+    reason = ""
     try:
-        alone, drafted = (
-            SpeculativeDecoder(subject.target, each, subject.tokenizer, num_draft, exact=True)
-            for each in (None, subject.drafter(DRAFT))
+        target_only, drafted = (
+            SpeculativeDecoder(subject.target, drafter, subject.tokenizer, num_draft, exact=True)
+            for drafter in (None, subject.drafter(DRAFT))
         )
-        for turn in Budget(seconds, len(prompts), clock).turns():
-            pairs.append([texts(each, [prompts[turn]])[0] for each in (alone, drafted)])
-        together = texts(drafted, prompts[: len(pairs)])
-        different = sum(a != b or a != c for (a, b), c in zip(pairs, together, strict=True))
-        if different:
-            reason = f"{different} of {len(pairs)} texts differ"
+        speculative = []
+        for turn in affordable(seconds, len(prompts), clock):
+            regular += tokens(target_only, [prompts[turn]])
+            speculative += tokens(drafted, [prompts[turn]])
+        together = tokens(drafted, prompts[: len(regular)])
+        rows = zip(regular, speculative, together, strict=True)
+        if different := sum(not a == b == c for a, b, c in rows):
+            reason = f"{different} of {len(regular)} texts differ"
     except UserError as error:  # the device does not keep the promise
         reason = str(error)
-    tokens = sum(len(text) for text, _ in pairs)
-    return {"holds": not reason, "reason": reason, "prompts": len(pairs), "tokens": tokens}
+    counts = {"prompts": len(regular), "tokens": sum(map(len, regular))}
+    return {"holds": not reason, "reason": reason, **counts}

@@ -2,8 +2,8 @@
 
 Two servers of the same models are started on free loopback ports, one with `--max-batch N` and one
 with `--max-batch 1`, which serves its queue one by one. Every client sends its next prompt as soon
-as it has the answer to the last one. Both ways get the same prompts, in turns, after a warm-up;
-while one is measured, the other has nothing to do. Latency is from sending a request to having read
+as it has the answer to the last one. Both get the same prompts, alternating, after a warm-up; while
+one is measured, the other has nothing to do. Latency is from sending a request to having read
 its answer, waiting in the queue included. The texts are compared; a request's seed is its number.
 Sampled texts with `--num-draft auto` are not, as they depend on the size of the batch.
 """
@@ -23,18 +23,19 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks import machine, options, printing, workload
+from benchmarks import machine, printing, workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.errors import UserError
-from mlx_t5.requests import AUTO
-from mlx_t5.timing import Ratio, spread
+from mlx_t5.settings import AUTO
+from mlx_t5.timing import Timed, differing, speed_up
 
 SERVER = Path(__file__).parent.parent / "server.py"
-WAYS = SINGLE, BATCHED = ("one at a time", "batched")
+SERVERS = SINGLE, BATCHED = ("one at a time", "batched")
 
 COLUMNS: printing.Columns = {
     "clients": lambda row: str(row["clients"]),
@@ -49,30 +50,15 @@ COLUMNS: printing.Columns = {
 
 @dataclass
 class Measurement:
-    """One way of serving, with so many clients.
+    """One server, with so many clients.
 
     Attributes:
-        way: one of `WAYS`.
-        clients: at the same time.
-        requests: of each repeat.
-        tokens: generated in each repeat.
-        seconds: wall clock of each repeat.
+        timed: a repeat is one turn; outcomes are its texts.
         latencies: seconds of every request, all repeats together.
-        different: how many prompts had another text than in the first run at least once.
     """
 
-    way: str
-    clients: int
-    requests: int
-    tokens: int = 0
-    seconds: list[float] = field(default_factory=list)
+    timed: Timed = field(default_factory=Timed)
     latencies: list[float] = field(default_factory=list)
-    different: int = 0
-
-    @property
-    def throughput(self) -> float:
-        """Requests a second, in the median repeat."""
-        return self.requests / statistics.median(self.seconds)
 
     def percentile(self, share: float) -> float:
         """The latency, in seconds, that this share of the requests does not exceed."""
@@ -94,13 +80,13 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
         assert process.stderr is not None, "it is a pipe"
         for line in process.stderr:
             lines.append(line)
-            if found := re.search(r"at http://(\S+)", line):
+            if address := re.search(r"at http://(\S+)", line):
                 break
         else:
             raise RuntimeError("".join(lines).strip())
         # What it writes from now on has to go somewhere, or it would wait for a reader.
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield found.group(1)
+        yield address.group(1)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -114,33 +100,26 @@ def send_all(
     Returns:
         Wall clock in seconds, the latency of each request, and the answers.
     """
-    waiting = iter(enumerate(prompts))
-    lock = threading.Lock()
-    latencies: list[float] = [0.0] * len(prompts)
-    answers: list[dict] = [{}] * len(prompts)
+    client = threading.local()
 
-    def client() -> None:
-        connection = http.client.HTTPConnection(address)
-        while True:
-            with lock:
-                i, prompt = next(waiting, (None, ""))
-            if i is None:
-                connection.close()
-                return
-            began = time.perf_counter()
-            body = json.dumps({"prompt": prompt, "seed": i, **options})
-            connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            answer = json.loads(response.read())
-            latencies[i] = time.perf_counter() - began
-            if response.status != 200:
-                raise RuntimeError(answer["error"]["message"])
-            answers[i] = answer
+    def send(i: int) -> tuple[float, dict]:
+        if not hasattr(client, "connection"):
+            client.connection = http.client.HTTPConnection(address)
+        connection = client.connection
+        began = time.perf_counter()
+        body = json.dumps({"prompt": prompts[i], "seed": i, **options})
+        connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        latency = time.perf_counter() - began
+        if response.status != 200:
+            raise RuntimeError(answer["error"]["message"])
+        return latency, answer
 
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        for future in [pool.submit(client) for _ in range(clients)]:
-            future.result()
+        sent = list(pool.map(send, range(len(prompts))))
+    latencies, answers = map(list, zip(*sent, strict=True))
     return time.perf_counter() - began, latencies, answers
 
 
@@ -150,46 +129,51 @@ def measure(
     clients: Sequence[int],
     options: dict,
     repeats: int,
-) -> list[Measurement]:
-    """Loads every server with every number of clients, in turns."""
-    measured = {(n, way): Measurement(way, n, len(prompts)) for n in clients for way in addresses}
-    changed: dict[tuple[int, str], set[int]] = {key: set() for key in measured}
+) -> dict[tuple[int, str], Measurement]:
+    """Loads every server with every number of clients, interleaved."""
     for address in addresses.values():
         send_all(address, prompts[: 2 * max(clients)], max(clients), options)
-    texts: list[str] = []
+    measured = {(n, server): Measurement() for n in clients for server in addresses}
     for _ in range(repeats):
-        for n, way in measured:
-            seconds, latencies, answers = send_all(addresses[way], prompts, n, options)
-            one = measured[n, way]
-            one.seconds.append(seconds)
+        for (n, server), one in measured.items():
+            seconds, latencies, answers = send_all(addresses[server], prompts, n, options)
+            tokens = sum(answer["stats"]["generated_tokens"] for answer in answers)
+            one.timed.add([(seconds, tokens, [answer["text"] for answer in answers])])
             one.latencies += latencies
-            one.tokens = sum(answer["stats"]["generated_tokens"] for answer in answers)
-            own = [answer["text"] for answer in answers]
-            texts = texts or own
-            changed[n, way] |= {i for i, text in enumerate(own) if text != texts[i]}
-            one.different = len(changed[n, way])
-    return list(measured.values())
+    return measured
 
 
-def table_rows(measured: Sequence[Measurement]) -> list[dict]:
-    """The figures of every measurement; the speed-up is over serving one at a time."""
-    single = {one.clients: one.seconds for one in measured if one.way == SINGLE}
-    return [
-        {
-            **asdict(one),
-            "requests_per_second": one.throughput,
-            "tokens_per_second": one.tokens / one.requests * one.throughput,
-            "speed_up": throughput_ratio(single[one.clients], one.seconds),
-            "p50": one.percentile(0.5),
-            "p95": one.percentile(0.95),
-        }
-        for one in measured
-    ]
+def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
+    """The figures of every measurement; the speed-up is over serving one at a time.
 
-
-def throughput_ratio(base: Sequence[float], seconds: Sequence[float]) -> Ratio:
-    """How many times as fast as `base`, repeat by repeat: median and range."""
-    return spread([a / b for a, b in zip(base, seconds, strict=True)])
+    Texts differ if they are not those of the first repeat of the first measurement.
+    """
+    first = next(iter(measured.values())).timed.outcomes[0]
+    rows: list[dict[str, Any]] = []
+    for (clients, server), one in measured.items():
+        seconds = [repeat for (repeat,) in one.timed.seconds]
+        requests = len(first[0])
+        of_requests, of_single = (
+            Timed(m.timed.seconds, [[requests]] * len(m.timed.seconds))
+            for m in (one, measured[clients, SINGLE])
+        )
+        rows.append(
+            {
+                "clients": clients,
+                "way": server,
+                "requests": requests,
+                "requests_per_second": requests / statistics.median(seconds),
+                "tokens_per_second": 1 / one.timed.seconds_a_token(),
+                "speed_up": speed_up(of_single, of_requests),
+                "p50": one.percentile(0.5),
+                "p95": one.percentile(0.95),
+                "different": differing(one.timed.outcomes, [first] * len(seconds)),
+                "tokens": [tokens for (tokens,) in one.timed.tokens],
+                "seconds": seconds,
+                "latencies": one.latencies,
+            }
+        )
+    return rows
 
 
 def run(args: argparse.Namespace, command: str) -> int:
@@ -204,14 +188,14 @@ def run(args: argparse.Namespace, command: str) -> int:
     with contextlib.ExitStack() as stack:
         try:
             addresses = {
-                way: stack.enter_context(serving([*common, "--max-batch", str(size)]))
-                for way, size in zip(WAYS, (1, args.max_batch), strict=True)
+                server: stack.enter_context(serving([*common, "--max-batch", str(size)]))
+                for server, size in zip(SERVERS, (1, args.max_batch), strict=True)
             }
         except RuntimeError as error:
             raise UserError(str(error).removeprefix("error: ")) from None
         facts = machine.environment(served_dtype(addresses[SINGLE]))
-        own = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
-        print(printing.header(facts, command, **options.header_fields(args), **own), flush=True)
+        more = {name: getattr(args, name) for name in ("temp", "num_draft", "max_batch")}
+        print(printing.header(facts, command, **workload.header_fields(args), **more), flush=True)
         rows = table_rows(measure(addresses, prompts, args.clients, settings, args.repeats))
     print(f"\n{printing.markdown(COLUMNS, rows)}")
     printing.write_record(args.json, {"command": command, "environment": facts, "rows": rows})
@@ -230,11 +214,11 @@ def served_dtype(address: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    options.add_models(parser)
-    options.add_prompts(parser, 128, workload.MIXED)
+    workload.add_models(parser)
+    workload.add_prompts(parser, 128, workload.MIXED)
     add = partial(add_number, parser)
     add("--clients", type=at_least(1), default=[1, 4, 16, 64], help="requests at a time")
     add("--max-batch", type=at_least(1), default=8, help="rows decoded at a time")
-    add("--num-draft", type=options.num_draft, default=5, help="a number or auto")
+    add("--num-draft", type=workload.num_draft, default=5, help="a number or auto")
     add_setting(parser, "--temp", help="of sampling; 0 is greedy")
-    options.add_measuring(parser, 3)
+    workload.add_measuring(parser, 3)

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import machine, options, printing
-from benchmarks.options import DRAFT, LOOKUP, REGULAR
+from benchmarks import machine, printing
+from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
 from convert import convert
 from decoder import Engine, SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import locate
 from mlx_t5.drafting.draft_model import Drafter, DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import CompiledStep
@@ -109,51 +110,52 @@ class Subject:
             UserError: a folder is missing or unusable, or the tokenizers differ.
         """
         target, tokenizer = load(locate(model, convert), dtype)
-        draft, theirs = load(locate(draft_model, convert), dtype, shared_with=target)
+        draft, draft_tokenizer = load(locate(draft_model, convert), dtype, shared_with=target)
         if tokenizer is None:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
-        if theirs is not None:
-            same_vocabulary(tokenizer, theirs)
+        if draft_tokenizer is not None:
+            same_vocabulary(tokenizer, draft_tokenizer)
         return cls(target, draft, tokenizer)
 
     def regular(self) -> SpeculativeDecoder:
         """The target alone."""
         return SpeculativeDecoder(self.target, None, self.tokenizer)
 
-    def drafter(self, way: str) -> Drafter:
-        """What proposes: one of `WAYS`."""
+    def drafter(self, proposer: str) -> Drafter:
+        """What proposes: one of `PROPOSERS`."""
         step = self.draft.step if isinstance(self.draft, Passes) else None
         model = DraftModel(self.draft, self.target, step)
-        if way == DRAFT:
+        if proposer == DRAFT:
             return model
         copy = SourceCopy(self.tokenizer)
-        return copy if way == LOOKUP else CopyOrDraft(copy, model)
+        return copy if proposer == LOOKUP else CopyOrDraft(copy, model)
 
-    def speculative(self, way: str, num_draft: int | str, delta: float = 0.0) -> SpeculativeDecoder:
-        """The target with one of `WAYS` to propose."""
-        return SpeculativeDecoder(
-            self.target, self.drafter(way), self.tokenizer, num_draft, delta=delta
-        )
+    def speculative(
+        self, proposer: str, num_draft: int | str, delta: float = 0.0
+    ) -> SpeculativeDecoder:
+        """The target with one of `PROPOSERS`."""
+        drafter = self.drafter(proposer)
+        return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft, delta=delta)
 
     def runs(
         self,
-        way: str,
+        proposer: str,
         num_draft: int | str,
         turns: Sequence[Sequence[str]],
         batch_size: int = 1,
         delta: float = 0.0,
         **options: Any,
     ) -> Callable[[int], Run]:
-        """What decodes the prompts of a turn, `REGULAR` or by one of `WAYS`, and counts passes."""
-        own = replace(self, draft=Passes(self.draft))
-        drafter = None if way == REGULAR else own.drafter(way)
+        """What decodes a turn's prompts, `REGULAR` or by one of `PROPOSERS`, and counts passes."""
+        counted = replace(self, draft=Passes(self.draft))
+        drafter = None if proposer == REGULAR else counted.drafter(proposer)
         decoder = Counting(self.target, drafter, self.tokenizer, num_draft or None, delta)
         decode = decoding(decoder, turns, batch_size, **options)
 
         def run(turn: int) -> Run:
-            decoder.widths, own.draft.count = Counter(), 0
+            decoder.widths, counted.draft.count = Counter(), 0
             results = decode(turn)
-            return Run(results, decoder.widths, own.draft.count)
+            return Run(results, decoder.widths, counted.draft.count)
 
         return run
 
@@ -178,7 +180,7 @@ def begin(
     printing.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
     facts = machine.environment(machine.dtype_of(subject.target), packages)
-    print(printing.header(facts, command, **options.header_fields(args), **more))
+    print(printing.header(facts, command, **header_fields(args), **more))
     return subject, facts
 
 
@@ -190,7 +192,7 @@ def decoding(
     def run(turn: int) -> list[Result]:
         prompts = list(turns[turn])
         # Every prompt its own seed, the same in every repeat.
-        seeds = [turn * len(turns[0]) + place for place in range(len(prompts))]
+        seeds = [turn * len(turns[0]) + i for i in range(len(prompts))]
         results = list(decoder.results(prompts, seed=seeds, batch_size=batch_size, **options))
         failed = next((result.error for result in results if result.error), None)
         if failed:
@@ -200,13 +202,6 @@ def decoding(
     return run
 
 
-def decided(results: Sequence[Result]) -> int:
-    """Tokens of results, EOS included."""
-    return sum(round(r.stats.tokens_per_call * r.stats.target_calls) for r in results)
-
-
-def counts(results: Sequence[Result]) -> dict[str, int]:
-    """The counts of results, added up."""
-    stats = [result.stats for result in results]
-    names = ("target_calls", "drafted", "accepted")
-    return {"decided": decided(results)} | {n: sum(getattr(s, n) for s in stats) for n in names}
+def decided(run: Run) -> int:
+    """Tokens of a run, EOS included."""
+    return Tally.of(run.results).decided

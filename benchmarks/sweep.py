@@ -1,33 +1,33 @@
 """`sweep`: what --num-draft and --delta do to speed and quality, and which to use.
 
-Every setting of the grid decodes greedily. A few prompts are timed one by one, in turns; quality is
-judged on more of them, decoded in batches, as a text does not depend on its batch. Writes a CSV
-file, a picture and all figures as JSON.
+Every setting of the grid decodes greedily. A few prompts are timed one by one, interleaved; quality
+is measured on more of them, decoded in batches, as a text does not depend on its batch. Writes a
+CSV file, a picture (speed-ups with theory's beside them, and quality against delta) and all figures
+as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import options, plot, printing, workload
-from benchmarks.costs import PairCosts
-from benchmarks.extras import needed
-from benchmarks.figures import beside_theory, cost_meter, figures, measure
-from benchmarks.options import DRAFT, LOOKUP, REGULAR
-from benchmarks.quality import points, quality
-from benchmarks.recommendation import explain, recommend
+from benchmarks import printing, workload
+from benchmarks.figures import PairCosts, beside_theory, cost_meter, figures, measure
+from benchmarks.quality import explain, points, quality, recommend
 from benchmarks.subject import Subject, begin, decoding
-from benchmarks.workload import Workload
+from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
 from mlx_t5.drafting import theory
 from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
+PACKAGES = ("sacrebleu", "matplotlib")
+GREY = "0.45"
 
 COLUMNS: printing.Columns = {
     "delta": lambda row: f"{row['delta']:g}",
@@ -44,51 +44,47 @@ COLUMNS: printing.Columns = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    options.add_models(parser)
-    options.add_prompts(parser, 6, "mixed")
-    options.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", at_least(1))
+    workload.add_models(parser)
+    workload.add_prompts(parser, 6, "mixed")
+    workload.add_num_draft(parser, [1, 2, 3, 4, 5, 6, 8], "numbers", at_least(1))
     add = parser.add_argument
     add_setting(parser, "--delta", default=[0.0, 0.5, 0.9, 1.0], help="0 is always among them")
     add("--way", choices=(DRAFT, LOOKUP), default=DRAFT, help="what proposes (default: draft)")
-    _add_quality(parser)
-    options.add_measuring(parser, 3)
+    number = partial(add_number, parser)
+    what = "prompts by which quality is measured"
+    number("--quality-count", type=at_least(1), default=60, help=what)
+    number("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
+    what = "points of exact match and of chrF that the recommended setting may lose"
+    number("--tolerance", type=between(0, 100), default=1.0, help=what)
+    workload.add_measuring(parser, 3)
+    what = "write NAME.csv and NAME.png, and NAME.json unless --json says where"
     add(
         "--output",
         type=Path,
         default=Path("sweep"),
         metavar="NAME",
-        help="write NAME.csv and NAME.png, and NAME.json unless --json says where "
-        "(default: %(default)s)",
+        help=f"{what} (default: sweep)",
     )
-
-
-def _add_quality(parser: argparse.ArgumentParser) -> None:
-    add = partial(add_number, parser)
-    what = "prompts by which quality is judged"
-    add("--quality-count", type=at_least(1), default=60, help=what)
-    add("--quality-batch", type=at_least(1), default=20, help="decoded at the same time there")
-    what = "points of exact match and of chrF that the recommended setting may lose"
-    add("--tolerance", type=between(0, 100), default=1.0, help=what)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
     """Measures, prints and writes; exit status 1 if delta 0 changes a text in float32."""
-    for package in ("sacrebleu", "matplotlib"):
-        needed(package)
+    for package in PACKAGES:  # what is missing is said before the work
+        importlib.import_module(package)
     picture, sheet = (args.output.with_name(args.output.name + end) for end in (".png", ".csv"))
     figures_file = args.json or args.output.with_name(args.output.name + ".json")
     printing.check_writable(figures_file, picture, sheet)
     prompts = workload.chosen(args.task, args.prompts, args.count)
-    judged = workload.chosen(args.task, args.prompts, args.quality_count)
-    packages, count = ["sacrebleu", "matplotlib"], len(judged.prompts)
-    subject, facts = begin(args, command, packages, judged=count)
+    quality_prompts = workload.chosen(args.task, args.prompts, args.quality_count)
+    count = len(quality_prompts.prompts)
+    subject, facts = begin(args, command, PACKAGES, judged=count)
     settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
     rows, costs, regular = timings(subject, prompts, settings, args)
-    qualities = quality_of(subject, judged, settings, args)
-    rows = [row | own for row, own in zip(rows, qualities, strict=True)]
+    qualities = quality_of(subject, quality_prompts, settings, args)
+    rows = [row | scores for row, scores in zip(rows, qualities, strict=True)]
     print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
-    plot.draw(rows, best, title(facts, args, count), picture)
+    draw(rows, best, title(facts, args, count), picture)
     write_csv(sheet, rows)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
@@ -102,7 +98,7 @@ def run(args: argparse.Namespace, command: str) -> int:
 
 def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
     """What the picture says about where it comes from."""
-    run = options.header_fields(args)
+    run = workload.header_fields(args)
     return (
         f"{run['target']} with {run['draft'] if args.way == DRAFT else args.way}: prompts "
         f"{run['prompts']} timed {args.repeats} times, {judged} judged\n"
@@ -114,17 +110,17 @@ def title(facts: dict, args: argparse.Namespace, judged: int) -> str:
 def timings(
     subject: Subject, prompts: Workload, settings: Sequence[Setting], args: argparse.Namespace
 ) -> tuple[list[dict], PairCosts, dict]:
-    """Times regular decoding, every setting and the passes in turns.
+    """Times regular decoding, every setting and the passes, interleaved.
 
     Returns:
         The figures of each setting, what passes cost, and the times of regular decoding.
     """
     turns, longest = workload.cut(prompts.prompts, 1), {"max_tokens": args.max_tokens}
-    ways: dict[Any, Any] = {REGULAR: subject.runs(REGULAR, 0, turns, **longest)}
+    variants: dict[Any, Any] = {REGULAR: subject.runs(REGULAR, 0, turns, **longest)}
     for delta, n in settings:
-        ways[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
+        variants[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
     meter = cost_meter(subject, prompts, args.num_draft)
-    timed, costs = measure(ways, len(turns), args.repeats, meter)
+    timed, costs = measure(variants, len(turns), args.repeats, meter)
     assert costs is not None, "they were measured"
     regular = timed[REGULAR]
     rows = [
@@ -132,8 +128,7 @@ def timings(
         | beside_theory(timed[delta, n], regular, costs)
         for delta, n in settings
     ]
-    own = {name: getattr(regular, name) for name in ("seconds", "tokens")}
-    return with_theory(rows, costs), costs, own
+    return with_theory(rows, costs), costs, {"seconds": regular.seconds, "tokens": regular.tokens}
 
 
 def with_theory(rows: Sequence[dict], costs: PairCosts) -> list[dict]:
@@ -160,10 +155,8 @@ def quality_of(
         return [result.text or "" for result in turn(0)]
 
     lossless = texts(subject.regular())
-    return [
-        quality(texts(subject.speculative(args.way, n, d)), prompts.references, lossless)
-        for d, n in settings
-    ]
+    written = (texts(subject.speculative(args.way, n, delta)) for delta, n in settings)
+    return [quality(lenient, prompts.references, lossless) for lenient in written]
 
 
 def write_csv(file: Path, rows: Sequence[dict]) -> None:
@@ -188,3 +181,89 @@ def write_csv(file: Path, rows: Sequence[dict]) -> None:
             writer.writerows(flat)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def draw(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:
+    """Writes the picture, whose format follows from the file's name.
+
+    Args:
+        rows: of the grid.
+        best: the recommended one of them, to be marked; None if there is none.
+        title: where the figures come from.
+        file: where to.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    figure.suptitle(title, fontsize=9, color=GREY)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _speeds(left, rows, best)
+    _qualities(right, rows)
+    figure.savefig(file, dpi=150)
+
+
+def _speeds(axes: Any, rows: Sequence[dict], best: dict | None) -> None:
+    """Decoding speed-up by the number of proposals, a colour for each delta."""
+    from matplotlib import colormaps
+
+    deltas = sorted({row["delta"] for row in rows})
+    for i, delta in enumerate(deltas):
+        line = sorted((r for r in rows if r["delta"] == delta), key=lambda row: row["num_draft"])
+        colour = colormaps["viridis"](0.9 * i / max(len(deltas) - 1, 1))
+        lengths = [row["num_draft"] for row in line]
+        speeds = [row["decode_speed_up"] for row in line]
+        # A range may lie on one side of its median-based value.
+        below = [max(s.value - s.low, 0) for s in speeds]
+        above = [max(s.high - s.value, 0) for s in speeds]
+        # Side by side, so that the bars of one number do not hide each other.
+        shifted = [n + 0.05 * (i - (len(deltas) - 1) / 2) for n in lengths]
+        values = [s.value for s in speeds]
+        label = f"δ = {delta:g}"
+        axes.errorbar(shifted, values, (below, above), fmt="o-", color=colour, label=label,
+                      markersize=4, linewidth=1.4, elinewidth=0.7, capsize=2)  # fmt: skip
+        axes.plot(lengths, [row["predicted"] for row in line], "--", color=colour, linewidth=1)
+        if best and best["delta"] == delta:
+            marked = lengths.index(best["num_draft"])
+            axes.plot(shifted[marked], values[marked], "o", color="C3", markersize=12,
+                      fillstyle="none", label="recommended")  # fmt: skip
+    axes.plot([], [], "--", color=GREY, linewidth=1, label="theory")
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    axes.annotate("regular", (1, 1), (3, 0), xycoords=("axes fraction", "data"), va="center",
+                  textcoords="offset points", fontsize=8, color=GREY)  # fmt: skip
+    axes.set_xticks(sorted({row["num_draft"] for row in rows}))
+    axes.set(xlabel="proposals a step, γ (--num-draft)", ylabel="decoding, times regular")
+    axes.set_title("Speed: measured with range, and theory from α, c and v(M)", fontsize=10)
+    axes.legend(fontsize=8, ncols=2)
+    _tidy(axes)
+
+
+def _qualities(axes: Any, rows: Sequence[dict]) -> None:
+    """Exact match and chrF by delta: their mean over the numbers of proposals, and the range."""
+    deltas = sorted({row["delta"] for row in rows})
+    # Evenly spaced, as what happens often happens close to 1.
+    ticks = list(range(len(deltas)))
+    lines = {
+        "exact_match": ("exact match, references", "C3", "o-"),
+        "chrf": ("chrF, references", "C0", "o-"),
+        "exact_match_lossless": ("exact match, δ = 0", "C3", "s:"),
+        "chrf_lossless": ("chrF, δ = 0", "C0", "s:"),
+    }
+    for name, (label, colour, style) in lines.items():
+        if any(row[name] is None for row in rows):
+            continue
+        points = [[row[name] for row in rows if row["delta"] == delta] for delta in deltas]
+        means = [sum(values) / len(values) for values in points]
+        axes.plot(ticks, means, style, color=colour, label=label, markersize=4, linewidth=1.4)
+        axes.fill_between(ticks, list(map(min, points)), list(map(max, points)), color=colour,
+                          alpha=0.12, linewidth=0)  # fmt: skip
+    axes.set_xticks(ticks, [f"{delta:g}" for delta in deltas])
+    axes.set(xlabel="relaxation δ (--delta)", ylabel="points of 100")
+    axes.set_title("Quality: mean over γ, shaded from least to most", fontsize=10)
+    axes.legend(fontsize=8)
+    _tidy(axes)
+
+
+def _tidy(axes: Any) -> None:
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,21 +1,31 @@
-"""The prompts that are measured: held-out ones of the bundled pair, or those of a file."""
+"""What is measured: the options that name models, prompts and proposers, and the prompts.
+
+MLX is not imported: some runs leave it to other processes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli import input
+from mlx_t5.cli.arguments import NUM_DRAFT, add_number, add_setting, at_least, within
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
 
-HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, in turn
-MIXED = "mixed"  # both tasks, in turn
+REGULAR = "regular"  # decoding by the target alone
+DRAFT, LOOKUP, BOTH = PROPOSERS = ("draft", "lookup", "draft+lookup")
+HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, alternating
+MIXED = "mixed"  # both tasks, alternating
 TASKS = ("translate", "fix", MIXED)
+DTYPES = ("bfloat16", "float16", "float32")
+num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or auto
 
 
 @dataclass(frozen=True)
@@ -35,8 +45,83 @@ class Workload:
     tasks: list[str]
 
     def positions(self, task: str) -> list[int]:
-        """The places of the prompts of one task."""
-        return [place for place, own in enumerate(self.tasks) if own == task]
+        """Where the prompts of one task are."""
+        return [i for i, name in enumerate(self.tasks) if name == task]
+
+
+def add_num_draft(
+    parser: argparse.ArgumentParser,
+    default: list[int | str],
+    what: str = "numbers, or auto",
+    kind: Callable[[str], int | str] = num_draft,
+) -> None:
+    """How many proposals, one setting each; `kind` is an argparse type."""
+    add_number(parser, "--num-draft", type=kind, default=default, help=what)
+
+
+def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
+    """Which models; `dtype` is whether the type they compute in can be chosen."""
+    add = parser.add_argument
+    add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
+    add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
+    if dtype:
+        what = "compute in this type (default: the folder's; float32 without a GPU)"
+        add("--dtype", choices=DTYPES, help=what)
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Prompts of the user's own."""
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="prompts from this file instead: one a line, or .jsonl with a prompt and perhaps a "
+        "target in each object",
+    )
+
+
+def add_prompts(parser: argparse.ArgumentParser, count: int, task: str | list[str]) -> None:
+    """Which prompts; `task` is the default, a list where several tasks may be named."""
+    several: dict[str, Any] = {"nargs": "+"} if isinstance(task, list) else {}
+    shown = " ".join(task) if several else task
+    what = f"held-out prompts of the bundled pair (default: {shown})"
+    parser.add_argument("--task", choices=TASKS, default=task, help=what, **several)
+    add_file(parser)
+    add_number(parser, "--count", type=at_least(2), default=count, help="prompts of each task")
+    add_setting(parser, "--max-tokens", default=200, help="longest text")
+
+
+def add_measuring(parser: argparse.ArgumentParser, repeats: int) -> None:
+    """How often, and where to."""
+    what = "counted runs of every variant on every prompt"
+    add_number(parser, "--repeats", type=at_least(1), default=repeats, help=what)
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
+    """Where all figures go."""
+    what = "write all figures to this file" + (" (default: %(default)s)" if default else "")
+    parser.add_argument("--json", type=Path, metavar="FILE", default=default, help=what)
+
+
+def header_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """What the header says about models and prompts, with paths as short as can be."""
+    here = os.path.join(os.getcwd(), "")
+    names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
+    tasks = " and ".join([args.task] if isinstance(args.task, str) else dict.fromkeys(args.task))
+    prompts = f"{args.count} of {args.prompts or tasks}"
+    facts = {"target": names[0], "draft": names[1], "prompts": prompts}
+    return facts | ({"repeats": args.repeats} if "repeats" in args else {})
+
+
+def workloads(args: argparse.Namespace) -> list[Workload]:
+    """The prompts that the options name: one set a task, or those of a file."""
+    tasks = [MIXED] if args.prompts else dict.fromkeys(args.task)
+    return [chosen(task, args.prompts, args.count) for task in tasks]
+
+
+def chosen(task: str, file: str | None, count: int) -> Workload:
+    """The prompts of a file, if there is one, or the held-out ones of a task."""
+    return from_file(file, count) if file else held_out(task, count)
 
 
 def held_out(task: str, count: int) -> Workload:
@@ -73,15 +158,10 @@ def from_file(path: str, count: int) -> Workload:
     references = None
     if path.endswith(".jsonl"):
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")[: len(prompts)]
-        given = [json.loads(line).get("target") for line in lines]
-        references = given if all(isinstance(text, str) for text in given) else None
+        targets = [json.loads(line).get("target") for line in lines]
+        references = targets if all(isinstance(text, str) for text in targets) else None
     name = Path(path).name
     return Workload(name, prompts, references, [name] * len(prompts))
-
-
-def chosen(task: str | None, file: str | None, count: int) -> Workload:
-    """The prompts that the options ask for: those of a file, or the held-out ones of a task."""
-    return from_file(file, count) if file else held_out(task or MIXED, count)
 
 
 def cut(items: Sequence[Any], size: int) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""What a setting may be: one table, for callers of the API, the command lines and the server.
+"""What a value may be, for callers of the API, the command lines and the server.
 
 Nothing here imports MLX, so that a command line can check its options before it does.
 """
@@ -25,7 +25,7 @@ VALUE_CHARACTERS = 60  # characters of a value in an error
 
 @dataclass(frozen=True)
 class Range:
-    """What one setting may be.
+    """What a value may be.
 
     Attributes:
         kind: int, float or bool. A whole number may stand for a float, but no float for a whole
@@ -62,46 +62,22 @@ class Range:
         return self.kind(min(max(self.kind(value), self.floor), self.ceiling))
 
     def holds(self, value: Any) -> bool:
-        """Whether the setting may be this."""
+        """Whether the value is within it."""
         return self.fit(value) is not None
 
 
-def _count(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
+def counts(least: int, expected: str, ceiling: float = LARGEST_COUNT, **others: Any) -> Range:
+    """The range of a whole number without an upper end."""
     return Range(int, least, math.inf, expected, ceiling=ceiling, **others)
 
 
-_OFF = "a whole number, 0 (off) or more"
-_POSITIVE = "a whole number, at least 1"
-POSITIVE, FLAG = _count(1, _POSITIVE), Range(bool, 0, 1, "True or False")
-RANGES = MappingProxyType(
-    {
-        "max_tokens": POSITIVE,
-        "temp": Range(
-            float, SMALLEST, LARGEST, "0 (greedy), or a number from 1.2e-38 to 3.4e38", (0,)
-        ),
-        "top_k": _count(0, _OFF),
-        "top_p": Range(
-            float, math.ulp(0.0), 1, "a number above 0 and at most 1 (off)", floor=SMALLEST
-        ),
-        "delta": Range(float, 0, 1, "a number from 0 (lossless) to 1"),
-        "num_draft": _count(
-            0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=("auto",)
-        ),
-        "repetition_penalty": Range(
-            float, 1 / LARGEST_FACTOR, LARGEST_FACTOR, "a number from 1e-30 to 1e30 (1 is off)"
-        ),
-        "no_repeat_ngram_size": _count(0, _OFF),
-        "min_tokens": _count(0, _OFF),
-        "num_beams": Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
-        "length_penalty": Range(float, -10, 10, "a number from -10 to 10"),
-        "early_stopping": Range(bool, 0, 1, 'True, False or "never"', besides=("never",)),
-        "num_return_sequences": POSITIVE,
-        # Of a whole call:
-        "batch_size": _count(1, _POSITIVE, ceiling=MAX_ROWS),
-        "num_samples": _count(1, _POSITIVE, ceiling=math.inf),
-        "seed": Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
-    }
-)
+FLAG = Range(bool, 0, 1, "True or False")
+POSITIVE = counts(1, "a whole number, at least 1")
+OFF_OR_MORE = counts(0, "a whole number, 0 (off) or more")
+BATCH_SIZE = counts(1, POSITIVE.expected, ceiling=MAX_ROWS)
+NUM_SAMPLES = counts(1, POSITIVE.expected, ceiling=math.inf)
+SEED = Range(int, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1")
+_OF_A_CALL = MappingProxyType({"batch_size": BATCH_SIZE, "num_samples": NUM_SAMPLES, "seed": SEED})
 
 
 def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
@@ -110,12 +86,12 @@ def checked(name: str, value: Any, allowed: Range | None = None) -> Any:
     Args:
         name: of the setting.
         value: as the caller gave it.
-        allowed: None takes its range in `RANGES`.
+        allowed: its range; None where it is batch_size, num_samples or seed.
 
     Raises:
         UserError: it may not be that.
     """
-    allowed = allowed or RANGES[name]
+    allowed = allowed or _OF_A_CALL[name]
     fitting = allowed.fit(value)
     if fitting is None:
         raise refusal(name, value, allowed.expected)

@@ -1,13 +1,13 @@
-"""Times several ways of doing the same work, taking turns, and compares the times.
+"""Times several variants of the same work, interleaved, and compares the times.
 
-On a shared machine the speed of everything changes from second to second, so two ways are only
+On a shared machine the speed of everything changes from second to second, so two variants are only
 compared by times that were taken next to each other. The work is cut into turns, usually one
-prompt each: every way does the first turn, then every way the second, and so on, all of it as
-often as there are repeats, in an order that changes every time. Two ways are compared repeat by
-repeat: their speed-up is the median of these ratios, between the least and the greatest. Of a way
-by itself the median time of each turn counts, and the sum of these medians is the way's time.
+prompt each: every variant does the first turn, then every one the second, and so on, all of it as
+often as there are repeats, in an order that changes every time. Two variants are compared repeat by
+repeat: their speed-up is the median of these ratios, between the least and the greatest. Of a
+variant by itself the median time of each turn counts, and their sum is the variant's time.
 
-Texts may differ between ways if they are sampled, so what is compared is the time a token.
+Texts may differ between variants if they are sampled, so what is compared is the time a token.
 
 Symbols: R repeats, N turns.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,17 +39,23 @@ class Ratio:
 
 @dataclass
 class Timed:
-    """What one way took and made.
+    """What one variant took and made.
 
     Attributes:
         seconds: [R][N] wall clock of every turn.
         tokens: [R][N] tokens that were decided in it, EOS included.
-        outcomes: [R][N] what the way returned.
+        outcomes: [R][N] what the variant returned.
     """
 
     seconds: list[list[float]] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     outcomes: list[list[Any]] = field(default_factory=list)
+
+    def add(self, repeat: Sequence[tuple[float, int, Any]]) -> None:
+        """Adds a repeat: seconds, tokens and outcome of every turn, as `timed_turn` has them."""
+        columns = (list(column) for column in zip(*repeat, strict=True))
+        for rows, row in zip((self.seconds, self.tokens, self.outcomes), columns, strict=True):
+            rows.append(row)
 
     def only(self, turns: Sequence[int]) -> Timed:
         """The same of these turns alone."""
@@ -80,7 +86,7 @@ def median_total(rows: Sequence[Sequence[float]]) -> float:
 def speed_up(base: Timed, other: Timed) -> Ratio:
     """How many times as many tokens a second `other` makes as `base`, repeat by repeat."""
     pairs = zip(base.repeats_a_token(), other.repeats_a_token(), strict=True)
-    return spread([ours / theirs for ours, theirs in pairs])
+    return spread([slow / fast for slow, fast in pairs])
 
 
 def spread(repeats: Sequence[float]) -> Ratio:
@@ -91,55 +97,59 @@ def spread(repeats: Sequence[float]) -> Ratio:
 def differing(outcomes: Sequence[Sequence[Tokens]], others: Sequence[Sequence[Tokens]]) -> int:
     """How many prompts got other tokens at least once; both [R][N] of the tokens of each prompt."""
     flat = ([[tokens for turn in row for tokens in turn] for row in o] for o in (outcomes, others))
-    ours, theirs = (zip(*rows, strict=True) for rows in flat)
-    return sum(a != b for a, b in zip(ours, theirs, strict=True))
+    prompts = zip(*(zip(*rows, strict=True) for rows in flat), strict=True)
+    return sum(texts != other_texts for texts, other_texts in prompts)
 
 
-def order(names: Sequence[str], repeat: int, turn: int) -> list[str]:
+def order(names: Iterable[str], repeat: int, turn: int) -> list[str]:
     """Who goes when: shuffled anew for every turn of every repeat, the same in every run.
 
-    In a fixed order, rotated or not, neighbours would stay neighbours: the same ways would share
-    the machine's slow moments, and each would find the caches as the same other one left them.
+    In a fixed order, rotated or not, neighbours would stay neighbours: the same variants would
+    share the machine's slow moments, and find the caches as the same other one left them.
     """
-    return random.Random(f"{repeat} {turn}").sample(list(names), len(names))
+    names = list(names)
+    return random.Random(f"{repeat} {turn}").sample(names, len(names))
 
 
-def take_turns(
-    ways: Mapping[str, Callable[[int], Any]],
+def interleave(
+    variants: Mapping[Any, Callable[[int], Any]],
     turns: int,
     repeats: int,
     tokens: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
     before: Callable[[], None] = lambda: None,
-) -> dict[str, Timed]:
-    """Runs every way on every turn, `repeats` times after a warm-up that is not counted.
+) -> dict[Any, Timed]:
+    """Runs every variant on every turn, `repeats` times after a warm-up that is not counted.
 
     Args:
-        ways: by name, what does a turn, given its number. It returns when its result can be read
-            on the host.
+        variants: by name, what does a turn, given its number. It returns when its result can be
+            read on the host.
         turns: N.
         repeats: R, at least 1.
         tokens: how many tokens an outcome has.
         clock: seconds.
-        before: called before each turn of each way, outside its time.
+        before: called before every turn of every variant, outside its time.
     """
-    timed = {name: Timed() for name in ways}
-    names = list(ways)
+    timed = {name: Timed() for name in variants}
     for repeat in range(WARM_UP, repeats):
-        rows: dict[str, tuple[list, list, list]] = {name: ([], [], []) for name in names}
+        taken: dict[Any, list] = {name: [] for name in variants}
         for turn in range(turns):
-            for name in order(names, repeat, turn):
+            for name in order(variants, repeat, turn):
                 before()
-                began = clock()
-                outcome = ways[name](turn)
-                took = clock() - began
-                figures = (took, tokens(outcome), outcome)
-                for row, figure in zip(rows[name], figures, strict=True):
-                    row.append(figure)
+                taken[name].append(timed_turn(variants[name], turn, tokens, clock))
         if repeat != WARM_UP:
-            for name in names:
-                seconds, counts, outcomes = rows[name]
-                timed[name].seconds.append(seconds)
-                timed[name].tokens.append(counts)
-                timed[name].outcomes.append(outcomes)
+            for name, rows in taken.items():
+                timed[name].add(rows)
     return timed
+
+
+def timed_turn(
+    variant: Callable[[int], Any],
+    turn: int,
+    tokens: Callable[[Any], int],
+    clock: Callable[[], float],
+) -> tuple[float, int, Any]:
+    """Seconds, tokens and outcome of one turn; arguments as of `interleave`."""
+    began = clock()
+    outcome = variant(turn)
+    return clock() - began, tokens(outcome), outcome

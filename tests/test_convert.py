@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import adapters
 import checkpoints
 import convert as module
 import families
@@ -94,15 +95,19 @@ def test_transposed_and_shared_storages(tmp_path):
     assert all(mx.array_equal(converted[name], expected[name]) for name in expected)
 
 
-def test_blocks_do_not_show(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 3, "q_group_size": 32}])
+def test_tiles_do_not_show(tiny, tmp_path, monkeypatch, options, adapted):
     """Reading a few rows at a time gives the same file as reading all at once."""
-    for options in ({}, {"quantize": True, "q_bits": 3, "q_group_size": 32}):
-        whole = convert(tiny, tmp_path / "whole", overwrite=True, **options)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "BLOCK_BYTES", 700)
-            parts = convert(tiny, tmp_path / "parts", overwrite=True, **options)
-        name = "model.safetensors"
-        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    if adapted:  # by an adapter of rank 1, whose product is exact whatever multiplies it
+        q = "decoder.block.1.layer.0.SelfAttention.q"
+        adapters.by_hand(tmp_path / "lora", {q: (64, 64)}, target_modules=[q])
+        options = {**options, "adapter_path": tmp_path / "lora"}
+    at_once = convert(tiny, tmp_path / "at once", **options)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 700)
+    in_tiles = convert(tiny, tmp_path / "in tiles", **options)
+    name = "model.safetensors"
+    assert (at_once / name).read_bytes() == (in_tiles / name).read_bytes()
 
 
 def test_shards_and_index(tiny, tmp_path, monkeypatch):

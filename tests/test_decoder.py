@@ -19,8 +19,8 @@ from fake_model import (
 )
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 
 V = 7
 TABLE = random_table(V)

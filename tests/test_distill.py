@@ -20,7 +20,7 @@ from mlx_t5.drafting import costs
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict
 from mlx_t5.training.learner import Learner
-from mlx_t5.training.trainer import Score
+from mlx_t5.training.trainer import Evaluation
 from model import load
 
 QUICK = ["--iters", "20", "--batch-size", "8", "--steps-per-eval", "10", "--save-every", "5"]
@@ -104,7 +104,7 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
     made, prompts, tmp_path, monkeypatch, capsys
 ):
     output, more = tmp_path / "draft", ()
-    teach, step, save = answers.teach, Learner.step, distill.Distillation._save
+    label, step, save = answers.label, Learner.step, distill.Distillation._save
     calls = []
 
     def stopping(name, function, at):
@@ -117,7 +117,7 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
         return called
 
     for owner, name, function, at in (
-        (answers, "teach", teach, 3),
+        (answers, "label", label, 3),
         (Learner, "step", step, 7),
         (distill.Distillation, "_save", save, 1),
     ):
@@ -128,7 +128,7 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
         assert line.endswith(" --resume") and line.count("--resume") == 1
         monkeypatch.setattr(owner, name, function)
         more = ("--resume",)
-    monkeypatch.setattr(distill.Distillation, "_judged", lambda self, path: "no verdict")
+    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
     assert run(prompts, output, "--resume") == 0
     one, other = weights(made[0]), weights(output)
     assert one.keys() == other.keys() and all(mx.array_equal(one[n], other[n]) for n in one)
@@ -139,9 +139,11 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
     made, prompts, tmp_path, monkeypatch, capsys
 ):
     """A draft with an encoder of its own, from answers that are there already."""
-    monkeypatch.setattr(distill.Distillation, "_judged", lambda self, path: "no verdict")
+    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
     better = iter([1.0, 2.0])  # the bundled draft has learned more than two steps could add
-    monkeypatch.setattr(distill.Distillation, "_evaluate", lambda self: Score(0.5, next(better)))
+    monkeypatch.setattr(
+        distill.Distillation, "_evaluate", lambda self: Evaluation(0.5, next(better))
+    )
     shutil.copytree(made[0].with_name("draft-work"), tmp_path / "own-work")
     before = dict(tree_flatten(load(BUNDLED / "draft", "float32")[0].parameters()))
     same = shutil.copytree(BUNDLED / "target", tmp_path / "moved", copy_function=shutil.copy)

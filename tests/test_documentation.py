@@ -3,18 +3,21 @@
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import model
 import snippets
+from mlx_t5.serving.api import CompletionRequest
+from mlx_t5.settings import Settings
 from snippets import ROOT
 
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, *DOCS]
-OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "demo/README.md")
+OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "demo/README.md")
 TEXTS = [*PAGES, *(ROOT / name for name in OTHERS)]
 TODAY = [page for page in TEXTS if page.name != "CHANGELOG.md"]  # which also names what is gone
 # What commands write, owners on the Hub, and what an earlier commit has.
@@ -25,22 +28,22 @@ ids = functools.partial(pytest.mark.parametrize, ids=lambda page: str(page.relat
 @pytest.fixture(scope="module")
 def load_once():
     """`model.load` that keeps what it has loaded, in the type that is the same on every device."""
-    load, kept = model.load, {}
+    load, loaded = model.load, {}
 
     def once(folder, dtype=None, shared_with=None):
-        wanted = Path(folder).resolve(), dtype or "float32"
-        place = (*wanted, id(shared_with))
-        if place not in kept:
-            kept[place] = load(*wanted, shared_with=shared_with)
-        return kept[place]
+        arguments = Path(folder).resolve(), dtype or "float32"
+        key = (*arguments, id(shared_with))
+        if key not in loaded:
+            loaded[key] = load(*arguments, shared_with=shared_with)
+        return loaded[key]
 
     yield once
-    kept.clear()  # other tests measure this process's memory
+    loaded.clear()  # other tests measure this process's memory
 
 
 @pytest.fixture
 def session(tmp_path, monkeypatch, request, load_once):
-    """A reader who works through one page."""
+    """A session that works through one page as a reader would."""
     monkeypatch.setattr(model, "load", load_once)
     monkeypatch.delenv("NO_COLOR", raising=False)
     # The pages show what a CPU proposes by default, wherever this runs.
@@ -54,20 +57,21 @@ def session(tmp_path, monkeypatch, request, load_once):
 @ids("page", PAGES)
 def test_snippets_print_what_the_page_says(page, session):
     for snippet in snippets.read(page):
-        where = f"{page.name}:{snippet.line}"
-        assert snippet.language in ("bash", "python"), f"{where}: belongs to no snippet"
+        location = f"{page.name}:{snippet.line}"
+        assert snippet.language in ("bash", "python"), f"{location}: belongs to no snippet"
         if not snippet.not_run:
             try:
                 session.check(snippet)
             except Exception as error:
-                raise AssertionError(f"{where}: {error}") from error
+                raise AssertionError(f"{location}: {error}") from error
 
 
 def test_the_table_of_memory_is_what_its_snippet_prints(session):
-    page = ROOT / "docs" / "memory.md"
-    printed, _ = session.run(snippets.read(page)[0])
-    table = [line for line in text(page).splitlines() if line.startswith("|")]
-    assert table == [line for line in printed.splitlines() if line.startswith("|")]
+    page = ROOT / "docs" / "converting.md"
+    (snippet,) = (s for s in snippets.read(page) if "benchmark.py memory" in s.code)
+    printed, _ = session.run(snippet)
+    table = [line for line in printed.splitlines() if line.startswith("|")]
+    assert table and "\n".join(table) in text(page)
 
 
 @ids("page", DOCS)
@@ -77,7 +81,7 @@ def test_a_page_opens_with_a_snippet(page):
 
 
 def test_readme_is_short_and_ends_with_an_index_of_the_pages():
-    assert len(text(README).splitlines()) <= 250
+    assert len(text(README).splitlines()) <= 230 and len(DOCS) <= 13
     last = text(README).rpartition("\n## ")[2]
     assert {ROOT / name for name in re.findall(r"\]\((docs/\S+)\)", last)} == set(DOCS)
 
@@ -106,9 +110,16 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if not target.startswith("http"):
             name, _, heading = target.partition("#")
-            place = (page.parent / name).resolve() if name else page
-            assert place.exists(), target
-            assert not heading or heading in headings(place), target
+            linked = (page.parent / name).resolve() if name else page
+            assert linked.exists(), target
+            assert not heading or heading in headings(linked), target
+
+
+def test_pages_that_the_code_names_exist():
+    folders = ("mlx_t5", "benchmarks", "demo", "tests")
+    files = [*ROOT.glob("*.py"), *(f for name in folders for f in (ROOT / name).rglob("*.py"))]
+    named = {page for f in files for page in re.findall(r"\bdocs/[\w-]+\.md", text(f))}
+    assert named and named <= {str(page.relative_to(ROOT)) for page in DOCS}
 
 
 def headings(page: Path) -> set[str]:
@@ -121,12 +132,12 @@ def headings(page: Path) -> set[str]:
 def test_files_exist(page):
     words = " ".join(re.findall(r"`([^`]+)`", prose(page))).split()
     words += [word for command in commands(page) for word in command]
-    files = {word.removesuffix("+lookup") for word in words if is_ours(word)}
+    files = {word.removesuffix("+lookup") for word in words if is_project_file(word)}
     missing = {f for f in files if not (ROOT / f).exists() and not (page.parent / f).exists()}
     assert not missing
 
 
-def is_ours(word: str) -> bool:
+def is_project_file(word: str) -> bool:
     """Whether a word reads as a file or folder of the project."""
     if not re.fullmatch(r"[\w.][\w./+-]*", word):
         return False
@@ -138,10 +149,10 @@ def is_ours(word: str) -> bool:
 @functools.cache
 def options(program: str) -> set[str]:
     """All long options of a program, those of its subcommands included."""
-    found = snippets.options(program)
+    subcommand_options = ()
     if program == "benchmark":
-        found = found.union(*(snippets.options(program, name) for name in subcommands()))
-    return found
+        subcommand_options = (snippets.options(program, name) for name in subcommands())
+    return snippets.options(program).union(*subcommand_options)
 
 
 def subcommands() -> list[str]:
@@ -156,10 +167,10 @@ def test_options_exist(page):
     assert set(re.findall(r"`(--[a-z][\w-]*)", prose(page))) <= known
     for words in commands(page):
         line = " ".join(words)
-        started = re.search(r"python (-m )?([\w.]+?)(\.py)?(?= |$)", line)
-        if started and started[2] in snippets.PROGRAMS:
-            behind = line[started.end() :].split()  # what is before it is its launcher's
-            assert {w for w in behind if re.match(r"--[a-z]", w)} <= options(started[2]), words
+        program = re.search(r"python (-m )?([\w.]+?)(\.py)?(?= |$)", line)
+        if program and program[2] in snippets.PROGRAMS:
+            arguments = line[program.end() :].split()  # what is before them is its launcher's
+            assert {a for a in arguments if re.match(r"--[a-z]", a)} <= options(program[2]), words
 
 
 def test_the_page_about_measuring_lists_every_subcommand():
@@ -167,10 +178,45 @@ def test_the_page_about_measuring_lists_every_subcommand():
     assert offered and sorted(subcommands()) == sorted(offered)
 
 
+def settings_table() -> list[list[str]]:
+    """Each row: option, names in Python and in requests, range, default, meaning."""
+    table = text(ROOT / "docs" / "decoding.md").partition("## Generation settings\n")[2]
+    rows = re.findall(r"^\| (.*) \|$", table.partition("\n## ")[0], re.MULTILINE)
+    return [[cell.strip().strip("`") for cell in row.split(" | ")] for row in rows[2:]]
+
+
+def test_the_table_of_settings_has_every_setting_once():
+    named = sorted(row[1] for row in settings_table())
+    of_a_call = {"batch_size", "num_samples", "seed"}
+    assert named == sorted({field.name for field in fields(Settings)} | of_a_call)
+
+
+@pytest.mark.parametrize("row", settings_table(), ids=lambda row: row[1])
+def test_a_setting_has_its_names_and_its_default(row):
+    option, name, requested, _, default, _ = row
+    if option != "–":
+        option = option.partition("`")[0]  # before its short name
+        assert option == f"--{name.replace('_', '-')}"
+        described = rf"^  (?:-\w \w+, )?{option} .*?(?=^  -|^$)"
+        entry = re.search(described, snippets.help_of("main"), re.MULTILINE | re.DOTALL)
+        stated = re.search(r"default: ([^)]*)\)", " ".join(entry[0].split()))
+        assert same(default, stated[1] if stated else "none")
+    served = CompletionRequest.model_fields
+    assert name not in served if requested == "–" else requested in served
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two defaults are equal, as numbers where they are numbers."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other
+
+
 @pytest.mark.parametrize(
     "program, pages",
     [
-        ("main", ["decoding.md", "batches.md", "sampling.md"]),
+        ("main", ["decoding.md", "batches.md"]),
         ("convert", ["converting.md"]),
         ("server", ["server.md"]),
         ("distill", ["distilling.md"]),

@@ -25,8 +25,8 @@ from kinds import (
 )
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 from random_models import random_t5
 
 TARGET = FakeModel(table_of(), V)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import main
 from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.resume import Kept
+from mlx_t5.cli.jobs import Job
+from mlx_t5.cli.options import build_parser
+from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.work import Job
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 
 PATIENCE = 120
 
@@ -46,22 +48,18 @@ def answer(process: subprocess.Popen, prompt: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_line_is_answered_before_the_next_one_is_written(models):
+@pytest.mark.parametrize("end", ["end of the input", "Ctrl-C"])
+def test_each_line_is_answered_before_the_next_one_is_written(models, end):
     with typing(*models) as process:
         answer(process, "first")
         answer(process, "second")
-        process.stdin.close()
-        assert process.wait(PATIENCE) == 0
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_wait_for_a_line(models):
-    with typing(*models) as process:
-        answer(process, "first")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 130
+        if end == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+        else:
+            process.stdin.close()
+        assert process.wait(PATIENCE) == (130 if end == "Ctrl-C" else 0)
         err = process.stderr.read().decode()
-        assert "interrupted: " in err
+        assert ("interrupted: " in err) == (end == "Ctrl-C")
         assert "Traceback" not in err and "Fatal" not in err
 
 
@@ -90,7 +88,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     class FakeDecoder:
         tokenizer = None
 
-        def results(self, prompts, num_samples, **_):
+        def results(self, prompts, seed, batch_size, num_samples, *_, **settings):
             nonlocal most
             for _ in prompts:
                 for _ in range(num_samples):
@@ -114,10 +112,11 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
 
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
-    args = main.build_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     args.num_return_sequences = 1
-    job = Job(Many(), Kept(), args, RunRecord())
-    assert main._write_all(FakeDecoder(), job, "", Settings(), None, args) == 0
+    job, decoder = Job(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
+    compute = main._computation(decoder, "", Settings(), args)
+    assert main._write_all(job, compute, main._output(decoder, job, None, args), args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 
@@ -131,33 +130,27 @@ def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PATIENCE)
 
 
-def test_without_standard_output_there_must_be_a_file_for_the_results():
-    done = closed(">&-", "main.py", "--prompt", "x")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"error: standard output is closed; name an --output-file\n"
-
-
 @pytest.mark.slow
-def test_results_go_to_their_file_though_the_standard_streams_are_closed(models, tmp_path):
+@pytest.mark.parametrize(
+    ("redirections", "command", "status", "lines", "error"),
+    [
+        (">&-", "main.py --prompt x", 2, 0, "standard output is closed; name an --output-file"),
+        ("<&- >&- 2>&-", "main.py MODELS -m 5 --prompt x --output-file OUT", 0, 0, ""),
+        ("2>&-", "main.py MODELS -m 5 --prompt x", 0, 1, ""),
+        ("2>&-", "convert.py --model none", 2, 0, ""),
+        ("<&-", "main.py --prompt -", 2, 0, "standard input is empty; write what the model is to "),
+    ],
+)
+def test_streams_that_are_closed(models, tmp_path, redirections, command, status, lines, error):
+    """No standard input is an empty one, and what has nowhere to go is not written elsewhere."""
     out = tmp_path / "out.jsonl"
-    argv = ["main.py", *models, "-m", "5", "--prompt", "x", "--output-file", str(out)]
-    done = closed("<&- >&- 2>&-", *argv)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["x"]
-
-
-@pytest.mark.slow
-def test_without_standard_error_standard_output_has_the_text_alone(models):
-    done = closed("2>&-", "main.py", *models, "-m", "5", "--prompt", "x")
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
-    done = closed("2>&-", "convert.py", "--model", str(ROOT / "none"))
-    assert (done.returncode, done.stdout) == (2, b"")
-
-
-def test_a_closed_standard_input_is_an_empty_one():
-    done = closed("<&-", "main.py", "--prompt", "-")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"error: standard input is empty")
+    command = command.replace("MODELS", shlex.join(models)).replace("OUT", str(out))
+    done = closed(redirections, *shlex.split(command))
+    assert (done.returncode, len(done.stdout.splitlines())) == (status, lines)
+    assert done.stderr.decode().startswith(f"error: {error}" if error else "")
+    assert bool(done.stderr) == bool(error)
+    if str(out) in command:
+        assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["x"]
 
 
 def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp_path):

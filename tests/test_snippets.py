@@ -45,15 +45,15 @@ def session(tmp_path):
 
 def test_blocks_of_a_page(tmp_path):
     (tmp_path / "page.md").write_text(PAGE)
-    found = snippets.read(tmp_path / "page.md")
-    assert [(s.language, s.line, s.expected, s.not_run) for s in found] == [
+    blocks = snippets.read(tmp_path / "page.md")
+    assert [(s.language, s.line, s.expected, s.not_run) for s in blocks] == [
         ("bash", 4, None, "takes minutes"),
         ("python", 8, "2", None),
         ("bash", 18, None, None),
         ("text", 25, None, None),
     ]
-    assert list(snippets.commands(found[0].code)) == [["python", "benchmark.py", "compare"]]
-    assert list(snippets.commands(found[2].code)) == [["echo", "one", "two"]]
+    assert list(snippets.commands(blocks[0].code)) == [["python", "benchmark.py", "compare"]]
+    assert list(snippets.commands(blocks[2].code)) == [["echo", "one", "two"]]
 
 
 def test_python_blocks_share_their_names(session):

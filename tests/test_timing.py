@@ -1,12 +1,15 @@
-"""Taking turns, and every figure that is made of times, by the letter."""
+"""Interleaved measuring, and every figure that is made of times, by the letter."""
 
 import pytest
 
-from mlx_t5.timing import Ratio, Timed, median_total, order, speed_up, spread, take_turns
+from mlx_t5.timing import Ratio, Timed, interleave, median_total, order, speed_up, spread
 
 
-def test_a_total_is_the_sum_of_each_turns_median():
+def test_figures_of_single_times():
     assert median_total([[1.0, 10.0], [5.0, 20.0], [2.0, 90.0]]) == 2.0 + 20.0
+    assert spread([3.0, 1.0, 8.0]) == Ratio(3.0, 1.0, 8.0)
+    timed = Timed([[1.0, 2.0, 3.0]], [[4, 5, 6]], [["a", "b", "c"]])
+    assert timed.only([0, 2]) == Timed([[1.0, 3.0]], [[4, 6]], [["a", "c"]])
 
 
 def test_a_speed_up_is_the_median_of_the_repeats_and_so_lies_in_their_range():
@@ -18,36 +21,24 @@ def test_a_speed_up_is_the_median_of_the_repeats_and_so_lies_in_their_range():
     base = Timed([[1.0, 9.0], [9.0, 1.0], [9.0, 9.0]], [[1, 1]] * 3)
     other = Timed([[5.0, 5.0], [5.0, 5.0], [9.0, 9.0]], [[1, 1]] * 3)
     assert speed_up(base, other) == Ratio(1.0, 1.0, 1.0)
-
-
-def test_texts_of_different_lengths_are_compared_by_the_token():
-    base = Timed([[10.0]], [[10]])
-    assert speed_up(base, Timed([[20.0]], [[40]])).value == 2.0
+    # Texts of different lengths are compared by the token.
+    assert speed_up(Timed([[10.0]], [[10]]), Timed([[20.0]], [[40]])).value == 2.0
     assert Timed([[20.0], [30.0]], [[40], [20]]).repeats_a_token() == [0.5, 1.5]
 
 
-def test_some_of_the_turns():
-    timed = Timed([[1.0, 2.0, 3.0]], [[4, 5, 6]], [["a", "b", "c"]])
-    assert timed.only([0, 2]) == Timed([[1.0, 3.0]], [[4, 6]], [["a", "c"]])
-
-
-def test_spread_of_single_times():
-    assert spread([3.0, 1.0, 8.0]) == Ratio(3.0, 1.0, 8.0)
-
-
-def test_every_way_has_every_place_and_every_neighbour_in_turn():
+def test_every_variant_has_every_place_and_every_neighbour():
     names = ["a", "b", "c"]
     orders = [order(names, repeat, turn) for repeat in range(4) for turn in range(4)]
-    assert all(sorted(each) == names for each in orders)
-    assert len({tuple(each) for each in orders}) == 6
+    assert all(sorted(names) == sorted(shuffled) for shuffled in orders)
+    assert len({tuple(shuffled) for shuffled in orders}) == 6
     assert order(names, 2, 1) == order(names, 2, 1)
     assert [order(names, 0, turn) for turn in range(8)] != [order(names, 1, t) for t in range(8)]
 
 
-def test_ways_take_turns_and_the_warm_up_is_not_counted():
+def test_variants_are_interleaved_and_the_warm_up_is_not_counted():
     now, seen = [0.0], []
 
-    def way(name, seconds):
+    def variant(name, seconds):
         def run(turn):
             seen.append((turn, name))
             now[0] += seconds + turn
@@ -58,19 +49,18 @@ def test_ways_take_turns_and_the_warm_up_is_not_counted():
     def pause():
         now[0] += 100  # outside of all times
 
-    ways = {"a": way("a", 1.0), "b": way("b", 2.0)}
-    timed = take_turns(ways, 2, 3, len, clock=lambda: now[0], before=pause)
+    variants = {"a": variant("a", 1.0), "b": variant("b", 2.0)}
+    timed = interleave(variants, 2, 3, len, clock=lambda: now[0], before=pause)
     assert timed["a"] == Timed([[1.0, 2.0]] * 3, [[3, 3]] * 3, [["aaa"] * 2] * 3)
     assert timed["b"].seconds == [[2.0, 3.0]] * 3
     assert len(seen) == 2 * 2 * (3 + 1)
-    # Both ways have done a turn before either does the next.
-    turns = [turn for turn, _ in seen]
-    assert turns == [0, 0, 1, 1] * 4
+    # Both have done a turn before either does the next.
+    assert [turn for turn, _ in seen] == [0, 0, 1, 1] * 4
 
 
-def test_an_error_inside_a_way_is_not_hidden():
+def test_an_error_inside_a_variant_is_not_hidden():
     def broken(turn):
         raise RuntimeError("device lost")
 
     with pytest.raises(RuntimeError, match="device lost"):
-        take_turns({"a": broken}, 1, 1, len)
+        interleave({"a": broken}, 1, 1, len)

@@ -40,59 +40,54 @@ class Adapter:
     def __init__(self, stored: Checkpoint, scales: Mapping[str, float]):
         self._stored, self._scales = stored, scales
 
-    def blocks(self, name: str, blocks: Iterable[mx.array]) -> Iterator[mx.array]:
-        """Merges a weight block by block.
+    def row_tiles(self, name: str, tiles: Iterable[mx.array]) -> Iterator[mx.array]:
+        """Merges a weight a few rows at a time.
 
         Args:
             name: of the tensor, by Hugging Face.
-            blocks: its rows, in order.
+            tiles: its rows, in order; all tiles but the last have as many.
 
         Yields:
-            Each block: (n, in) in float32 where the adapter changes the layer, else as it is.
+            Each tile: (n, in) in float32 where the adapter changes the layer, else as it is.
 
         Raises:
             UserError: the adapter's file cannot be read after all.
         """
         layer = name.removesuffix(_WEIGHT)
         if layer not in self._scales:
-            yield from blocks
+            yield from tiles
             return
         down, up = _matrices(layer)
         a = self._stored.read(down).astype(mx.float32)
         row_bytes = self._stored.nbytes(up) // self._stored.shape(up)[0]
-        b_blocks: Iterator[mx.array] | None = None
-        for rows in blocks:
-            # All blocks but the last have as many rows as the first.
-            b_blocks = b_blocks or self._stored.blocks(up, len(rows) * row_bytes)
-            b = next(b_blocks).astype(mx.float32)
+        b_tiles: Iterator[mx.array] | None = None
+        for rows in tiles:
+            b_tiles = b_tiles or self._stored.row_tiles(up, len(rows) * row_bytes)
+            b = next(b_tiles).astype(mx.float32)
             # GPUs may multiply float32 with fewer digits (TF32).
             change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
             yield rows.astype(mx.float32) + change
 
-    def merge(self, name: str, weight: mx.array) -> mx.array:
-        """A whole weight, merged; arguments and errors as of `blocks`."""
-        return next(self.blocks(name, [weight]))
-
-    def stored(
+    def merged(
         self,
         tensors: Iterable[tuple[str, mx.array]],
-        names: Collection[str],
         ours: Mapping[str, str],
+        names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
-        """Merges the tensors of an MLX folder; what is quantised is quantised again as it was.
+        """Merges whole tensors; what is quantised is quantised again as it was.
 
         Args:
             tensors: pairs of our name and array.
-            names: of all of them.
             ours: our names by Hugging Face's.
+            names: ours of all tensors.
             quantization: the entry of that name in config.json.
 
         Yields:
             The same names, each with its array.
         """
         changed = {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._scales}
-        wanted = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
+        parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
         waiting: dict[str, dict[str, mx.array]] = {path: {} for path in changed}
         for name, array in tensors:
             path = name.rpartition(".")[0]
@@ -100,10 +95,13 @@ class Adapter:
                 yield name, array
                 continue
             waiting[path][name] = array
-            if len(waiting[path]) == len(wanted[path]):
-                how = layer_settings(quantization or {}, path)
-                merge = partial(self.merge, changed[path] + _WEIGHT)
-                yield from change_weight(path, waiting.pop(path), how, merge).items()
+            if len(waiting[path]) == len(parts[path]):
+                settings = layer_settings(quantization or {}, path)
+                merge = partial(self._merge, changed[path] + _WEIGHT)
+                yield from change_weight(path, waiting.pop(path), settings, merge).items()
+
+    def _merge(self, name: str, weight: mx.array) -> mx.array:
+        return next(self.row_tiles(name, [weight]))
 
     def __enter__(self) -> Adapter:
         return self

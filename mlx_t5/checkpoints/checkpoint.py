@@ -14,10 +14,9 @@ from io import FileIO
 from pathlib import Path
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_small, require_own
-from mlx_t5.checkpoints.stored_tensor import StoredTensor
+from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
 
@@ -87,12 +86,12 @@ class Checkpoint:
         tensor = self._tensors[name]
         return tensor.part(self._open(tensor.path), axis, where)
 
-    def blocks(self, name: str, max_bytes: int) -> Iterator[mx.array]:
-        """Yields one tensor, in its stored type, in blocks of whole rows of about `max_bytes`."""
+    def row_tiles(self, name: str, max_bytes: int) -> Iterator[mx.array]:
+        """Yields one tensor, in its stored type, in tiles of whole rows of about `max_bytes`."""
         tensor = self._tensors[name]
-        return tensor.blocks(self._open(tensor.path), max_bytes)
+        return tensor.row_tiles(self._open(tensor.path), max_bytes)
 
-    def sample(self, name: str, places: int = 4, width: int = 64) -> bytes:
+    def sample(self, name: str, places: int, width: int = 64) -> bytes:
         """Bytes of a tensor as they are stored, from places spread evenly over it."""
         tensor = self._tensors[name]
         file, size = self._open(tensor.path), tensor.extent * tensor.itemsize
@@ -155,6 +154,11 @@ def open_checkpoint(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
     )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder of a module, which may have weights in one file, has any."""
+    return any((folder / name).is_file() for name in (SAFETENSORS, TORCH))
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str | None:

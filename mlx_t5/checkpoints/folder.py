@@ -88,7 +88,7 @@ def new_model_folder(
 def write_shards(
     folder: Path,
     shards: Sequence[Sequence[S]],
-    blocks: Callable[[S], Iterator[Mapping[str, mx.array]]],
+    row_tiles: Callable[[S], Iterator[Mapping[str, mx.array]]],
     framework: str,
     label: str,
 ) -> None:
@@ -97,7 +97,7 @@ def write_shards(
     Args:
         folder: where to.
         shards: from `into_shards`.
-        blocks: gives a step's rows, in order: the next ones of each of its arrays, by name.
+        row_tiles: gives a step's rows, in order: the next ones of each of its arrays, by name.
         framework: the `format` of the files' metadata: "mlx" or "pt".
         label: what the progress bar says.
     """
@@ -111,7 +111,7 @@ def write_shards(
             outputs = {name: form for step in shard for name, form in step.outputs().items()}
             with SafetensorsWriter(folder / file_name, outputs, {"format": framework}) as file:
                 for step in shard:
-                    for arrays in blocks(step):
+                    for arrays in row_tiles(step):
                         for name, rows in arrays.items():
                             file.append(name, rows)
                             bar.update(rows.nbytes)
@@ -127,7 +127,7 @@ def write_json(path: Path, value: dict) -> None:
 
 @contextmanager
 def _small_cache() -> Iterator[None]:
-    """Limits the buffers that MLX keeps for reuse: blocks of many sizes would pile up there."""
+    """Limits the buffers that MLX keeps for reuse: tiles of many sizes would pile up there."""
     before = mx.set_cache_limit(BLOCK_BYTES)
     try:
         yield

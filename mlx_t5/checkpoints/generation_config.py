@@ -2,7 +2,7 @@
 
 Both have the entries of transformers' `GenerationConfig`, and so has, as in transformers 5, the
 config.json of a folder without generation_config.json. Those that this project has too become
-settings of `requests.Settings`, with the meaning that they have in transformers:
+settings of `settings.Settings`, with the meaning that they have in transformers:
 
 | entry | setting |
 | --- | --- |
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,36 +28,17 @@ from typing import Any
 
 from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.requests import Settings
+from mlx_t5.settings import SETTINGS, Settings
 
 FILE, CONFIG = "generation_config.json", "config.json"
 IGNORE = "--ignore-generation-config"
-_USUAL_TOP_K = 50  # of transformers, where it samples
+_DEFAULT_TOP_K = 50  # of transformers, where it samples
 _DAMAGED = "give a model folder, MLX or Hugging Face"
 
 
-def _without_start(length: Any) -> Any:
-    return max(length - 1, 0) if type(length) is int else length
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# Entry, setting, and its value there. Of two for one setting the later counts, as in transformers.
-_ENTRIES: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("max_length", "max_tokens", _without_start),
-    ("max_new_tokens", "max_tokens", _same),
-    ("min_length", "min_tokens", _without_start),
-    ("min_new_tokens", "min_tokens", _same),
-    ("top_k", "top_k", _same),
-    ("top_p", "top_p", _same),
-    ("repetition_penalty", "repetition_penalty", _same),
-    ("no_repeat_ngram_size", "no_repeat_ngram_size", _same),
-    ("num_beams", "num_beams", _same),
-    ("length_penalty", "length_penalty", _same),
-    ("early_stopping", "early_stopping", _same),
-)
+# Which setting an entry becomes. Of two for one setting the later counts, as in transformers.
+_ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
+_WITH_START = ("max_length", "min_length")  # they count the start token
 # They say nothing about the text: ids, which config.json has too, caches, forms of output, and how
 # transformers drafts and computes.
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -98,7 +79,7 @@ class Preset:
     """What a file wants.
 
     Attributes:
-        source: what it is the wish of, for messages.
+        source: the file or the task, for messages.
         prefix: to be put before every prompt.
         settings: by their names in `Settings`.
         left_out: entries that are not supported.
@@ -126,7 +107,7 @@ def read_generation_config(folder: Path) -> Preset:
     config = read_object(folder / CONFIG, _DAMAGED)
     try:
         if not os.path.lexists(path):
-            known = {entry for entry, _, _ in _ENTRIES} | _OFF.keys() | {*_SAMPLING}
+            known = {*_ENTRIES, *_OFF, *_SAMPLING}
             return _preset(CONFIG, {n: value for n, value in config.items() if n in known})
         raw = read_object(path, _DAMAGED)
         preset = _preset(FILE, raw)
@@ -143,10 +124,10 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
     Raises:
         UserError: config.json is damaged, or a task's entry is malformed or out of range.
     """
-    found = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
-    if not isinstance(found, dict) or not all(isinstance(raw, dict) for raw in found.values()):
+    tasks = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
+    if not isinstance(tasks, dict) or not all(isinstance(raw, dict) for raw in tasks.values()):
         raise UserError("config.json: task_specific_params must be an object of objects")
-    return {name: _preset(f"task {shown(name)}", raw) for name, raw in found.items()}
+    return {name: _preset(f"task {shown(name)}", raw) for name, raw in tasks.items()}
 
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
@@ -162,20 +143,20 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
     return tasks[name]
 
 
-def combined(*wishes: Mapping[str, Any]) -> dict[str, Any]:
+def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from several sources, of which a later one overrides an earlier.
 
-    Beams neither sample nor draft: where a source asks for one, an earlier one's wish for the other
+    Beams neither sample nor draft: where a source asks for one, what an earlier has of the other
     is dropped.
     """
     result: dict[str, Any] = {}
-    for wish in wishes:
-        if wish.get("temp") or wish.get("delta"):
+    for source in sources:
+        if source.get("temp") or source.get("delta"):
             result.pop("num_beams", None)
-        if (wish.get("num_beams") or 1) > 1:
+        if (source.get("num_beams") or 1) > 1:
             result.pop("temp", None)
             result.pop("delta", None)
-        result |= wish
+        result |= source
     return result
 
 
@@ -184,14 +165,13 @@ def _preset(source: str, raw: Mapping[str, Any]) -> Preset:
     prefix = raw.get("prefix", "")
     if not isinstance(prefix, str):
         raise UserError(f"{source}: its prefix is no text")
-    supported = {field.name for field in dataclasses.fields(Settings)}
     settings, left_out = _sampling(source, raw), []
-    known = {entry: (name, value) for entry, name, value in _ENTRIES if name in supported}
-    for entry, _, _ in _ENTRIES:
-        if entry in raw and entry in known:
-            name, value = known[entry]
-            settings[name] = value(raw[entry])
-    silent = {*known, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
+    for entry, name in _ENTRIES.items():
+        if entry in raw:
+            value = raw[entry]
+            counts_start = entry in _WITH_START and type(value) is int
+            settings[name] = max(value - 1, 0) if counts_start else value
+    silent = {*_ENTRIES, *_WITHOUT_EFFECT, *_SAMPLING, *_IDS}
     for entry, value in raw.items():
         if entry not in silent and not entry.startswith("_") and not _is_off(entry, value):
             left_out.append(shown(entry))
@@ -221,10 +201,10 @@ def _sampling(source: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"{source}: do_sample must be true or false")
     if not sample:
         return {"temp": 0.0}
-    return {"temp": raw.get("temperature", 1.0), "top_k": _USUAL_TOP_K}
+    return {"temp": raw.get("temperature", 1.0), "top_k": _DEFAULT_TOP_K}
 
 
 def _ids(value: Any) -> set:
     """Token ids that are one, several or none."""
     several = value if isinstance(value, list) else [value]
-    return {each for each in several if type(each) is int}
+    return {token for token in several if type(token) is int}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import SAFETENSORS, has_weights, open_checkpoint
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
 from mlx_t5.checkpoints.sentence_settings import (
     read_if_there,
@@ -115,7 +115,7 @@ def copy_modules(source: Path, target: Path) -> None:
             continue
         (target / path).mkdir()
         (target / path / CONFIG).write_bytes(read_small(place / CONFIG, root=source))
-        if any((place / name).is_file() for name in (SAFETENSORS, TORCH)):
+        if has_weights(place):
             _copy_weights(place, source, target / path / SAFETENSORS)
     (target / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 

@@ -11,7 +11,7 @@ the system takes them back, and a file cut short while it is mapped kills the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -26,6 +26,15 @@ from mlx_t5.errors import UserError, shown
 READABLE = {"float32": (4, np.float32), "float16": (2, np.float16), "bfloat16": (2, np.uint16)}
 # What MLX folders hold besides: quantised weights, and the scales of some modes.
 PACKED = {"uint32": (4, np.uint32), "uint8": (1, np.uint8)}
+# What is checked of a checkpoint before anything is computed from it, so that no small file takes
+# long to refuse. t5-11b has 560 tensors of at most two dimensions.
+MAX_TENSORS = 1 << 15
+MAX_RANK = 8
+
+
+def natural(values: Sequence[object]) -> bool:
+    """Whether values can be the shape, strides or offsets of a tensor."""
+    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 
 @dataclass(frozen=True)
@@ -72,31 +81,24 @@ class StoredTensor:
         """Whether the elements lie in the file in row-major order without gaps."""
         return self.strides == row_major(self.shape) or self.size == 0
 
-    def blocks(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
-        """Yields the tensor as blocks of whole rows (slices along the first dimension), in order.
+    def row_tiles(self, file: FileIO, max_bytes: int) -> Iterator[mx.array]:
+        """Yields the tensor as tiles of whole rows (slices along the first dimension), in order.
 
         A tensor with gaps or in another order (a slice, a transposed view) is first read in whole.
 
         Args:
             file: `self.path`, opened unbuffered for reading in binary mode.
-            max_bytes: about the most a block takes; one row is the least that is read at once.
+            max_bytes: about the most a tile takes; one row is the least that is read at once.
 
         Raises:
             UserError: the type is not one that MLX computes with, or the file ends too early.
         """
         self.require_readable()
-        rows, *rest = self.shape or (1,)
-        row = math.prod(rest)
-        step = max(1, max_bytes // max(1, row * self.itemsize))
-        whole = None if self.is_contiguous else self._strided(file)
+        rows = self.shape[0] if self.shape else 1
+        step = max(1, max_bytes * rows // max(1, self.nbytes))
+        strided = None if self.is_contiguous else self._strided(file)
         for start in range(0, rows, step):
-            count = min(step, rows - start)
-            if whole is None:
-                flat = self._elements(file, start * row, count * row)
-            else:
-                flat = np.ascontiguousarray(whole[start : start + count])
-            shape = (count, *rest) if self.shape else ()
-            yield self._to_mlx(flat.reshape(shape))
+            yield self._rows(file, slice(start, min(start + step, rows)), strided)
 
     def require_readable(self) -> None:
         """Raises `UserError` unless the type is one of `READABLE`."""
@@ -107,32 +109,37 @@ class StoredTensor:
             )
 
     def read(self, file: FileIO) -> mx.array:
-        """The whole tensor in its stored type; `file` and errors as in `blocks`."""
-        blocks = list(self.blocks(file, max(1, self.nbytes)))
-        return blocks[0] if blocks else self._to_mlx(np.empty(self.shape, READABLE[self.dtype][1]))
+        """The whole tensor in its stored type; `file` and errors as in `row_tiles`."""
+        self.require_readable()
+        strided = None if self.is_contiguous else self._strided(file)
+        return self._rows(file, slice(0, self.shape[0] if self.shape else 1), strided)
 
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
         """The rows (axis 0) or columns (axis 1) of a slice; nothing else is read.
 
-        Quantised weights can be read too, as they are stored. `file` and errors as in `blocks`.
+        Quantised weights can be read too, as they are stored. `file` and errors as in `row_tiles`.
         """
         if self.dtype not in PACKED:
             self.require_readable()
-        if not self.is_contiguous:
-            whole = self._strided(file)
-            return self._to_mlx(
-                np.ascontiguousarray(whole[where] if axis == 0 else whole[:, where])
-            )
-        count = where.stop - where.start
+        strided = None if self.is_contiguous else self._strided(file)
         if axis == 0:
-            row = math.prod(self.shape[1:])
-            flat = self._elements(file, where.start * row, count * row)
-            return self._to_mlx(flat.reshape(count, *self.shape[1:]))
+            return self._rows(file, where, strided)
+        if strided is not None:
+            return self._to_mlx(np.ascontiguousarray(strided[:, where]))
         rows, columns = self.shape
+        count = where.stop - where.start
         result = self._empty(rows * count).reshape(rows, count)
         for i in range(rows):
             self._read_into(result[i], file, i * columns + where.start)
         return self._to_mlx(result)
+
+    def _rows(self, file: FileIO, where: slice, strided: np.ndarray | None) -> mx.array:
+        """A slice along the first dimension, of the file or, if it has been read, of `strided`."""
+        if strided is not None:
+            return self._to_mlx(np.ascontiguousarray(strided[where]))
+        row, count = math.prod(self.shape[1:]), where.stop - where.start
+        flat = self._elements(file, where.start * row, count * row)
+        return self._to_mlx(flat.reshape((count, *self.shape[1:]) if self.shape else ()))
 
     def _empty(self, count: int) -> np.ndarray:
         return np.empty(count, np.dtype((READABLE | PACKED)[self.dtype][1]).newbyteorder("<"))

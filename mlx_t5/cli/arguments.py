@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory
-from mlx_t5.ranges import RANGES, Range, written
-from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU, Settings
+from mlx_t5.ranges import Range, written
+from mlx_t5.settings import SETTINGS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOKUP = "lookup"  # as --draft-model: copying from the source
@@ -27,7 +27,10 @@ BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 # On a command line, regular decoding is asked for by another option than 0 proposals.
-NUM_DRAFT = replace(RANGES["num_draft"], least=1, expected="a whole number, at least 1, or auto")
+NUM_DRAFT = replace(
+    SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
+)
+FLAGS = {"true": True, "false": False}
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,7 +124,7 @@ def within(allowed: Range) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value: Any = text
         with contextlib.suppress(ValueError):
-            value = allowed.kind(text)
+            value = FLAGS.get(text.lower(), text) if allowed.kind is bool else allowed.kind(text)
         fitting = allowed.fit(value)
         if fitting is None:
             raise argparse.ArgumentTypeError(f"give {allowed.expected}, not {written(text)}")
@@ -160,36 +163,47 @@ def add_number(
     """
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
-    told = "" if default is None else f" (default: {shown})"
+    suffix = "" if default is None else f" (default: {shown})"
     group.add_argument(
         *names,
         type=type,
         default=default,
         nargs="+" if several else None,
         metavar=metavar,
-        help=f"{help}{told}",
+        help=f"{help}{suffix}",
     )
+
+
+def option_of(name: str) -> str:
+    """The option of a setting."""
+    return f"--{name.replace('_', '-')}"
 
 
 def add_setting(
     group: argparse._ActionsContainer,
-    *names: str,
-    help: str,
+    option: str,
+    help: str = "",
     default: Any = None,
     allowed: Range | None = None,
 ) -> None:
-    """Adds the option of a setting, with its name.
+    """Adds the option of a setting, as it is declared in settings.py.
 
     Args:
         group: what to add it to.
-        names: of the option, the setting's own last.
-        help: what it does; the default is added.
-        default: where the option is absent; None takes that of `Settings`.
-        allowed: None takes its range in `RANGES`.
+        option: its name.
+        help: what it does, if that is to be said in other words; the default is added.
+        default: where the option is absent, if it is another here.
+        allowed: its range, if it is another here.
     """
-    name = names[-1].removeprefix("--").replace("-", "_")
-    default = getattr(Settings, name) if default is None else default
-    allowed, metavar = allowed or RANGES[name], name[0].upper()
+    setting = SETTINGS[option.removeprefix("--").replace("-", "_")]
+    help, allowed = help or setting.help, allowed or setting.range
+    if default is None:
+        default = setting.default
+        help += f" (default: {setting.default_help})" if setting.default_help else ""
+    metavar = option[2].upper()
+    if allowed.kind is bool:
+        metavar, default = f"{{{','.join([*FLAGS, *allowed.besides])}}}", str(default).lower()
+    names = (setting.flag, option) if setting.flag else (option,)
     add_number(group, *names, type=within(allowed), default=default, help=help, metavar=metavar)
 
 
@@ -228,20 +242,11 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
 
     Args:
         group: what to add them to.
-        without: how this command line is told to decode without a draft.
+        without: how this command line is asked to decode without a draft.
     """
-    add_setting(
-        group,
-        "--num-draft",
-        help="tokens the draft proposes at a time; auto: as many as pay at the moment (default: "
-        f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU)",
-        allowed=replace(NUM_DRAFT, expected=f"{NUM_DRAFT.expected} (or {without} for no draft)"),
-    )
-    add_setting(
-        group,
-        "--delta",
-        help="leniency: 0 gives the target's own output, 1 keeps whatever the draft proposes",
-    )
+    expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
+    add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
+    add_setting(group, "--delta")
 
 
 def add_exact(group: argparse._ActionsContainer) -> None:
@@ -263,12 +268,8 @@ def add_generation_config(group: argparse._ActionsContainer) -> None:
     )
 
 
-def not_given() -> argparse.Namespace:
-    """What to parse a command line into so that `given_settings` can tell its own from defaults."""
-    return argparse.Namespace(**dict.fromkeys(field.name for field in fields(Settings)))
-
-
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that a command line names, parsed into `not_given`."""
-    names = [field.name for field in fields(Settings)]
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    """The settings of a prompt that a command line has; those that are None are absent."""
+    options = vars(args)
+    names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
+    return {name: options[name] for name in names}

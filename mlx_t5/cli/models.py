@@ -30,7 +30,7 @@ class Pair:
     """Two model folders; without a draft the target decodes alone.
 
     Attributes:
-        target: folder of the model whose output is wanted.
+        target: folder of the model whose output is decoded.
         draft: folder of the model that proposes, or None.
         lookup: whether proposals are also copied from the source.
         note: one line that tells the user what was chosen, and why when they did not say.
@@ -75,7 +75,7 @@ def choose_pair(
 
     draft: Path | None = None
     merged = None if adapter is None else adapter_folder(adapter)  # before anything is converted
-    why, is_new = "", model is not None and not _place_of(model).is_dir()
+    why, is_new = "", model is not None and not _folder_of(model).is_dir()
     if model is None:
         target, draft, why = _default_pair()
     else:
@@ -111,7 +111,7 @@ def locate(name: str, convert: Convert) -> Path:
         UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
             folder was converted from another one.
     """
-    folder = _place_of(name)
+    folder = _folder_of(name)
     if folder.is_dir():
         if folder != Path(name).expanduser():
             _require_same(name, folder)
@@ -121,7 +121,7 @@ def locate(name: str, convert: Convert) -> Path:
     return folder
 
 
-def _place_of(name: str) -> Path:
+def _folder_of(name: str) -> Path:
     """The folder that a model's name stands for; that of a Hub id may not be there yet.
 
     Raises:
@@ -202,14 +202,14 @@ def _require_same(name: str, folder: Path) -> None:
     """
     from mlx_t5.checkpoints.hub import full_id
 
-    wanted, source = full_id(name), _source(folder)
-    if "/" not in wanted or source == wanted:  # without an owner it is the folder's own name
+    hub_id, source = full_id(name), _source(folder)
+    if "/" not in hub_id or source == hub_id:  # without an owner it is the folder's own name
         return
     if source:
         raise UserError(
-            f"{folder} was converted from {shown(source)}, not from {wanted}; give {folder} to run "
+            f"{folder} was converted from {shown(source)}, not from {hub_id}; give {folder} to run "
             f"it, or convert the other one: python convert.py --model {name} --mlx-path "
-            f"{folder.with_name(wanted.replace('/', '-'))}"
+            f"{folder.with_name(hub_id.replace('/', '-'))}"
         )
     if "/" in name:
         print(

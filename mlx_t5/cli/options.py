@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
+from dataclasses import fields
 
 from mlx_t5.cli.arguments import (
     Parser,
@@ -13,10 +13,11 @@ from mlx_t5.cli.arguments import (
     add_models,
     add_setting,
     add_speculation,
+    given_settings,
+    option_of,
 )
 from mlx_t5.errors import UserError
-
-EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+from mlx_t5.settings import SETTINGS, Settings
 
 
 def build_parser() -> Parser:
@@ -30,7 +31,9 @@ def build_parser() -> Parser:
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
     _decoding_options(parser.add_argument_group("decoding"))
-    _one_pass_options(parser.add_argument_group("without generating"))
+    _scoring_options(parser.add_argument_group("without generating"))
+    # None is absent: only then a model's own files, or `Settings`, decide.
+    parser.set_defaults(**dict.fromkeys(field.name for field in fields(Settings)))
     return parser
 
 
@@ -77,7 +80,6 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
-    add = partial(add_setting, group)
     group.add_argument(
         "--task",
         metavar="NAME",
@@ -87,32 +89,23 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
     add_generation_config(group)
     add_speculation(group, without="--regular-decode")
     add_exact(group)
-    add("--temp", help="temperature of sampling; 0 decodes greedily")
-    add("--top-k", help="sample from the k likeliest tokens; 0: all")
-    add("--top-p", help="sample from the likeliest tokens of this mass")
-    add("--seed", default=0, help="of sampling; the same seed, the same text")
-    add("-m", "--max-tokens", help="end a text after so many tokens")
-    add("--batch-size", default=8, help="prompts decoded at the same time")
-    add("--num-samples", default=1, help="texts a prompt; needs --temp above 0")
-    add("--repetition-penalty", help="above 1 makes tokens of the text so far less likely; 1: off")
-    add("--no-repeat-ngram-size", help="write no run of so many tokens twice; 0: off")
-    add("--min-tokens", help="no end before so many tokens; 0: off")
-    _beam_options(group)
-    group.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="STRING",
-        help="end a text before this string; may be given several times",
-    )
     group.add_argument(
         "--regular-decode",
         action="store_true",
         help="the target alone, one token at a time, to compare with",
     )
+    for name in SETTINGS:
+        if name not in ("num_draft", "delta"):
+            add_setting(group, option_of(name))
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="STRING",
+        help="end a text before this string; may be given several times",
+    )
 
 
-def _one_pass_options(group: argparse._ArgumentGroup) -> None:
+def _scoring_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     either.add_argument(
         "--score",
@@ -129,34 +122,30 @@ def _one_pass_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
 
 
-def _beam_options(group: argparse._ArgumentGroup) -> None:
-    add = partial(add_setting, group)
-    add("--num-beams", help="search with so many hypotheses, without a draft; 1: no search")
-    add("--length-penalty", help="of beams: above 0 favours long texts, below 0 short ones")
-    group.add_argument(
-        "--early-stopping",
-        choices=EARLY_STOPPING,
-        help="of beams: end with as many texts as beams (true), or when none is likely (false) or "
-        "able (never) to get better (default: false)",
-    )
-    add("--num-return-sequences", help="texts a prompt, the best of its beams")
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together, before anything is read or loaded.
+def read_options(argv: list[str] | None) -> argparse.Namespace:
+    """The options; `json` is set where the output's name asks for it.
 
     Raises:
-        UserError: some do not; the message names them.
+        UserError: some do not go together; the message names them.
     """
+    args = build_parser().parse_args(argv)
+    Settings(**given_settings(args))
+    args.json |= (args.output_file or "").endswith(".jsonl")
+    _check(args)
+    return args
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together, before anything is read or loaded."""
     if args.task is not None and not (args.prompt or args.input_file):
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not args.output_file:
         raise UserError("standard output is closed; name an --output-file")
-    _check_one_pass(args)
+    _check_scoring(args)
     _check_files(args)
 
 
-def _check_one_pass(args: argparse.Namespace) -> None:
+def _check_scoring(args: argparse.Namespace) -> None:
     """Refuses options that do not go together with scores and vectors."""
     if args.score and not args.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')

@@ -20,7 +20,7 @@ OTHERWISE = "name another --output-file, or leave --resume out to write it anew"
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResumePoint:
     """What is kept of an output.
 
     Attributes:
@@ -49,7 +49,9 @@ class Form:
     result: str | None = None
 
 
-def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None = None) -> Kept:
+def find_resume_point(
+    output_file: str, items: Iterator[Any], form: Form, count: int | None = None
+) -> ResumePoint:
     """Finds the prompts that are done, and draws as many of `items`.
 
     Args:
@@ -81,7 +83,7 @@ def kept(output_file: str, items: Iterator[Any], form: Form, count: int | None =
         pass
     except OSError as error:
         raise UserError(f"cannot read {output_file}: {error.strerror}") from None
-    return Kept(prompts, size, 0 < prompts == count, failed)
+    return ResumePoint(prompts, size, 0 < prompts == count, failed)
 
 
 def _too_many(output_file: str, prompts: int) -> UserError:

@@ -49,7 +49,7 @@ class RunRecord:
 
     Attributes:
         path: where it lies.
-        found: whether an earlier run has left one, if that is to be resumed.
+        existed: whether an earlier run has left one, if that is to be resumed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RunRecord:
         """
         self._output = output_file
         self.path = Path(f"{output_file}{SUFFIX}")
-        self._facts, self._input, self.found = facts, input_file, False
+        self._facts, self._input, self.existed = facts, input_file, False
         self._failed: list[int] = []
         self._written = False
 
@@ -74,8 +74,12 @@ class RunRecord:
         Raises:
             UserError: it is not, or the record is damaged.
         """
-        self.found = self.path.exists()
-        if not self.found or not os.path.exists(self._output) or not os.path.getsize(self._output):
+        self.existed = self.path.exists()
+        if (
+            not self.existed
+            or not os.path.exists(self._output)
+            or not os.path.getsize(self._output)
+        ):
             return
         try:
             first, *numbers = self.path.read_text("utf-8").split("\n")[:-1]

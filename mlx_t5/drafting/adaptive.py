@@ -19,7 +19,7 @@ from mlx_t5.drafting.costs import Costs, longest
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
 from mlx_t5.drafting.theory import expected_tokens
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 
 # Alpha before anything was verified, and how many proposals that is worth, by their kind.
 PRIORS = {

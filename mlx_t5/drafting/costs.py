@@ -127,13 +127,18 @@ def ladder(
 
 
 def timer(
-    model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE
+    model: Seq2Seq,
+    clock: Callable[[], float],
+    ranks: Ranks = ALONE,
+    source: int = SOURCE_TOKENS,
+    slots: int = max(TARGET_POINTS),
 ) -> Callable[[int], float]:
     """A function that times a pass of the target's decoder over so many positions of one row.
 
-    All `ranks` get the time of the first.
+    Its source has so many tokens, and its text as many slots. All `ranks` get the time of the
+    first.
     """
-    cache = _prepared(model, 1)
+    cache = _prepared(model, 1, source, slots)
 
     def seconds(positions: int) -> float:
         began = clock()
@@ -145,17 +150,20 @@ def timer(
 
 
 def drafting(
-    model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE
+    model: Seq2Seq,
+    clock: Callable[[], float],
+    ranks: Ranks = ALONE,
+    source: int = SOURCE_TOKENS,
 ) -> Callable[[int], float]:
     """A function that times a draft pass over one position of so many rows, as drafts are made.
 
-    All `ranks` get the time of the first.
+    Their sources have so many tokens. All `ranks` get the time of the first.
     """
     step, caches = CompiledStep(model), dict[int, Any]()
 
     def seconds(rows: int) -> float:
         if rows not in caches:
-            caches[rows] = _prepared(model, rows)
+            caches[rows] = _prepared(model, rows, source)
         tokens = _filler(model, rows, 1)
         return _of_first(chain(step, tokens, caches[rows], 0, clock), ranks)
 
@@ -184,10 +192,10 @@ def chain(
     return (clock() - began) / CHAIN
 
 
-def _prepared(model: Seq2Seq, rows: int) -> Any:
+def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
     """A cache of so many rows, with slots for every pass that is timed."""
-    cache = encoded(model, [[model.config.pad_token_id] * SOURCE_TOKENS] * rows)
-    cache.reserve(max(TARGET_POINTS))
+    cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
+    cache.reserve(slots)
     mx.eval(cache.state)
     return cache
 

@@ -9,8 +9,8 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.beams import texts_of
+from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import task_prefix, token_ids
 from mlx_t5.text.stop_strings import TextWatch

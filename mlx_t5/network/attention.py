@@ -1,16 +1,122 @@
-"""Attention over the keys of a batch at once, or over those of each row alone.
+"""Attention with T5's relative position bias: at once, in chunks of queries, or row by row.
 
-Symbols: B rows, H heads, T queries a row, N keys.
+Raffel et al. (arXiv 1910.10683), section 2.1: every head learns a scalar for each bucket of
+distances key - query, which is added to the attention scores; it is the model's only knowledge of
+where a token stands. Scores are not scaled.
+
+Symbols: B rows, H heads, T queries a row, N keys, S source positions.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from mlx_t5.backend import mx
-from mlx_t5.network import blocks
+import numpy as np
+
+from mlx_t5.backend import mx, nn
 from mlx_t5.network.cache import round_up
+from mlx_t5.network.config import T5Config
+
+MAX_SCORES = 1 << 25  # numbers of an encoder's bias that are held at once: 128 MB in float32
+LEAST_QUERIES = 32  # of a chunk, however long the source; fewer would not be fast anywhere
+
+
+def relative_buckets(
+    distances: np.ndarray, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """The bucket of each distance key - query.
+
+    Half of the buckets hold one distance each, the others grow logarithmically and the last
+    holds all from `max_distance` on; if `bidirectional`, keys to the right of the query have the
+    same buckets once more. They are computed on the host, so that rounding at their boundaries is
+    the same on every device. Boundaries fall on whole numbers, so the last bit of the logarithm
+    matters: as in the models' training each operation is rounded to float32, here from a
+    float64 logarithm because float32 ones differ between libraries.
+    """
+    right = np.zeros_like(distances)
+    if bidirectional:
+        num_buckets //= 2
+        right = np.where(distances > 0, num_buckets, 0)
+        distances = np.abs(distances)
+    else:
+        distances = np.maximum(-distances, 0)
+    exact = num_buckets // 2
+    ratio = np.maximum(distances, exact).astype(np.float32) / np.float32(exact)
+    log = np.log(ratio.astype(np.float64)).astype(np.float32)
+    scaled = log / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)
+    large = np.minimum(exact + scaled.astype(distances.dtype), num_buckets - 1)
+    return right + np.where(distances < exact, distances, large)
+
+
+class RelativeBias(nn.Module):
+    """The learned bias between queries and keys, and -inf for what must not be seen.
+
+    Beyond the largest distance all share a bucket, so a short table over clipped distances serves
+    any length. In the decoder (`causal`) its last entry stands for all keys to the right of the
+    query and holds -inf: one gather gives bias and causal mask at once.
+    """
+
+    def __init__(self, config: T5Config, causal: bool):
+        super().__init__()
+        buckets, heads = config.relative_attention_num_buckets, config.num_heads
+        self.weight = mx.random.normal((buckets, heads), scale=heads**-0.5)
+        self._left = config.relative_attention_max_distance
+        self._right = 1 if causal else self._left
+        distances = np.arange(-self._left, self._right + 1)
+        self._buckets = relative_buckets(distances, not causal, buckets, self._left)
+        if causal:
+            self._buckets[-1] = buckets
+        self._table: tuple[Any, Any] = None, None  # the weight that it is of, and the table
+
+    def index(self, queries: mx.array, keys: int) -> mx.array:
+        """Entries of the table (B, T, N) for queries at positions (B, T) and keys at 0 … N-1."""
+        distance = mx.arange(keys) - queries[:, :, None]
+        return mx.clip(distance, -self._left, self._right) + self._left
+
+    def __call__(self, index: mx.array) -> mx.array:
+        """The bias (B, H, T, N) for what `index` returned."""
+        weight = self["weight"]
+        of_weight, table = self._table
+        if of_weight is not weight:  # made once: in a small model that is a tenth of a pass
+            hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
+            table = mx.contiguous(mx.concatenate([weight, hidden])[mx.array(self._buckets)].T)
+            self._table = weight, table
+        # Contiguous, because attention would otherwise copy it once in every layer.
+        return mx.contiguous(mx.take(table, index, axis=1).swapaxes(0, 1))
+
+
+def queries_at_once(rows: int, heads: int, source: int) -> int:
+    """How many queries an encoder takes at a time; S if the bias for all of them is small enough.
+
+    A layer's bias has B · H · S · S numbers: 4 GB in float32 for a source of 4,096 tokens and 64
+    heads.
+    """
+    fitting = MAX_SCORES // (rows * heads * source)
+    return source if fitting >= source else max(LEAST_QUERIES, fitting)
+
+
+@dataclass(frozen=True)
+class ChunkedBias:
+    """The bias of an encoder's layer for a long source, made for some of the queries at a time.
+
+    Attributes:
+        source: S.
+        queries: in a chunk.
+        make: gives the bias (B, H, T, S) of queries at positions (1, T).
+    """
+
+    source: int
+    queries: int
+    make: Callable[[mx.array], mx.array]
+
+    def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
+        """The positions of each chunk's queries, and their bias."""
+        for start in range(0, self.source, self.queries):
+            end = min(start + self.queries, self.source)
+            yield slice(start, end), self.make(mx.arange(start, end)[None])
 
 
 @dataclass(frozen=True)
@@ -23,61 +129,63 @@ class ByRow:
         offsets: position of each row's first query, for self-attention; None for cross-attention.
     """
 
-    arrays: list[mx.array]
+    arrays: Sequence[mx.array]
     batch: int
     offsets: list[int] | None = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(B, H, N of the longest row, d_kv)."""
-        _, heads, _, width = self.arrays[0].shape
-        return self.batch, heads, max(array.shape[2] for array in self.arrays), width
-
 
 Keys: TypeAlias = mx.array | ByRow
+Mask: TypeAlias = mx.array | ChunkedBias | None
 
 
-def attention(
-    queries: mx.array, keys: Keys, values: Keys, mask: mx.array | blocks.Blocks | None
-) -> mx.array:
+def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.array:
     """Attention without scale.
 
     Args:
         queries: (B, H, T, d_kv).
         keys: (B, H, N, d_kv), or those of each row.
         values: likewise.
-        mask: (B, H, T, N) or what broadcasts to it, added to the scores; None if all is seen.
+        mask: (B, H, T, N) or what broadcasts to it, added to the scores or, if it is boolean, True
+            where they count; None if all is seen.
 
     Returns:
         (B, H, T, d_kv), zeros where a row is padding.
     """
-    if isinstance(keys, mx.array) or isinstance(values, mx.array):
-        return blocks.attention(queries, keys, values, mask)
-    assert not isinstance(mask, blocks.Blocks), "those are for the encoder"
+    if isinstance(keys, ByRow):
+        return _row_by_row(queries, keys, values, mask)
+    if isinstance(mask, ChunkedBias):
+        outputs = []
+        for chunk, bias in mask:
+            outputs.append(attention(queries[:, :, chunk], keys, values, bias))
+            mx.eval(outputs[-1])  # what is only described is allocated ahead, several chunks of it
+        return mx.concatenate(outputs, axis=2)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
+
+
+def _row_by_row(queries: mx.array, keys: ByRow, values: Keys, mask: Mask) -> mx.array:
+    assert isinstance(values, ByRow) and not isinstance(mask, ChunkedBias)
     rows = []
     for i, (k, v) in enumerate(zip(keys.arrays, values.arrays, strict=True)):
-        query, nearest = queries[i : i + 1], keys.offsets[i] if keys.offsets else None
-        if mask is None or nearest is None:
+        query = queries[i : i + 1]
+        if mask is None or keys.offsets is None:
             rows.append(attention(query, k, v, None))
         else:
-            rows.append(_of_row(query, k, v, mask[i : i + 1], nearest))
+            rows.append(_over_slots(query, k, v, mask[i : i + 1], keys.offsets[i]))
     rows.append(mx.zeros((keys.batch - len(rows), *rows[0].shape[1:]), rows[0].dtype))
     return mx.concatenate(rows)
 
 
-def _of_row(
+def _over_slots(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, offset: int
 ) -> mx.array:
     """Self-attention of one row, in which a query at position p looks at round_up(p + 1) slots.
 
     More slots may change how a sum over them is rounded, although the others weigh nothing. So
-    their number follows from the position alone, and not from the block the query came in.
+    their number follows from the position alone, and not from the pass that the query came in.
     """
 
     def over(slots: int) -> mx.array:
-        return blocks.attention(
-            queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots]
-        )
+        return attention(queries, keys[:, :, :slots], values[:, :, :slots], mask[..., :slots])
 
     near, last = round_up(offset + 1), offset + queries.shape[2]
     out, far = over(near), round_up(last)

@@ -16,15 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
 
 from mlx_t5.backend import cpu_only, mx
 
-BLOCK = 32  # slots are added, and attended to, in multiples of this
+SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this
+KeysValues: TypeAlias = tuple[mx.array, mx.array]
 
 
 def round_up(n: int) -> int:
-    """The number of slots, a multiple of the block, that holds n positions."""
-    return -(-max(n, 1) // BLOCK) * BLOCK
+    """The number of slots that holds n positions."""
+    return -(-max(n, 1) // SLOT_MULTIPLE) * SLOT_MULTIPLE
 
 
 def source_width(longest: int) -> int:
@@ -38,62 +41,77 @@ def source_width(longest: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where one pass of the decoder writes, and how far it has to look.
+    """Where one forward pass of the decoder writes, and what it attends to.
 
     Attributes:
+        cache: that it writes to.
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first of them if it is the same in all rows and known on the host, else None.
         seen: attention needs only this many slots from the left.
+        batch: B.
+        prompts: P.
+        cross: the source's keys and values of every layer.
         mask: which source positions it may see, (P, H, K·T, S) or, of one prompt, (1, 1, 1, S);
             None if all of them.
     """
 
+    cache: Cache
     positions: mx.array
     start: int | None
     seen: int
-    mask: mx.array | None = None
+    batch: int
+    prompts: int
+    cross: list[KeysValues]
+    mask: mx.array | None
 
-    def write(self, array: mx.array, new: mx.array) -> mx.array:
-        """Writes `new` (B, H, T, d_kv) at the positions of `array` (B, H, N, d_kv).
+    def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
+        """Writes new keys and values (B, H, T, d_kv) of a layer at the positions.
 
-        Lazy, and without a copy if the caller keeps no other reference to `array`.
+        Lazy, and without a copy if nobody keeps another reference to the cache's arrays.
+
+        Returns:
+            The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
         """
-        length = self.positions.shape[1]
-        if self.start is not None:
-            array[:, :, self.start : self.start + length] = new
-            return array
-        index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
-        return mx.put_along_axis(array, index, new, axis=2)
+        cache, length = self.cache, self.positions.shape[1]
+        for arrays, new in ((cache.keys, keys), (cache.values, values)):
+            if self.start is not None:
+                arrays[layer][:, :, self.start : self.start + length] = new
+            else:
+                index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
+                arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
+        return cache.keys[layer][:, :, : self.seen], cache.values[layer][:, :, : self.seen]
 
 
 class Cache:
     """The decoder's state for P prompts: cross-attention once, self-attention as it grows.
 
-    All methods are lazy. A pass over tokens is `slots` once and `update` once in every layer.
+    All methods are lazy. A forward pass is `slots` once and `Slots.update` once in every layer.
+
+    Attributes:
+        keys: of self-attention, of every layer.
+        values: likewise.
+        cross: keys and values of cross-attention, of every layer.
+        mask: (P, S), True for source tokens and False for padding; None if no row is padded.
+        copies: K.
     """
 
     def __init__(
-        self,
-        cross: list[tuple[mx.array, mx.array]],
-        mask: mx.array | None,
-        capacity: int,
-        copies: int = 1,
+        self, cross: list[KeysValues], mask: mx.array | None, capacity: int, copies: int = 1
     ):
         """Starts with the prompts' cross-attention and empty self-attention.
 
         Args:
-            cross: keys and values of every layer, each (P, H, S, d_kv).
-            mask: (P, S), True for source tokens and False for padding; None if no row is padded.
+            cross: as the attribute.
+            mask: (P, S), 1 or True for source tokens; None if no row is padded.
             capacity: slots to prepare for.
             copies: K.
         """
-        batch, heads, _, width = cross[0][0].shape
-        empty = (batch * copies, heads, round_up(capacity), width)
-        self.cross_keys, self.cross_values = (list(arrays) for arrays in zip(*cross, strict=True))
+        prompts, heads, _, width = cross[0][0].shape
+        empty = (prompts * copies, heads, round_up(capacity), width)
+        self.cross, self.copies = cross, copies
         self.mask = None if mask is None else mask.astype(mx.bool_)
-        self.copies = copies
-        self.keys = [mx.zeros(empty, k.dtype) for k in self.cross_keys]
-        self.values = [mx.zeros(empty, v.dtype) for v in self.cross_values]
+        self.keys = [mx.zeros(empty, k.dtype) for k, _ in cross]
+        self.values = [mx.zeros(empty, v.dtype) for _, v in cross]
 
     @property
     def batch(self) -> int:
@@ -103,7 +121,7 @@ class Cache:
     @property
     def prompts(self) -> int:
         """The number of prompts P."""
-        return self.cross_keys[0].shape[0]
+        return self.cross[0][0].shape[0]
 
     @property
     def capacity(self) -> int:
@@ -113,13 +131,13 @@ class Cache:
     @property
     def source(self) -> int:
         """The number of source positions S, padding included."""
-        return self.cross_keys[0].shape[2]
+        return self.cross[0][0].shape[2]
 
     @property
     def state(self) -> list[mx.array]:
         """All arrays, for `mx.eval` and `mx.async_eval`."""
         mask = [] if self.mask is None else [self.mask]
-        return [*self.keys, *self.values, *self.cross_keys, *self.cross_values, *mask]
+        return [*self.keys, *self.values, *chain(*self.cross), *mask]
 
     def slots(self, offsets: list[int] | mx.array, length: int) -> Slots:
         """Places `length` new tokens a row behind the offsets.
@@ -132,59 +150,41 @@ class Cache:
         Raises:
             ValueError: the slots do not suffice, or there is not one offset a row.
         """
-        steps, mask = mx.arange(length), self._source_mask(length)
-        if isinstance(offsets, mx.array):
-            return Slots(offsets[:, None] + steps, None, self.capacity, mask)
-        if len(offsets) != self.batch or min(offsets) < 0:
-            raise ValueError(f"offsets {offsets} do not fit a cache of {self.batch} rows")
-        end = max(offsets) + length
-        if end > self.capacity:
-            raise ValueError(
-                f"{end} positions do not fit a cache of {self.capacity} slots; reserve({end}) first"
-            )
-        start = offsets[0] if len(set(offsets)) == 1 else None
-        rows = mx.array(offsets if start is None else offsets[:1])
-        return Slots(rows[:, None] + steps, start, round_up(end), mask)
-
-    def _source_mask(self, length: int) -> mx.array | None:
-        """The mask for `length` queries a row, written out, as attention would in every layer."""
-        if self.mask is None:
-            return None
-        mask, heads = self.mask[:, None, None, :], self.cross_keys[0].shape[1]
-        if self.prompts == 1:
-            return mask
-        queries = self.copies * length
-        return mx.contiguous(mx.broadcast_to(mask, (self.prompts, heads, queries, self.source)))
-
-    def update(
-        self, layer: int, keys: mx.array, values: mx.array, slots: Slots
-    ) -> tuple[mx.array, mx.array]:
-        """Writes new keys and values (B, H, T, d_kv) of a layer into their slots.
-
-        Returns:
-            The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
-        """
-        self.keys[layer] = slots.write(self.keys[layer], keys)
-        self.values[layer] = slots.write(self.values[layer], values)
-        return self.keys[layer][:, :, : slots.seen], self.values[layer][:, :, : slots.seen]
+        batch, heads, capacity, _ = self.keys[0].shape
+        prompts, _, source, _ = self.cross[0][0].shape
+        start, seen = None, capacity
+        if isinstance(offsets, list):
+            if len(offsets) != batch or min(offsets) < 0:
+                raise ValueError(f"offsets {offsets} do not fit a cache of {batch} rows")
+            end = max(offsets) + length
+            if end > capacity:
+                cause = f"{end} positions do not fit a cache of {capacity} slots"
+                raise ValueError(f"{cause}; reserve({end}) first")
+            start, seen = offsets[0] if len(set(offsets)) == 1 else None, round_up(end)
+            offsets = mx.array(offsets if start is None else offsets[:1])
+        positions = offsets[:, None] + mx.arange(length)
+        mask = None if self.mask is None else self.mask[:, None, None, :]
+        if mask is not None and prompts > 1:  # written out, as attention would in every layer
+            shape = prompts, heads, self.copies * length, source
+            mask = mx.contiguous(mx.broadcast_to(mask, shape))
+        return Slots(self, positions, start, seen, batch, prompts, self.cross, mask)
 
     def shared(self, copies: int, capacity: int) -> Cache:
         """Another cache of the same prompts, with `copies` empty rows of each."""
-        cross = list(zip(self.cross_keys, self.cross_values, strict=True))
-        return Cache(cross, self.mask, capacity, copies)
+        return Cache(self.cross, self.mask, capacity, copies)
 
     def twin(self) -> Cache:
         """A copy, which shares what is never written: that of the source."""
         twin = self.shared(1, 1)
-        twin.keys, twin.values = ([mx.array(a) for a in each] for each in (self.keys, self.values))
+        twin.keys, twin.values = list(map(mx.array, self.keys)), list(map(mx.array, self.values))
         return twin
 
     def reserve(self, capacity: int) -> None:
         """Grows to at least `capacity` slots, keeping what they hold."""
         if capacity > self.capacity:
             capacity = round_up(capacity)
-            self.keys = [_widen(a, capacity) for a in self.keys]
-            self.values = [_widen(a, capacity) for a in self.values]
+            self.keys = [_widened(a, capacity) for a in self.keys]
+            self.values = [_widened(a, capacity) for a in self.values]
 
     def keep(self, prompts: Sequence[int]) -> None:
         """Keeps only the rows of these prompts, in this order."""
@@ -192,8 +192,7 @@ class Cache:
             return
         self.reorder([p * self.copies + k for p in prompts for k in range(self.copies)])
         index = mx.array(prompts, dtype=mx.int32)
-        self.cross_keys = [a[index] for a in self.cross_keys]
-        self.cross_values = [a[index] for a in self.cross_values]
+        self.cross = [(k[index], v[index]) for k, v in self.cross]
         if self.mask is not None:
             self.mask = self.mask[index]
 
@@ -214,13 +213,12 @@ class Cache:
         """
         source = source_width(source)
         if 2 * source <= self.source:
-            self.cross_keys = [_narrow(a, source) for a in self.cross_keys]
-            self.cross_values = [_narrow(a, source) for a in self.cross_values]
+            self.cross = [(_narrowed(k, source), _narrowed(v, source)) for k, v in self.cross]
             self.mask = None if self.mask is None else self.mask[:, :source]
         capacity = round_up(capacity)
         if 2 * capacity <= self.capacity:
-            self.keys = [_narrow(a, capacity) for a in self.keys]
-            self.values = [_narrow(a, capacity) for a in self.values]
+            self.keys = [_narrowed(a, capacity) for a in self.keys]
+            self.values = [_narrowed(a, capacity) for a in self.values]
 
     def append(self, other: Cache) -> None:
         """Adds the prompts of `other`, of as many rows each; the shorter cache is padded."""
@@ -228,11 +226,14 @@ class Cache:
         source = max(self.source, other.source)
         if self.mask is not None or other.mask is not None or self.source != other.source:
             self.mask = mx.concatenate([self._wide_mask(source), other._wide_mask(source)])
-        for name in ("keys", "values", "cross_keys", "cross_values"):
-            length = source if name.startswith("cross") else capacity
-            pairs = zip(getattr(self, name), getattr(other, name), strict=True)
-            joined = [mx.concatenate([_widen(a, length), _widen(b, length)]) for a, b in pairs]
-            setattr(self, name, joined)
+        self.keys, self.values = (
+            [_joined(a, b, capacity) for a, b in zip(*pair, strict=True)]
+            for pair in ((self.keys, other.keys), (self.values, other.values))
+        )
+        self.cross = [
+            (_joined(k, more_k, source), _joined(v, more_v, source))
+            for (k, v), (more_k, more_v) in zip(self.cross, other.cross, strict=True)
+        ]
 
     def _wide_mask(self, source: int) -> mx.array:
         """The mask (P, `source`) in which all positions past this cache's S are hidden."""
@@ -240,12 +241,17 @@ class Cache:
         return mx.pad(mask, ((0, 0), (0, source - self.source)))
 
 
-def _narrow(array: mx.array, length: int) -> mx.array:
+def _narrowed(array: mx.array, length: int) -> mx.array:
     """The first `length` places of axis 2 of (B, H, N, d_kv); a copy, as a view keeps all of it."""
     return mx.contiguous(array[:, :, :length])
 
 
-def _widen(array: mx.array, length: int) -> mx.array:
+def _joined(one: mx.array, other: mx.array, length: int) -> mx.array:
+    """The rows of both, `_widened`."""
+    return mx.concatenate([_widened(one, length), _widened(other, length)])
+
+
+def _widened(array: mx.array, length: int) -> mx.array:
     """Pads axis 2 of (B, H, N, d_kv) with zeros."""
     missing = length - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else array

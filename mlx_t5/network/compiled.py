@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.network.cache import Cache
+from mlx_t5.network.cache import Cache, KeysValues
 from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
@@ -33,30 +33,37 @@ class CompiledStep:
                 model, as sums over them are made on the CPU.
         """
         self.model = model
-        usual = not cpu_only() and ranks_of(model).size == 1
-        self.enabled = usual if enabled is None else enabled
-        self._shapes: set[tuple[int, ...]] = set()
+        if enabled is None:
+            enabled = not cpu_only() and ranks_of(model).size == 1
+        self.enabled = enabled
+        self._shapes: set[tuple[int | bool, ...]] = set()
         self._run = mx.compile(self._pass)
 
     def __call__(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
         """float32 logits (B, 1, V) after tokens (B, 1), as the model's `decode` returns them."""
         if not self.enabled or not isinstance(cache, Cache):
             return self.model.decode(tokens, cache, offsets)
-        shape = cache.batch, cache.capacity, cache.source, cache.mask is None
+        shape = *cache.keys[0].shape, *cache.cross[0][0].shape, cache.mask is None
         if shape not in self._shapes and len(self._shapes) == MOST_SHAPES:
             self._shapes.clear()
             self._run = mx.compile(self._pass)
         self._shapes.add(shape)
-        arrays = [cache.keys, cache.values, cache.cross_keys, cache.cross_values]
         mask = [] if cache.mask is None else [cache.mask]
-        logits, cache.keys, cache.values = self._run(tokens, mx.array(offsets), arrays, mask)
+        logits, cache.keys, cache.values = self._run(
+            tokens, mx.array(offsets), cache.keys, cache.values, cache.cross, mask
+        )
         return logits
 
     def _pass(
-        self, tokens: mx.array, offsets: mx.array, arrays: list[list[mx.array]], mask: list
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        keys: list[mx.array],
+        values: list[mx.array],
+        cross: list[KeysValues],
+        mask: list[mx.array],
     ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
-        keys, values, *cross = arrays
-        cache = Cache(list(zip(*cross, strict=True)), mask[0] if mask else None, capacity=1)
+        cache = Cache(cross, mask[0] if mask else None, capacity=1)
         cache.keys, cache.values = list(keys), list(values)
         logits = self.model.decode(tokens, cache, offsets, traced=True)
         return logits, cache.keys, cache.values

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from types import MappingProxyType
+from functools import cached_property
 from typing import Any
 
 from mlx_t5.errors import UserError
@@ -19,54 +18,6 @@ _MAX_END_TOKENS = 256  # ids in eos_token_id
 # No published size comes near; a larger one is a broken or a hostile file.
 _MAX_SIZE = 2**24
 _MAX_LAYERS = 256  # of a stack
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What an entry of config.json may be.
-
-    Attributes:
-        holds: whether a value from the file is of this kind.
-        wanted: the same in words, for an error.
-    """
-
-    holds: Callable[[Any], bool]
-    wanted: str
-
-
-def _whole(least: int) -> _Kind:
-    wanted = f"an integer between {least} and {_MAX_SIZE}"
-    return _Kind(lambda value: type(value) is int and least <= value <= _MAX_SIZE, wanted)
-
-
-_SIZE, _TOKEN = _whole(1), _whole(0)
-_FLAG = _Kind(lambda value: type(value) is bool, "true or false")
-_NAME = _Kind(lambda value: isinstance(value, str), "a string")
-_EPSILON = _Kind(lambda v: type(v) in (int, float) and 0 <= v < 1, "a number between 0 and 1")
-# What each entry has to be; `eos_token_id` may also be a list.
-_KINDS: Mapping[str, _Kind] = MappingProxyType(
-    {
-        "vocab_size": _SIZE,
-        "d_model": _SIZE,
-        "d_kv": _SIZE,
-        "d_ff": _SIZE,
-        "num_layers": _SIZE,
-        "num_heads": _SIZE,
-        "model_type": _NAME,
-        "num_decoder_layers": _SIZE,
-        "relative_attention_num_buckets": _SIZE,
-        "relative_attention_max_distance": _SIZE,
-        "layer_norm_epsilon": _EPSILON,
-        "feed_forward_proj": _NAME,
-        "dense_act_fn": _NAME,
-        "is_gated_act": _FLAG,
-        "tie_word_embeddings": _FLAG,
-        "scale_decoder_outputs": _FLAG,
-        "pad_token_id": _TOKEN,
-        "eos_token_id": _TOKEN,
-        "decoder_start_token_id": _TOKEN,
-    }
-)
 
 
 _DERIVED: Any = None  # default of the fields that `__post_init__` derives from others
@@ -134,28 +85,28 @@ class T5Config:
         Raises:
             UserError: not a T5 model, or an entry is missing, of a wrong type or out of range.
         """
-        if not isinstance(raw, dict):
-            raise UserError("config.json holds no object; is this a model folder?")
         if raw.get("model_type") not in MODEL_TYPES:
             raise UserError(
                 f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}; "
                 f"only T5 models are supported: {', '.join(MODEL_TYPES)}"
             )
-        given = {name: raw[name] for name in _KINDS if raw.get(name) is not None}
-        if "eos_token_id" in given:
-            given["eos_token_id"], *more = _end_tokens(given["eos_token_id"])
-        else:
-            more = []
+        given: dict[str, Any] = {}
         for field in fields(cls):
-            if field.default is MISSING and field.name not in given:
+            value = raw.get(field.name)
+            if field.name == "eos_token_id" and isinstance(value, list):
+                value, *more = _end_tokens(value)
+                given["more_eos_token_ids"] = tuple(more)
+            if value is not None and field.name != "more_eos_token_ids":
+                _check(field.name, str(field.type), value)
+                given[field.name] = value
+            elif field.default is MISSING:
                 raise UserError(f"config.json has no {field.name}; is this a T5 model?")
-        for name, value in given.items():
-            _check(name, value)
-        config = cls(**given, more_eos_token_ids=tuple(more))
+        config = cls(**given)
         config._check_together()
         return config
 
     def _check_together(self) -> None:
+        """Raises `UserError` unless the entries fit each other."""
         if self.dense_act_fn not in ACTIVATION_NAMES:
             raise UserError(
                 f"config.json asks for the activation {self.dense_act_fn!r} "
@@ -181,22 +132,17 @@ class T5Config:
             if max(tokens) >= self.vocab_size:
                 raise UserError(f"config.json: {name} is outside the vocabulary")
 
-    @property
+    @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The ids of all tokens that end a text; the first is `eos_token_id`."""
         return (self.eos_token_id, *self.more_eos_token_ids)
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the feed-forward has two input branches, `wi_0` and `wi_1`."""
-        return self.is_gated_act
 
     @property
     def bias_per_layer(self) -> bool:
         """Whether every layer learns its own relative bias, not only the first for all."""
         return self.model_type == "umt5"
 
-    @property
+    @cached_property
     def scales_logits(self) -> bool:
         """Whether hidden states are multiplied by d_model^-0.5 before the output head."""
         if self.model_type == "mt5":  # its published configs contradict each other
@@ -206,18 +152,26 @@ class T5Config:
         return self.tie_word_embeddings
 
 
-def _end_tokens(value: object) -> list[int]:
-    """The end tokens of a config.json that gives one or a list."""
-    ends = value if isinstance(value, list) else [value]
+def _end_tokens(ends: list) -> list[int]:
+    """The end tokens of a config.json that has a list of them."""
     if not 0 < len(ends) <= _MAX_END_TOKENS:
         raise UserError(f"config.json: eos_token_id must be 1 to {_MAX_END_TOKENS} tokens")
     for end in ends:
-        _check("eos_token_id", end)
+        _check("eos_token_id", "int", end)
     return list(dict.fromkeys(ends))
 
 
-def _check(name: str, value: object) -> None:
-    """Raises unless a value from the file is of its entry's kind."""
-    kind = _KINDS[name]
-    if not kind.holds(value):
-        raise UserError(f"config.json: {name} must be {kind.wanted}, not {reprlib.repr(value)}")
+def _check(name: str, kind: str, value: Any) -> None:
+    """Raises unless a value from the file is of its field's type, and in range."""
+    least = 0 if name.endswith("_token_id") else 1
+    holds, wanted = {
+        "int": (
+            type(value) is int and least <= value <= _MAX_SIZE,
+            f"an integer between {least} and {_MAX_SIZE}",
+        ),
+        "float": (type(value) in (int, float) and 0 <= value < 1, "a number between 0 and 1"),
+        "bool": (type(value) is bool, "true or false"),
+        "str": (isinstance(value, str), "a string"),
+    }[kind.removesuffix(" | None")]
+    if not holds:
+        raise UserError(f"config.json: {name} must be {wanted}, not {reprlib.repr(value)}")

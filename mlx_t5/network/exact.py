@@ -51,19 +51,18 @@ class ExactTarget:
             ids: (B, S) source tokens.
             mask: (B, S), True for tokens; None if all are. The output is 0 where it is False.
         """
-        lengths = _lengths(ids, mask)
-        alone = [self.model.encode(ids[i : i + 1, :n]) for i, n in enumerate(lengths)]
-        missing = [ids.shape[1] - n for n in lengths]
-        padded = zip(alone, missing, strict=True)
-        return mx.concatenate([mx.pad(x, [(0, 0), (0, n), (0, 0)]) for x, n in padded])
+        width, rows = ids.shape[1], []
+        for i, length in enumerate(_lengths(ids, mask)):
+            states = self.model.encode(ids[i : i + 1, :length])
+            rows.append(mx.pad(states, [(0, 0), (0, width - length), (0, 0)]))
+        return mx.concatenate(rows)
 
     def cache(
         self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1
     ) -> Any:  # an `ExactCache`
         """A cache for what `encode` returned, of every prompt without its padding."""
-        lengths = _lengths(encoded, mask)
-        alone = (encoded[i : i + 1, :n] for i, n in enumerate(lengths))
-        return ExactCache([self.model.cache(x, None, capacity) for x in alone])
+        rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
+        return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
     def decode(
         self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array, traced: bool = False
@@ -81,11 +80,11 @@ class ExactTarget:
                 f"{self.width}"
             )
         rows = next(count for count in self.rows if count >= batch)
-        block = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
+        tokens = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
         for row, offset in zip(cache.rows, offsets, strict=True):
             row.reserve(offset + self.width)
-        seen: Any = Pass(cache.rows, rows)
-        return self.model.decode(block, seen, offsets, traced)[:batch, :length]
+        padded: Any = PaddedCache(cache.rows, rows)
+        return self.model.decode(tokens, padded, offsets, traced)[:batch, :length]
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes."""
@@ -120,10 +119,10 @@ class ExactCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; one may be asked for several times."""
-        kept: list[Cache] = []
+        chosen: list[Cache] = []
         for row in (self.rows[i] for i in rows):
-            kept.append(row.twin() if any(row is other for other in kept) else row)
-        self.rows = kept
+            chosen.append(row.twin() if any(row is other for other in chosen) else row)
+        self.rows = chosen
 
     def append(self, other: ExactCache) -> None:
         """Adds the rows of `other` at the end."""
@@ -131,65 +130,70 @@ class ExactCache:
 
 
 @dataclass(frozen=True)
-class PassSlots:
-    """Where a pass writes; as `cache.Slots`, row by row.
+class PaddedSlots:
+    """Where a pass writes, and what it attends to; as `cache.Slots`, row by row.
 
     Attributes:
+        rows: the slots of each row that is not padding.
         positions: (R, W) absolute positions of the new tokens.
-        seen: slots from the left that the row which is farthest on needs.
-        offsets: position of the first new token of each row that is not padding.
-        rows: the slots of these.
-        mask: None, as no source is padded.
+        offsets: the first of each row that is not padding.
+        batch: R.
+        cross: the source's keys and values of every layer, of each row.
     """
 
-    positions: mx.array
-    seen: int
-    offsets: list[int]
     rows: list[Slots]
-    mask: None = None
+    positions: mx.array
+    offsets: list[int]
+    batch: int
+    cross: list[tuple[ByRow, ByRow]]
+    mask: None = None  # no source is padded
 
+    @property
+    def prompts(self) -> int:
+        """R as well."""
+        return self.batch
 
-class Pass:
-    """The rows of an `ExactCache` as the decoder's layers see them in one pass.
+    @property
+    def seen(self) -> int:
+        """Slots from the left that the row which is farthest on needs."""
+        return max(slots.seen for slots in self.rows)
 
-    Attributes:
-        batch: R; rows behind the last of `rows` are padding.
-        prompts: R as well.
-        cross_keys: those of the source, for each layer.
-        cross_values: likewise.
-    """
-
-    def __init__(self, rows: list[Cache], batch: int) -> None:
-        """Takes the rows and R."""
-        self.rows, self.batch, self.prompts = rows, batch, batch
-        self.cross_keys = [
-            ByRow(list(k), batch) for k in zip(*(row.cross_keys for row in rows), strict=True)
-        ]
-        self.cross_values = [
-            ByRow(list(v), batch) for v in zip(*(row.cross_values for row in rows), strict=True)
-        ]
-
-    def slots(self, offsets: list[int], length: int) -> PassSlots:
-        """Places `length` new tokens a row behind the offsets; padding begins at 0."""
-        starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
-        rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
-        seen = max(slots.seen for slots in rows)
-        return PassSlots(starts[:, None] + mx.arange(length), seen, offsets, rows)
-
-    def update(
-        self, layer: int, keys: mx.array, values: mx.array, slots: PassSlots
-    ) -> tuple[ByRow, ByRow]:
+    def update(self, layer: int, keys: mx.array, values: mx.array) -> tuple[ByRow, ByRow]:
         """Writes new keys and values (R, H, W, d_kv) of a layer into the slots of their rows.
 
         Returns:
             The keys and the values that each row may see.
         """
         seen = [
-            row.update(layer, keys[i : i + 1], values[i : i + 1], where)
-            for i, (row, where) in enumerate(zip(self.rows, slots.rows, strict=True))
+            slots.update(layer, keys[i : i + 1], values[i : i + 1])
+            for i, slots in enumerate(self.rows)
         ]
-        k, v = ([pair[i] for pair in seen] for i in (0, 1))
-        return ByRow(k, self.batch, slots.offsets), ByRow(v, self.batch, slots.offsets)
+        k, v = zip(*seen, strict=True)
+        return ByRow(k, self.batch, self.offsets), ByRow(v, self.batch, self.offsets)
+
+
+@dataclass(frozen=True)
+class PaddedCache:
+    """The rows of an `ExactCache` as one forward pass of the decoder sees them.
+
+    Attributes:
+        rows: that are not padding.
+        batch: R.
+    """
+
+    rows: list[Cache]
+    batch: int
+
+    def slots(self, offsets: list[int], length: int) -> PaddedSlots:
+        """Places `length` new tokens a row behind the offsets; padding begins at 0."""
+        starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
+        rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
+        cross = []
+        for layer in zip(*(row.cross for row in self.rows), strict=True):
+            keys, values = zip(*layer, strict=True)
+            cross.append((ByRow(keys, self.batch), ByRow(values, self.batch)))
+        positions = starts[:, None] + mx.arange(length)
+        return PaddedSlots(rows, positions, offsets, self.batch, cross)
 
 
 def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:

@@ -16,20 +16,19 @@ from typing import Any
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
 from mlx_t5.network.attention import attention
-from mlx_t5.network.cache import BLOCK
+from mlx_t5.network.cache import SLOT_MULTIPLE
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.network.linear import added
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharding import unshared
-from mlx_t5.requests import Settings, check_exact
 from mlx_t5.sampling.draws import Sampling, probabilities
+from mlx_t5.settings import Settings, check_exact
 
 WIDTHS = (8, 16, 32)  # kernels treat rows alike in eights, or in larger powers of two
 LONGEST_AUTO = WIDTHS[0] - 1  # proposals that "auto" may choose, whatever the width
-# Keys that attention is checked over: sources of any length, and slots, which come in blocks.
+# Keys that attention is checked over: sources of any length, and multiples of slots.
 SOURCES = (1, 2, 7, 16, 31, 100, 257)
-SLOTS = tuple(n * BLOCK for n in (1, 2, 3, 5, 9, 17))
+SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
 
 Product = Callable[[mx.array], mx.array]
 
@@ -62,12 +61,12 @@ def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:
 def holding_rows(model: Any, batch: int, width: int) -> list[int]:
     """Numbers of rows that `numbers_of_rows` finds on every rank; none if attention does not hold.
 
-    A rank looks at its own part of the weights.
+    A rank looks at its own shard of the weights.
     """
     rows = numbers_of_rows(model, batch, width) if attention_holds(model, width) else []
-    found = mx.array([n in rows for n in range(batch + 1)], mx.int32)
+    held = mx.array([n in rows for n in range(batch + 1)], mx.int32)
     ranks = ranks_of(model)
-    return [n for n, holding in enumerate(ranks.sum(found).tolist()) if holding == ranks.size]
+    return [n for n, holding in enumerate(ranks.sum(held).tolist()) if holding == ranks.size]
 
 
 def numbers_of_rows(model: Seq2Seq, batch: int, width: int) -> list[int]:
@@ -152,13 +151,13 @@ def _doubled(
         return [x, mx.concatenate([half, -mx.roll(half, group, axis=1), rest], axis=1)]
 
     def adding(x: mx.array) -> mx.array:
-        return added(x, like, mx.zeros((len(x), len(like.weight)), like.weight.dtype))
+        return like(x, mx.zeros((len(x), len(like.weight)), like.weight.dtype))
 
     return adding if adds and scales is None else getattr(like, "as_linear", like), inputs
 
 
 def attention_holds(model: Any, width: int) -> bool:
-    """Whether queries keep their bits at any place of a block, over sources and over slots."""
+    """Whether queries keep their bits at any place of a pass, over sources and over slots."""
     heads, size = model.local_config.num_heads, model.local_config.d_kv
     dtype = model.decoder.norm.weight.dtype
     for n in SOURCES + SLOTS:
@@ -180,9 +179,9 @@ def attention_holds(model: Any, width: int) -> bool:
 
 
 def decoder_holds(target: ExactTarget) -> bool:
-    """Whether a row has the same logits token by token alone as in blocks beside other rows."""
+    """Whether a row has the same logits token by token alone as several beside other rows."""
     width, batch = target.width, target.rows[-1]
-    begin = BLOCK - width // 2  # so that the block crosses into other slots
+    begin = SLOT_MULTIPLE - width // 2  # so that a pass crosses into more slots
 
     def some(*shape: int) -> mx.array:
         return target.ranks.of_first(mx.random.randint(0, target.config.vocab_size, shape))
@@ -192,13 +191,13 @@ def decoder_holds(target: ExactTarget) -> bool:
     for at in range(0, begin, width):
         target.decode(tokens[:, at : min(at + width, begin)], row, [at])
     row.keep([0, 0])
-    alone, beside = (ExactCache([each]) for each in row.rows)
+    alone, beside = (ExactCache([cache]) for cache in row.rows)
     others.keep([0] * (batch - 1))
     others.append(beside)
     at, sizes, same = begin, (width // 2 - 1, 1, width - width // 2), []
     for size in sizes:
-        block = mx.concatenate([some(batch - 1, size), tokens[:, at : at + size]])
-        together = target.decode(block, others, [i % begin for i in range(batch - 1)] + [at])
+        fed = mx.concatenate([some(batch - 1, size), tokens[:, at : at + size]])
+        together = target.decode(fed, others, [i % begin for i in range(batch - 1)] + [at])
         for i in range(size):
             single = target.decode(tokens[:, at + i : at + i + 1], alone, [at + i])
             same.append(_equal(together[-1, i], single[0, 0]))

@@ -29,16 +29,16 @@ RELATIVE, ABSOLUTE = 2.0**-7, 2.0**-24
 OF_CONFIG = (
     "model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
     "num_heads", "relative_attention_num_buckets", "relative_attention_max_distance",
-    "layer_norm_epsilon", "dense_act_fn", "is_gated", "scales_logits", "pad_token_id",
+    "layer_norm_epsilon", "dense_act_fn", "is_gated_act", "scales_logits", "pad_token_id",
     "eos_token_ids", "decoder_start_token_id",
 )  # fmt: skip
 
 
 def fingerprint(model: Any) -> dict[str, str]:
-    """The fingerprint of a `model.T5`, or of a rank's part of one."""
-    layers = [*model.encoder.layers]
-    norms = [part.norm for layer in layers for part in (layer.self_attention, layer.feed_forward)]
-    weights = mx.concatenate([norm.weight for norm in (*norms, model.encoder.norm)])
+    """The fingerprint of a `model.T5`, or of a rank's shard of one."""
+    halves = ((layer.self_attention, layer.feed_forward) for layer in model.encoder.layers)
+    norms = [*(half.norm for layer in halves for half in layer), model.encoder.norm]
+    weights = mx.concatenate([norm.weight for norm in norms])
     facts = [getattr(model.config, name) for name in OF_CONFIG]
     facts.append(getattr(model, "lm_head", None) is not None)
     return {
@@ -59,14 +59,14 @@ def same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _samples(model: Any) -> list[mx.array]:
     """(SAMPLES,) of every weight, in the order of their names; not a number if it is not known."""
-    own, found = dict(tree_flatten(model.parameters())), []
-    for name in sorted(name for name in own if name.endswith("weight")):
-        whole = ranks_of(model).size == 1 or axis_of(name) is None
-        if whole and name.removesuffix("weight") + "scales" not in own:
-            found.append(_evenly(own[name], SAMPLES))
+    parameters, samples = dict(tree_flatten(model.parameters())), []
+    for name in sorted(name for name in parameters if name.endswith("weight")):
+        in_full = ranks_of(model).size == 1 or axis_of(name) is None
+        if in_full and name.removesuffix("weight") + "scales" not in parameters:
+            samples.append(_evenly(parameters[name], SAMPLES))
         else:
-            found.append(mx.full((SAMPLES,), mx.nan, mx.bfloat16))
-    return found
+            samples.append(mx.full((SAMPLES,), mx.nan, mx.bfloat16))
+    return samples
 
 
 def _evenly(weight: mx.array, count: int) -> mx.array:
@@ -83,12 +83,12 @@ def _digits(numbers: mx.array) -> str:
 def _alike(one: Any, other: Any, unknown: bool) -> bool:
     """Whether numbers are the same, but for rounding; `unknown` ones may be missing from either."""
     try:
-        a, b = (np.frombuffer(bytes.fromhex(each), ">u2") for each in (one, other))
+        a, b = (np.frombuffer(bytes.fromhex(digits), ">u2") for digits in (one, other))
     except (ValueError, TypeError):
         return False
     if not len(a) == len(b) > 0:
         return False
-    a, b = ((each.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for each in (a, b))
+    a, b = ((bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for bits in (a, b))
     largest = np.maximum(np.abs(a), np.abs(b))
     with np.errstate(invalid="ignore"):  # numbers that are infinite or NaN are like no others
         same = np.abs(a - b) <= RELATIVE * largest + ABSOLUTE

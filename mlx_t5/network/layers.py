@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.network.attention import Keys, attention
-from mlx_t5.network.bias import RelativeBias
-from mlx_t5.network.blocks import Blocks
-from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.attention import ChunkedBias, Keys, Mask, RelativeBias, attention
+from mlx_t5.network.cache import Slots
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.linear import Linear, added, join, together
+from mlx_t5.network.linear import Linear, join, together
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": lambda x: mx.maximum(x, 0),
@@ -65,26 +63,22 @@ class Attention(nn.Module):
         self.v = Linear(config.d_model, inner)
         self.o = Linear(inner, config.d_model)
 
-    def heads(self, x: mx.array, parts: str, batch: int) -> list[mx.array]:
-        """What `parts` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv)."""
-        made = together(x, *(self[part] for part in parts))
-        return [y.reshape(batch, -1, self.num_heads, self.d_kv).swapaxes(1, 2) for y in made]
+    def heads(self, x: mx.array, names: str, batch: int) -> list[mx.array]:
+        """What the projections `names` of "qkv" make of x (B·T, d_model), each (B, H, T, d_kv).
 
-    def add(
-        self,
-        x: mx.array,
-        q: mx.array,
-        k: Keys,
-        v: Keys,
-        mask: mx.array | Blocks | None,
-    ) -> mx.array:
-        """Residual x (B·T, d_model) plus the attention.
+        x is a residual, which is normed first; for "kv" alone it is what the encoder returned.
+        """
+        x = self.norm(x) if "q" in names else x
+        outputs = together(x, *(self[name] for name in names))
+        return [y.reshape(batch, -1, self.num_heads, self.d_kv).swapaxes(1, 2) for y in outputs]
 
-        `mask` (B, H, T, N) is added to the scores or, if it is boolean, True where they count. Rows
-        that share their keys are one row, of the queries of all of them one after the other.
+    def add(self, x: mx.array, q: mx.array, k: Keys, v: Keys, mask: Mask) -> mx.array:
+        """Residual x (B·T, d_model) plus the attention, masked as `attention` says.
+
+        Rows that share their keys are one row, of the queries of all of them one after the other.
         """
         out = attention(q, k, v, mask).swapaxes(1, 2).reshape(-1, self.num_heads * self.d_kv)
-        return added(out, self.o, x)
+        return self.o(out, x)
 
 
 class FeedForward(nn.Module):
@@ -94,8 +88,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.norm = RMSNorm(config)
         self._act = ACTIVATIONS[config.dense_act_fn]
-        self._gated = config.is_gated
-        for name in ("wi_0", "wi_1") if config.is_gated else ("wi",):
+        self._gated = config.is_gated_act
+        for name in ("wi_0", "wi_1") if config.is_gated_act else ("wi",):
             self[name] = Linear(config.d_model, config.d_ff)
         self.wo = Linear(config.d_ff, config.d_model)
 
@@ -108,7 +102,7 @@ class FeedForward(nn.Module):
             hidden = self._act(gate).astype(x.dtype) * linear
         else:
             hidden = self._act(self.wi(y)).astype(x.dtype)
-        return added(hidden, self.wo, x)
+        return self.wo(hidden, x)
 
 
 class EncoderLayer(nn.Module):
@@ -119,11 +113,10 @@ class EncoderLayer(nn.Module):
         self.self_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array | Blocks, batch: int) -> mx.array:
+    def __call__(self, x: mx.array, bias: Mask, batch: int) -> mx.array:
         """The residual x (B·S, d_model) behind the layer."""
-        attend = self.self_attention
-        q, k, v = attend.heads(attend.norm(x), "qkv", batch)
-        x = attend.add(x, q, k, v, bias)
+        q, k, v = self.self_attention.heads(x, "qkv", batch)
+        x = self.self_attention.add(x, q, k, v, bias)
         return self.feed_forward(x)
 
 
@@ -136,17 +129,12 @@ class DecoderLayer(nn.Module):
         self.cross_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
-    def __call__(
-        self, x: mx.array, bias: mx.array, cache: Cache, layer: int, slots: Slots
-    ) -> mx.array:
+    def __call__(self, x: mx.array, bias: mx.array, layer: int, slots: Slots) -> mx.array:
         """The residual x (B·T, d_model) behind the layer; its keys and values are in the cache."""
-        attend = self.self_attention
-        q, k, v = attend.heads(attend.norm(x), "qkv", cache.batch)
-        k, v = cache.update(layer, k, v, slots)
-        x = attend.add(x, q, k, v, bias)
-        attend = self.cross_attention
-        (q,) = attend.heads(attend.norm(x), "q", cache.prompts)
-        x = attend.add(x, q, cache.cross_keys[layer], cache.cross_values[layer], slots.mask)
+        q, k, v = self.self_attention.heads(x, "qkv", slots.batch)
+        x = self.self_attention.add(x, q, *slots.update(layer, k, v), bias)
+        (q,) = self.cross_attention.heads(x, "q", slots.prompts)
+        x = self.cross_attention.add(x, q, *slots.cross[layer], slots.mask)
         return self.feed_forward(x)
 
 
@@ -162,46 +150,43 @@ class Stack(nn.Module):
         super().__init__()
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
-        buckets, heads = config.relative_attention_num_buckets, config.num_heads
         layer = DecoderLayer if causal else EncoderLayer
         self.layers: list[Any] = [layer(config) for _ in range(depth)]
-        self.relative_attention_bias = [nn.Embedding(buckets, heads) for _ in range(tables)]
+        self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
         self.norm = RMSNorm(config)
-        self._bias = RelativeBias(buckets, config.relative_attention_max_distance, causal)
 
     def join(self) -> None:
         """See `T5.join`."""
         for layer in self.layers:
-            join(*(layer.self_attention[part] for part in "qkv"))
+            join(*(layer.self_attention[name] for name in "qkv"))
             if "cross_attention" in layer:
-                join(*(layer.cross_attention[part] for part in "kv"))
+                join(*(layer.cross_attention[name] for name in "kv"))
             if "wi_0" in layer.feed_forward:
                 join(layer.feed_forward.wi_0, layer.feed_forward.wi_1)
-            mx.clear_cache()  # of the parts, in whose place the next layer's can be joined
+            mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
 
     def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
         """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
 
         Keys that `mask` (B, N) says are padding are hidden.
         """
-        index = self._bias.index(queries, keys)
-        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
-        biases = [self._bias(table, index) for table in tables]
+        tables = self.relative_attention_bias
+        index = tables[0].index(queries, keys)
+        biases = [table(index) for table in tables]
         if mask is not None:
             biases = [bias + _hide(mask, bias.dtype) for bias in biases]
         return biases if len(biases) > 1 else biases * len(self.layers)
 
-    def blocks(self, keys: int, queries: int, mask: mx.array | None = None) -> list[Blocks]:
+    def chunked_biases(self, length: int, queries: int, mask: mx.array | None) -> list[ChunkedBias]:
         """`biases` for all positions 0 … N-1 as queries, so many of them at a time."""
 
-        def of(table: mx.array) -> Blocks:
-            hidden = 0 if mask is None else _hide(mask, table.dtype)
-            make = lambda at: self._bias(table, self._bias.index(at, keys)) + hidden  # noqa: E731
-            return Blocks(keys, queries, make)
+        def of(table: RelativeBias) -> ChunkedBias:
+            hidden = 0 if mask is None else _hide(mask, table.weight.dtype)
+            make = lambda at: table(table.index(at, length)) + hidden  # noqa: E731
+            return ChunkedBias(length, queries, make)
 
-        tables = self._bias.by_distance([t.weight for t in self.relative_attention_bias])
-        made = list(map(of, tables))
-        return made if len(made) > 1 else made * len(self.layers)
+        biases = list(map(of, self.relative_attention_bias))
+        return biases if len(biases) > 1 else biases * len(self.layers)
 
 
 def _hide(mask: mx.array, dtype: mx.Dtype) -> mx.array:

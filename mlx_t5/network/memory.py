@@ -25,7 +25,7 @@ from mlx_t5.backend import device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.grouping import PASS_POSITIONS
-from mlx_t5.network.blocks import block_queries
+from mlx_t5.network.attention import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
@@ -58,10 +58,10 @@ def require(needed: int, ranks: Ranks = ALONE) -> None:
     Raises:
         RuntimeError: they are not, as when MLX cannot allocate.
     """
-    left = limit() - mx.get_active_memory()
-    if ranks.any(needed > left):
-        there = f"{readable(max(left, 0))} are left" if needed > left else "another rank has less"
-        raise RuntimeError(f"needs {readable(needed)}, and {there}")
+    free = limit() - mx.get_active_memory()
+    if ranks.any(needed > free):
+        cause = f"{readable(max(free, 0))} are left" if needed > free else "another rank has less"
+        raise RuntimeError(f"needs {readable(needed)}, and {cause}")
 
 
 def wire(needed: int) -> None:
@@ -157,11 +157,13 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
     """Bytes that the encoder takes at work, at most.
 
     That was measured without a GPU: four times a layer's scores, hidden layer, residual and heads.
-    A GPU does not keep the scores. Those of long sources are there a block at a time.
+    A GPU does not keep the scores. Those of long sources are there a chunk of queries at a time.
     """
     heads = config.num_heads
-    scores = heads * min(source, block_queries(rows, heads, source))
-    others = (1 + config.is_gated) * config.d_ff + config.d_model + config.num_heads * config.d_kv
+    scores = heads * min(source, queries_at_once(rows, heads, source))
+    others = (
+        (1 + config.is_gated_act) * config.d_ff + config.d_model + config.num_heads * config.d_kv
+    )
     return 4 * width * rows * source * (scores + others)
 
 
@@ -180,40 +182,32 @@ def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None 
     return total
 
 
-def stored_bytes(folder: Path, dtype: str | None) -> int:
+def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
     """Bytes that the weights of a model folder take once they are loaded.
 
     Args:
         folder: MLX or Hugging Face.
         dtype: what to compute in; None is the folder's, and float32 on the CPU.
+        prefix: with which the names of the tensors that count begin, such as `HEADS`.
 
     Raises:
         UserError: the folder holds no readable checkpoint.
     """
     with open_checkpoint(folder) as stored:
-        return loaded_bytes(stored, dtype)
+        return loaded_bytes(stored, dtype, prefix)
 
 
-def head_bytes(folder: Path, dtype: str | mx.Dtype | None) -> int:
-    """`stored_bytes` of the output head alone; 0 where the embedding is that."""
-    wanted = dtype and str(dtype).removeprefix("mlx.core.")
-    with open_checkpoint(folder) as stored:
-        names = [name for name in stored.names if name.startswith(HEADS)]
-        return sum(_loaded(stored, name, wanted) for name in names)
-
-
-def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None) -> int:
+def loaded_bytes(stored: Checkpoint, dtype: str | mx.Dtype | None, prefix: str = "") -> int:
     """`stored_bytes` of an open checkpoint."""
-    wanted = dtype and str(dtype).removeprefix("mlx.core.")
-    once = {stored.storage(name): name for name in stored.names}.values()
-    return sum(_loaded(stored, name, wanted) for name in once)
-
-
-def _loaded(stored: Checkpoint, name: str, dtype: str | None) -> int:
-    if stored.dtype(name) not in WIDTHS:  # quantised
-        return stored.nbytes(name)
-    width = WIDTHS.get(dtype or ("float32" if on_cpu() else stored.dtype(name)), 4)
-    return math.prod(stored.shape(name)) * width
+    requested = str(dtype).removeprefix("mlx.core.") if dtype else "float32" if on_cpu() else None
+    names = [name for name in stored.names if name.startswith(prefix)]
+    total = 0
+    for name in {stored.storage(name): name for name in names}.values():  # each once
+        if (dtype_there := stored.dtype(name)) in WIDTHS:
+            total += math.prod(stored.shape(name)) * WIDTHS.get(requested or dtype_there, 4)
+        else:  # quantised
+            total += stored.nbytes(name)
+    return total
 
 
 def warning(
@@ -230,7 +224,7 @@ def warning(
         whole_head: whether its whole output head is here besides, for a draft that uses it.
     """
     target, *others = (stored_bytes(folder, dtype) for folder in folders)
-    others += [head_bytes(folders[0], dtype)] if whole_head else []
+    others += [stored_bytes(folders[0], dtype, HEADS)] if whole_head else []
     needed, there = target // ranks + sum(others), limit()
     facts = device_info()
     comfortable = SHARE * there if facts.get(WORKING_SET) else there
@@ -240,9 +234,9 @@ def warning(
     if not facts.get(WORKING_SET):
         space = f"there are {readable(there)} of memory"
         return f"the weights take {readable(needed)}, and {space}; {cure}"
-    wanted = math.ceil(needed / SHARE / MEBIBYTE)
-    if wanted * MEBIBYTE < SHARE * facts.get("memory_size", 0):
-        cure += f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={wanted}"
+    raised = math.ceil(needed / SHARE / MEBIBYTE)
+    if raised * MEBIBYTE < SHARE * facts.get("memory_size", 0):
+        cure += f", or raise that until the next start: sudo sysctl iogpu.wired_limit_mb={raised}"
     space = f"macOS recommends at most {readable(there)} for the GPU (iogpu.wired_limit_mb)"
     return f"the weights take {readable(needed)}, and {space}; {cure}"
 

@@ -1,6 +1,6 @@
 """What the processes that compute together tell each other: sums, columns, and what rank 0 has.
 
-Each of them is a rank of a group of `mx.distributed`. A sum is the parts of all ranks, gathered
+Each of them is a rank of a group of `mx.distributed`. A sum is the terms of all ranks, gathered
 and added in the order of the ranks. So every rank has the same bits, on any backend, and a row's
 bits do not depend on where it stands in the array, as they would in a reduction that gives each
 rank a segment to add. Of few ranks that moves as many bytes as such a reduction, or little more,
@@ -45,22 +45,22 @@ class Ranks:
         self.size: int = group.size() if group else 1
         self.collectives = 0
 
-    def sum(self, part: mx.array) -> mx.array:
+    def sum(self, term: mx.array) -> mx.array:
         """The sum of every rank's array, in the order of the ranks; all have one shape and type."""
-        return part if self.size == 1 else reduce(add, self._gather(part))
+        return term if self.size == 1 else reduce(add, self._gather(term))
 
-    def columns(self, part: mx.array, count: int) -> mx.array:
+    def columns(self, shard: mx.array, count: int) -> mx.array:
         """(M, V) from each rank's (M, its columns), of which `share` says which they are.
 
         Args:
-            part: of this rank.
+            shard: of this rank.
             count: V.
         """
         if self.size == 1:
-            return part
+            return shard
         width = self.share(count, 0).stop
-        parts = self._gather(mx.pad(part, ((0, 0), (0, width - part.shape[1]))))
-        return mx.concatenate(parts, axis=1)[:, :count]
+        shards = self._gather(mx.pad(shard, ((0, 0), (0, width - shard.shape[1]))))
+        return mx.concatenate(shards, axis=1)[:, :count]
 
     def of_first(self, array: mx.array) -> mx.array:
         """What rank 0 has in this place; shapes and types are the same everywhere."""
@@ -108,8 +108,8 @@ class Ranks:
             count: of all.
             rank: whose; None is this one.
         """
-        rank, each = self.rank if rank is None else rank, -(-count // self.size)
-        return slice(min(rank * each, count), min((rank + 1) * each, count))
+        rank, size = self.rank if rank is None else rank, -(-count // self.size)
+        return slice(min(rank * size, count), min((rank + 1) * size, count))
 
     def _gather(self, array: mx.array) -> list[mx.array]:
         self.collectives += 1

@@ -1,8 +1,8 @@
-"""One model over several ranks: which part of each weight a rank has, and what it asks the others.
+"""One model over several ranks: which shard of each weight a rank has, and what it asks the others.
 
 Tensor parallelism as in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3). Attention is cut
 by heads: q, k and v by their outputs, o by its inputs, and the relative bias by its columns. The
-feed-forward is cut by hidden units: wi by outputs, wo by inputs. What o and wo give is a part of a
+feed-forward is cut by hidden units: wi by outputs, wo by inputs. What o and wo give is a term of a
 sum, so each half of a block ends with one sum over the ranks. The output head is cut by tokens. The
 embedding, which every rank needs whole, and the norms are with all of them.
 
@@ -14,13 +14,18 @@ Symbols: n ranks, M rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
+from mlx_t5.errors import UserError
+from mlx_t5.network.config import T5Config
 from mlx_t5.network.linear import product
 from mlx_t5.network.ranks import Ranks
 
@@ -37,9 +42,9 @@ class Summed:
 
     ranks: Ranks
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, residual: mx.array) -> mx.array:
         """The layer's output (M, N) for all inputs, of which x (M, K) are this rank's."""
-        return self.ranks.sum(super().__call__(x))  # type: ignore[misc]
+        return residual + self.ranks.sum(super().__call__(x))  # type: ignore[misc]
 
 
 class Gathered:
@@ -74,7 +79,7 @@ class GatheredRows:
 
 
 def shard(model: Any, ranks: Ranks) -> Any:
-    """Makes a model this rank's part of it, whose weights are yet to be filled in; returns it."""
+    """Makes a model this rank's shard of it, whose weights are yet to be filled in; returns it."""
     config, n = model.config, ranks.size
     if n == 1:
         return model
@@ -93,13 +98,43 @@ def shard(model: Any, ranks: Ranks) -> Any:
     return model
 
 
+def require_divisible(
+    config: T5Config, ranks: Ranks, shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> None:
+    """Checks that a model can be cut into as many shards as there are ranks.
+
+    Args:
+        config: of the whole model.
+        ranks: that share it.
+        shapes: of its tensors, by name; quantised weights that are cut by their inputs can be cut
+            between two groups only.
+
+    Raises:
+        UserError: it cannot; the message has the numbers of ranks that would do.
+    """
+    counts = {config.num_heads: "heads", config.d_ff: "hidden units"}
+    for name, shape in shapes.items():
+        if name.endswith(".scales") and axis_of(name) == 1:
+            counts.setdefault(shape[1], "groups of quantised inputs")
+    common = math.gcd(*counts)
+    if common % ranks.size == 0:
+        return
+    fitting = [n for n in range(1, min(common, 64) + 1) if common % n == 0]
+    what = " and ".join(f"{n} {name}" for n, name in counts.items() if n % ranks.size)
+    numbers = ", ".join(map(str, fitting[:-1])) + (" or " if fitting[1:] else "") + str(fitting[-1])
+    raise UserError(
+        f"{ranks.size} ranks cannot share this model: {what} do not divide by {ranks.size}; "
+        f"take {numbers}"
+    )
+
+
 def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
-    """This rank's part of a parameter, a copy where it is not the whole."""
+    """This rank's shard of a parameter: a copy, or the array if every rank has all of it."""
     where = where_of(name, array.shape, ranks)
     if where is None:
         return array
-    axis, part = where
-    return mx.contiguous(array[part] if axis == 0 else array[:, part])
+    axis, mine = where
+    return mx.contiguous(array[mine] if axis == 0 else array[:, mine])
 
 
 def unshared(layer: Any) -> Any:
@@ -126,11 +161,11 @@ def _class(mixin: Any, kind: Any) -> type:
 
 
 def where_of(name: str, shape: tuple[int, ...], ranks: Ranks) -> tuple[int, slice] | None:
-    """The axis of a parameter that is cut and this rank's part of it; None for a whole one."""
+    """The axis along which a parameter is cut and this rank's slice of it; None if it is not."""
     axis = axis_of(name)
     return None if axis is None or ranks.size == 1 else (axis, ranks.share(shape[axis]))
 
 
 def axis_of(name: str) -> int | None:
-    """The axis along which a parameter is cut; None if it stays whole."""
+    """The axis along which ranks cut a parameter of this name; None if each has all of it."""
     return next((axis for pattern, axis in _CUTS if pattern.search(name)), None)

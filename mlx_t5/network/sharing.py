@@ -23,26 +23,54 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError, shown
+from mlx_t5.network import memory
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.ranks import ranks_of
+from mlx_t5.network.linear import Linear
+from mlx_t5.network.ranks import ALONE, ranks_of
 from mlx_t5.network.sharding import unshared
+from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
 
 
-def share(draft: nn.Module, target: Any, head: nn.Module | None) -> None:
+def share(draft: nn.Module, target: Any) -> None:
     """Has a draft use the target's modules; `nn.Module` does not take them for the draft's own.
 
-    `head` is the target's output head, whole; None if that is its embedding.
+    Raises:
+        UserError: ranks share the target, and its folder cannot be read any longer.
+        RuntimeError: the device has not enough memory.
     """
     embedding = unshared(target.shared)
-    modules = {"shared": embedding, "encoder": target.encoder, "lm_head": head}
+    modules = {"shared": embedding, "encoder": target.encoder, "lm_head": full_head(target)}
     for name, module in {"shares_with": target, **modules}.items():
         if module is not None:
             vars(draft)[name] = module
+
+
+def full_head(model: Any) -> nn.Module | None:
+    """The output head of all tokens; None if it is the embedding. Nobody else is asked.
+
+    If ranks share it, it is read from the model's folder, quantised as it is there. No adapter
+    changes it. `model` is a `model.T5`; arguments and errors as of `share`.
+    """
+    if "lm_head" not in model or ranks_of(model).size == 1:
+        return getattr(model, "lm_head", None)
+    holder, config = nn.Module(), model.config
+    holder.lm_head = Linear(config.d_model, config.vocab_size)
+    with (
+        memory.room_for_weights(memory.stored_bytes(model.folder, model.dtype, memory.HEADS)),
+        open_checkpoint(model.folder) as stored,
+    ):
+        names = {name: name for name in stored.names if name.startswith(memory.HEADS)}
+        if len(names) > 1:
+            quantize(holder, read_config(model.folder).get("quantization"), set(names))
+        check({name: stored.shape(name) for name in names}, shapes_of(holder))
+        fill(holder, read_shards(stored, names, ALONE), model.dtype)
+    return holder.lm_head
 
 
 def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.float32) -> Any:
@@ -69,12 +97,12 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
         raise UserError(f"{cause}: the target has {depth}; choose 1 to {depth}")
     config = replace(target.config, num_decoder_layers=num_decoder_layers)
     draft = type(target)(config, shares_with=target)
-    chosen = [i * depth // num_decoder_layers for i in range(num_decoder_layers)]
-    own, weights = target.decoder, {"norm.weight": target.decoder.norm.weight}
-    for i, place in enumerate(chosen):
-        weights |= plain_weights(own.layers[place], f"layers.{i}.")
+    layers = [i * depth // num_decoder_layers for i in range(num_decoder_layers)]
+    decoder, weights = target.decoder, {"norm.weight": target.decoder.norm.weight}
+    for i, layer in enumerate(layers):
+        weights |= plain_weights(decoder.layers[layer], f"layers.{i}.")
     for i in range(len(draft.decoder.relative_attention_bias)):
-        table = own.relative_attention_bias[chosen[i]]
+        table = decoder.relative_attention_bias[layers[i]]
         weights |= plain_weights(table, f"relative_attention_bias.{i}.")
     typed = {n: mx.float32 if keep_float32(n, dtype) else dtype for n in weights}
     draft.decoder.load_weights([(n, weight.astype(typed[n])) for n, weight in weights.items()])
@@ -83,7 +111,7 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
 
 
 def require_whole(target: Any) -> None:
-    """Raises `UserError` if this process has a part of the target only."""
+    """Raises `UserError` if this process has a shard of the target only."""
     if (size := ranks_of(target).size) > 1:
         raise UserError(
             f"this rank has a part of the target only, of {size}; make drafts with a target that "
@@ -93,15 +121,15 @@ def require_whole(target: Any) -> None:
 
 def plain_weights(module: nn.Module, prefix: str = "") -> dict[str, mx.array]:
     """A module's parameters by name, with `prefix` before it; what is quantised in float32."""
-    found = {}
+    weights = {}
     for path, layer in module.named_modules():
         start = f"{prefix}{path}." if path else prefix
-        own = {name: array for name, array in layer.items() if isinstance(array, mx.array)}
-        if "scales" in own:
-            found[f"{start}weight"] = _dequantized(layer)
+        arrays = {name: array for name, array in layer.items() if isinstance(array, mx.array)}
+        if "scales" in arrays:
+            weights[f"{start}weight"] = _dequantized(layer)
         else:
-            found |= {f"{start}{name}": array for name, array in own.items()}
-    return found
+            weights |= {f"{start}{name}": array for name, array in arrays.items()}
+    return weights
 
 
 def _dequantized(layer: Any) -> mx.array:
@@ -134,10 +162,10 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             f"{folder} {made_for} and works with that alone, as it uses its encoder: give it as "
             "--draft-model, or load(folder, shared_with=target)"
         )
-    theirs = fingerprint(given)
+    actual = fingerprint(given)
     if given.adapted:
-        del theirs[WEIGHTS]
-    if not same_model(facts, theirs):
+        del actual[WEIGHTS]
+    if not same_model(facts, actual):
         raise UserError(
             f"{folder} {made_for}, and the target is another model; give it with its own target, "
             "or make a draft for this one"
@@ -154,10 +182,10 @@ def whole(draft: Any) -> Any:
     target = draft.shares_with
     require_whole(target)
     names = [name for name in SHARED if getattr(target, name, None) is not None]
-    own = type(draft)(draft.config, separate_head="lm_head" in names)
+    standalone = type(draft)(draft.config, separate_head="lm_head" in names)
     weights = plain_weights(draft.decoder, "decoder.")
     for name in names:
         weights |= plain_weights(getattr(target, name), f"{name}.")
-    own.load_weights([(n, weight.astype(mx.float32)) for n, weight in weights.items()])
-    mx.eval(own.parameters())
-    return own
+    standalone.load_weights([(n, weight.astype(mx.float32)) for n, weight in weights.items()])
+    mx.eval(standalone.parameters())
+    return standalone

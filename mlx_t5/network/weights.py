@@ -7,11 +7,11 @@ that names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import mx, nn, on_cpu
+from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
 from mlx_t5.checkpoints.checkpoint import (
     EMBEDDINGS,
     SAFETENSORS,
@@ -23,6 +23,8 @@ from mlx_t5.checkpoints.small_files import read_object
 from mlx_t5.errors import UserError, is_out_of_memory, shown
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
+from mlx_t5.network.ranks import Ranks
+from mlx_t5.network.sharding import where_of
 
 EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
@@ -41,26 +43,26 @@ def has_decoder(names: Iterable[str]) -> bool:
     return any(name.startswith("decoder.") or name == HEAD for name in decoding)
 
 
-def tensor_names(config: T5Config, encoder_only: bool = False) -> dict[str, str]:
+def tensor_names(config: T5Config) -> dict[str, str]:
     """Returns every tensor of a model with this config: its Hugging Face name → ours."""
-    names = {EMBEDDING: EMBEDDING} | ({} if encoder_only else {HEAD: HEAD})
-    projections = ("wi_0", "wi_1", "wo") if config.is_gated else ("wi", "wo")
+    names = {EMBEDDING: EMBEDDING, HEAD: HEAD}
+    projections = ("wi_0", "wi_1", "wo") if config.is_gated_act else ("wi", "wo")
     sublayers = {
         "SelfAttention": ("self_attention", "qkvo"),
         "EncDecAttention": ("cross_attention", "qkvo"),
         "DenseReluDense": ("feed_forward", projections),
     }
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
-    for stack, depth in list(depths.items())[: 1 if encoder_only else 2]:
+    for stack, depth in depths.items():
         kinds = [kind for kind in sublayers if stack == "decoder" or kind != "EncDecAttention"]
         names[f"{stack}.final_layer_norm.weight"] = f"{stack}.norm.weight"
         for i in range(depth):
             for j, kind in enumerate(kinds):
-                theirs, (ours, parts) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
+                theirs, (ours, layers) = f"{stack}.block.{i}.layer.{j}", sublayers[kind]
                 ours = f"{stack}.layers.{i}.{ours}"
                 names[f"{theirs}.layer_norm.weight"] = f"{ours}.norm.weight"
-                for part in parts:
-                    names[f"{theirs}.{kind}.{part}.weight"] = f"{ours}.{part}.weight"
+                for layer in layers:
+                    names[f"{theirs}.{kind}.{layer}.weight"] = f"{ours}.{layer}.weight"
             if i == 0 or config.bias_per_layer:
                 theirs = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
                 names[theirs] = f"{stack}.relative_attention_bias.{i}.weight"
@@ -71,7 +73,6 @@ def select(
     config: T5Config,
     checkpoint: Checkpoint,
     expected: dict[str, Shape],
-    encoder_only: bool = False,
 ) -> dict[str, str]:
     """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
@@ -81,15 +82,14 @@ def select(
     Args:
         config: from the checkpoint's config.json.
         checkpoint: its tensors; heads and embeddings are compared by value where necessary.
-        expected: our names → shapes, of a model with a head of its own.
-        encoder_only: leave decoder and output head out.
+        expected: our names → shapes, of a model with a head of its own, or of an encoder alone.
 
     Raises:
         UserError: a tensor is missing, unknown or of a wrong shape.
     """
-    ours = tensor_names(config, encoder_only)
+    ours = {name: mine for name, mine in tensor_names(config).items() if mine in expected}
     stored = [name for name in checkpoint.names if name != _STRAY]
-    if encoder_only:
+    if not has_decoder(expected):
         stored = [name for name in stored if not has_decoder([name])]
     embedding = next((name for name in EMBEDDINGS if name in stored), EMBEDDING)
     ours[embedding] = ours.pop(EMBEDDING)
@@ -100,6 +100,11 @@ def select(
     shapes = {name: checkpoint.shape(name) for name in stored if name not in duplicates}
     check(shapes, {name: expected[mine] for name, mine in ours.items()})
     return ours
+
+
+def shapes_of(model: nn.Module) -> dict[str, Shape]:
+    """The shape of every parameter, by its name."""
+    return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
 def check(found: dict[str, Shape], expected: dict[str, Shape]) -> None:
@@ -141,8 +146,8 @@ def _equal(checkpoint: Checkpoint, a: str, b: str) -> bool:
         return True
     if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
         return False
-    blocks = zip(checkpoint.blocks(a, 2**24), checkpoint.blocks(b, 2**24), strict=True)
-    return all(mx.array_equal(x, y).item() for x, y in blocks)
+    tiles = zip(checkpoint.row_tiles(a, 2**24), checkpoint.row_tiles(b, 2**24), strict=True)
+    return all(mx.array_equal(x, y).item() for x, y in tiles)
 
 
 def read_config(folder: Path) -> dict:
@@ -198,6 +203,26 @@ def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
         yield arrays.popitem()
 
 
+def read_shards(
+    stored: Checkpoint, ours: Mapping[str, str], ranks: Ranks, uncut: bool = False
+) -> Iterator[tuple[str, mx.array]]:
+    """Yields this rank's shard of tensors in their stored type, and reads nothing else of them.
+
+    Args:
+        stored: the checkpoint.
+        ours: the tensors' names there → our names, which are yielded.
+        ranks: that share the model.
+        uncut: yield them in full all the same, as they are changed before they are cut.
+    """
+    names = [name for name in stored.names if name in ours]
+    if ranks.size > 1:  # a tensor is there twice for a moment: the largest while little else is
+        names.sort(key=lambda name: -stored.nbytes(name))
+    for name in names:
+        shape = stored.shape(name)
+        where = None if uncut else where_of(ours[name], shape, ranks)
+        yield ours[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
+
+
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
     """Sets every parameter, one at a time, in `dtype` where it is a floating-point number.
 
@@ -225,15 +250,15 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
     model.load_weights(weights)
 
 
-def compute_dtype(wanted: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
-    """The type to compute in: as wanted, or as the embedding is stored; without a GPU, float32.
+def compute_dtype(requested: str | mx.Dtype | None, stored: Checkpoint) -> mx.Dtype:
+    """The type to compute in: as requested, or as the embedding is stored; without a GPU, float32.
 
     Raises:
-        UserError: the wanted type is none that weights can have.
+        UserError: the requested type is none that weights can have.
     """
-    if wanted is None:
-        wanted = "float32" if on_cpu() else stored_dtype(stored)
-    name = str(wanted).removeprefix("mlx.core.")
+    if requested is None:
+        requested = "float32" if on_cpu() else stored_dtype(stored)
+    name = str(requested).removeprefix("mlx.core.")
     if name not in ("bfloat16", "float16", "float32"):
         raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
     return getattr(mx, name)

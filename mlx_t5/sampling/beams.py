@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row

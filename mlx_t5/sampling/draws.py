@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import mx
 
 if TYPE_CHECKING:
-    from mlx_t5.requests import Settings
     from mlx_t5.sampling.processors import Processing
+    from mlx_t5.settings import Settings
 
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2

@@ -26,7 +26,7 @@ from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
-    from mlx_t5.requests import Settings
+    from mlx_t5.settings import Settings
 
 # processor(tokens (n,), logits (1, V)) -> logits (1, V): the interface of mlx-lm's processors.
 # `tokens` is all that the row has written, the start token first. Both are lazy: reading their

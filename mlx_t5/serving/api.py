@@ -9,23 +9,27 @@ unknown fields, only the first wrong one is complained of: a body may have 300,0
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from annotated_types import Ge, GroupedMetadata, Gt, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from mlx_t5.ranges import LARGEST_COUNT, RANGES
+from mlx_t5.ranges import LARGEST_COUNT
+from mlx_t5.settings import SETTINGS, Setting
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
 MAX_PROMPTS = 64  # prompts a request
-OF_BEAMS = ("length_penalty", "early_stopping")
 MAX_BEAMS = 16  # hypotheses a prompt, each as much work as a text
 MAX_NUM_DRAFT = 16  # rows of a batch are verified together, so one row's wish costs all of them
 MAX_TEMPERATURE = 2  # as in OpenAI's API
 MAX_SEED = 2**53 - 1  # what every JSON library reads exactly
+MOST = {
+    "max_tokens": LARGEST_COUNT,
+    "temp": MAX_TEMPERATURE,
+    "num_draft": MAX_NUM_DRAFT,
+    "num_beams": MAX_BEAMS,
+}
 MAX_ALTERNATIVES = 20  # log-probabilities a token
 MAX_PARTS = 64  # of a chat message
 
@@ -38,33 +42,6 @@ TokenIds = Annotated[
 ]
 Several = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Zero = Annotated[Number, Field(ge=0, le=0, description="not supported: 0 or absent")]
-
-
-@dataclass(frozen=True)
-class Within(GroupedMetadata):
-    """Bounds of a field: what its setting may be.
-
-    Attributes:
-        setting: its name in `RANGES`.
-        most: that may be asked for here, if less.
-    """
-
-    setting: str
-    most: float = math.inf
-
-    def __iter__(self) -> Iterator[Any]:
-        """The bounds that a description of the field shows, and the check itself."""
-        allowed = RANGES[self.setting]
-        least = min([allowed.least, *(n for n in allowed.besides if not isinstance(n, str))])
-        yield Gt(0) if least == math.ulp(0.0) else Ge(least)
-        if (most := min(self.most, allowed.most)) < math.inf:
-            yield Le(most)
-        yield AfterValidator(self._fit)
-
-    def _fit(self, value: Any) -> Any:
-        if not RANGES[self.setting].holds(value):
-            raise ValueError(f"it must be {RANGES[self.setting].expected}")
-        return value
 
 
 class Request(BaseModel):
@@ -82,26 +59,48 @@ class Request(BaseModel):
         return {name: body[name] for name in [*fields, *unknown] if name in body}
 
 
-class Decoding(Request):
-    """How to decode. What is absent or null takes the server's default."""
+def _field(name: str, setting: Setting) -> Any:
+    """Type and default of the field for a setting, with the bounds that its description shows."""
+    allowed = setting.range
+    bounds: dict[str, Any] = {}
+    if allowed.kind is not bool:
+        least = min([allowed.least, *(n for n in allowed.besides if not isinstance(n, str))])
+        bounds = {"gt": 0} if least == math.ulp(0.0) else {"ge": least}
+        most = min(allowed.most, MOST.get(name, math.inf))
+        bounds |= {"le": most} if most < math.inf else {}
 
-    max_tokens: Annotated[int, Within("max_tokens", LARGEST_COUNT)] | None = None
-    temperature: Annotated[Number, Within("temp", MAX_TEMPERATURE)] | None = Field(
-        None, description="0, the default, is greedy"
+    def fit(value: Any) -> Any:
+        if not allowed.holds(value):
+            raise ValueError(f"it must be {allowed.expected}")
+        return value
+
+    number = Number if allowed.kind is float else allowed.kind
+    kind: Any = Annotated[number, Field(**bounds), AfterValidator(fit)]
+    for word in allowed.besides:
+        kind = kind | Literal[word] if isinstance(word, str) else kind
+    return kind | None, Field(None, description=setting.help)
+
+
+if TYPE_CHECKING:  # which sees the fields in `given` alone
+    _WithSettings = Request
+else:
+    _WithSettings = create_model(
+        "_WithSettings",
+        __base__=Request,
+        **{s.request: _field(name, s) for name, s in SETTINGS.items() if s.request},
     )
-    top_p: Annotated[Number, Within("top_p")] | None = None
-    seed: Annotated[int, Within("seed", MAX_SEED)] | None = Field(
+
+
+class Decoding(_WithSettings):
+    """How to decode. What is absent or null takes the server's default.
+
+    The settings that name a field of requests (settings.py) have it here.
+    """
+
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
         None, description="the same seed gives the same text; absent: another one each time"
     )
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    num_draft: Annotated[int, Within("num_draft", MAX_NUM_DRAFT)] | Literal["auto"] | None = Field(
-        None,
-        description="proposals a step; 0 decodes regularly, auto takes as many as pay by the costs "
-        "of greedy decoding",
-    )
-    delta: Annotated[Number, Within("delta")] | None = Field(
-        None, description="leniency of the check: 0 gives the target's own output"
-    )
     draft: bool | None = Field(None, description="false decodes regularly, without proposals")
     task: Text | None = Field(
         None,
@@ -110,19 +109,23 @@ class Decoding(Request):
     )
 
     @property
-    def wanted_draft(self) -> int | str | None:
-        """`num_draft`, or 0 where drafting is switched off."""
-        return 0 if self.draft is False else self.num_draft
+    def given(self) -> dict[str, Any]:
+        """The settings that it gives, by their names in `Settings`."""
+        values = {name: getattr(self, s.request) for name, s in SETTINGS.items() if s.request}
+        values["stop"] = self.stop or None
+        if self.draft is False:
+            values["num_draft"] = 0
+        return {name: value for name, value in values.items() if value is not None}
 
-    @property
-    def search(self) -> dict[str, Any]:
-        """What it wants of a beam search; None where it does not say."""
-        return {}
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings; () if there are none."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    @model_validator(mode="after")
+    def _beams_alone(self) -> Decoding:
+        given = self.given
+        if given.get("num_beams", 1) > 1 and (given.get("temp") or given.get("delta")):
+            raise ValueError(
+                f"num_beams is {given['num_beams']}: beams do not sample, and draft nothing; leave "
+                "temperature and delta out"
+            )
+        return self
 
 
 class PredictRequest(Decoding):
@@ -148,11 +151,6 @@ class OpenAIRequest(Decoding):
     speculation: bool | None = Field(
         None, description="also tell who wrote each token, and the counts so far"
     )
-    num_beams: Annotated[int, Within("num_beams", MAX_BEAMS)] | None = Field(
-        None, description="search with so many hypotheses; n is how many of the best are returned"
-    )
-    length_penalty: Annotated[Number, Within("length_penalty")] | None = None
-    early_stopping: bool | Literal["never"] | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -172,17 +170,7 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
-        if (self.num_beams or 1) > 1 and (self.temperature or self.delta):
-            raise ValueError(
-                f"num_beams is {self.num_beams}: beams do not sample, and draft nothing; leave "
-                "temperature and delta out"
-            )
         return self
-
-    @property
-    def search(self) -> dict[str, Any]:
-        """As in `Decoding`."""
-        return {name: getattr(self, name) for name in ("num_beams", *OF_BEAMS)}
 
 
 class CompletionRequest(OpenAIRequest):
@@ -250,7 +238,7 @@ class ChatRequest(OpenAIRequest):
     """
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2)]
-    max_completion_tokens: Annotated[int, Within("max_tokens", LARGEST_COUNT)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     response_format: TextFormat | None = None
@@ -267,9 +255,14 @@ class ChatRequest(OpenAIRequest):
             raise ValueError("messages: the user message is empty; write what to work on")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        limits = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
-        self.max_tokens = min(limits, default=None)
         return self
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As in `Decoding`; the smaller of both limits counts."""
+        given = super().given
+        limits = [n for n in (given.get("max_tokens"), self.max_completion_tokens) if n is not None]
+        return given | ({"max_tokens": min(limits)} if limits else {})
 
     @property
     def prompts(self) -> list[str]:

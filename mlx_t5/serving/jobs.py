@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_t5.engine.rows import Chunk, Row, Stats
 from mlx_t5.errors import is_out_of_memory
-from mlx_t5.requests import Settings
 from mlx_t5.serving.errors import ApiError, place
 from mlx_t5.serving.logprobs import TokenLogprob
+from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset
-from mlx_t5.requests import Settings
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.settings import SETTINGS, Settings
+
+OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def several(
             f"n is {samples}, but greedy texts would be equal; set temperature above 0",
         ),
         "num_beams": (
-            not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
-            f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
+            not search and not body.given.keys().isdisjoint(OF_BEAMS),
+            f"{' and '.join(OF_BEAMS)} need num_beams above 1",
         ),
     }
     for name, (refused, message) in refusals.items():

@@ -20,7 +20,6 @@ from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
-from mlx_t5.requests import Settings, check_exact
 from mlx_t5.scoring.pairs import Pair, Score, ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
@@ -28,13 +27,13 @@ from mlx_t5.serving.jobs import Exchange, Job, Pairs, PassJob, Prompts, QueueFul
 from mlx_t5.serving.presets import Presets, several
 from mlx_t5.serving.reading import Reader, RequestLimits
 from mlx_t5.serving.spelling import Speller
+from mlx_t5.settings import Settings, check_exact
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
 PASSES_A_TEXT = 16  # full passes of scores or embeddings that count as one text in the queue
 NO_TASK = Preset("no task")
 
@@ -214,25 +213,16 @@ class Service:
         return task
 
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
-        given: dict[str, Any] = {
-            "max_tokens": body.max_tokens,
-            "temp": body.temperature,
-            "top_p": body.top_p,
-            "delta": body.delta,
-            "num_draft": body.wanted_draft,
-            "stop": body.stops or None,
-        } | body.search
-        if body.max_tokens and body.max_tokens > self.limits.max_tokens:
+        given = body.given
+        if given.get("max_tokens", 0) > self.limits.max_tokens:
             message = (
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )
             raise ApiError(400, message, "max_tokens")
-        asked = body.draft or body.num_draft
-        if asked and not self.drafts:
+        if (body.draft or given.get("num_draft")) and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        given = {name: value for name, value in given.items() if value is not None}
         wishes = combined(self._usual, task.settings, given)
-        longest = wishes.get("max_tokens", USUAL_MAX_TOKENS)
+        longest = wishes.get("max_tokens", self._unset.max_tokens)
         wishes["max_tokens"] = min(longest, self.limits.max_tokens)
         settings = replace(self._unset, **wishes)
         try:

@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class Counts(BaseModel):
-    """Counts and times of one text so far; see `requests.Stats`."""
+    """Counts and times of one text so far; see `rows.Stats`."""
 
     prompt_tokens: int
     generated_tokens: int

@@ -13,10 +13,10 @@ from itertools import count
 from typing import Any
 
 from mlx_t5.network.ranks import Ranks
-from mlx_t5.requests import Settings
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.intake import Intake
 from mlx_t5.serving.jobs import Job, Pairs, PassJob, Prompts
+from mlx_t5.settings import Settings
 
 IDLE_SECONDS = 0.05  # between two rounds with nothing to do, as waiting in a collective is work
 _NAMES = ("prompts", "seed", "samples", "stream", "pieces", "logprobs")  # of a `Job`

@@ -23,7 +23,6 @@ from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.requests import AUTO
 from mlx_t5.sampling.beams import texts_of
 from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.errors import STOPPING_MESSAGE, place
@@ -34,6 +33,7 @@ from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.serving.pass_queue import PassQueue
 from mlx_t5.serving.shared_intake import SharedIntake
 from mlx_t5.serving.warm_up import warm_up
+from mlx_t5.settings import AUTO
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from mlx_t5.training.loss import LOGITS_AT_ONCE
 TOP_K = 8  # they hold 0.999 of the bundled target's mass
 SHARD = 64  # examples in a file
 Tokens = tuple[int, ...]
-# Generates the answers to sources, in order, given the place of each among all examples; None for
+# Generates the answers to sources, in order, given the index of each among all examples; None for
 # one that failed.
 Answer = Callable[[Sequence[Tokens], Sequence[int]], Iterator[Tokens | None]]
 
@@ -48,23 +47,15 @@ class LabelledExample:
         answer: (T,) tokens of the answer.
         top_ids: (T, K) the target's likeliest tokens in the place of each.
         top_p: (T, K) float32, their probabilities.
-        file: where the target's encoder output is; None if it is not kept.
-        first: its first position in there.
+        states: (S, d_model) the target's encoder output: in 16 bits on the disk, from where it is
+            read when it is used; None if it is not kept.
     """
 
     source: np.ndarray
     answer: np.ndarray
     top_ids: np.ndarray
     top_p: np.ndarray
-    file: Path | None = None
-    first: int = 0
-
-    @property
-    def states(self) -> np.ndarray:
-        """(S, d_model) float16, the target's encoder output, read from the disk."""
-        assert self.file is not None, "it was not kept"
-        kept = np.load(self.file, mmap_mode="r")
-        return np.array(kept[self.first : self.first + len(self.source)])
+    states: np.ndarray | None = None
 
 
 class Answers:
@@ -79,8 +70,8 @@ class Answers:
     def done(self) -> int:
         """How many examples have been answered: those of all files before one that is missing."""
         shards = -(-len(self.examples) // SHARD)
-        there = next((i for i in range(shards) if not self._file(i).exists()), shards)
-        return min(there * SHARD, len(self.examples))
+        written = next((i for i in range(shards) if not self._file(i).exists()), shards)
+        return min(written * SHARD, len(self.examples))
 
     def complete(
         self,
@@ -88,31 +79,31 @@ class Answers:
         answer: Answer,
         temp: float,
         keep_states: bool,
-        tell: Callable[[], object],
+        answered: Callable[[], object],
     ) -> None:
-        """Has the target answer what is left.
+        """Has the target answer the remaining examples.
 
         Args:
             target: the model.
             answer: generates the answers.
             temp: temperature of the probabilities.
             keep_states: whether to keep the encoder's output.
-            tell: is called after every answer.
+            answered: is called after every answer.
 
         Raises:
             UserError: the disk is full.
         """
         first = self.done
-        left = self.examples[first:]
-        unanswered = [i for i, example in enumerate(left, first) if example.answer is None]
+        remaining = self.examples[first:]
+        unanswered = [i for i, example in enumerate(remaining, first) if example.answer is None]
         made = answer([self.examples[i].source for i in unanswered], unanswered)
-        for start in range(0, len(left), SHARD):
-            good = []
-            for example in left[start : start + SHARD]:
-                found = next(made) if example.answer is None else example.answer
-                good += [(example.source, found)] if found else []
-                tell()
-            self._write((first + start) // SHARD, teach(target, good, temp), keep_states)
+        for start in range(0, len(remaining), SHARD):
+            pairs = []
+            for example in remaining[start : start + SHARD]:
+                tokens = next(made) if example.answer is None else example.answer
+                pairs += [(example.source, tokens)] if tokens else []
+                answered()
+            self._write((first + start) // SHARD, label(target, pairs, temp), keep_states)
 
     def labelled(self) -> list[LabelledExample]:
         """All of them, without the examples whose answers failed.
@@ -120,35 +111,32 @@ class Answers:
         Raises:
             UserError: a file is damaged.
         """
-        found: list[LabelledExample] = []
+        labelled: list[LabelledExample] = []
         for shard in range(-(-len(self.examples) // SHARD)):
             try:
-                found += self._read(shard)
+                labelled += self._read(shard)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
                 reason = shown(str(error).split("\n")[0])
                 raise UserError(
                     f"{self._file(shard)} is damaged ({reason}); remove it, and its prompts are "
                     "answered again"
                 ) from None
-        return found
+        return labelled
 
     def _read(self, shard: int) -> list[LabelledExample]:
         with np.load(self._file(shard)) as arrays:
-            kept = self._states(shard) if arrays["states"] else None
-            lengths = arrays["lengths"]
-            names = ("sources", "answers", "top_ids", "top_p")
-            parts = [_cut(arrays[name], lengths[:, int(name != "sources")]) for name in names]
-        positions = sum(lengths[:, 0].tolist())
-        if kept and len(np.load(kept, mmap_mode="r" if positions else None)) != positions:
-            raise ValueError(f"{kept.name} is of other prompts")
+            keep_states, lengths = arrays["states"], arrays["lengths"]
+            sources = _cut(arrays["sources"], lengths[:, 0])
+            names = ("answers", "top_ids", "top_p")
+            columns = [_cut(arrays[name], lengths[:, 1]) for name in names]
         asked = {e.source for e in self.examples[shard * SHARD : (shard + 1) * SHARD]}
-        if not asked.issuperset(tuple(source.tolist()) for source in parts[0]):
+        if not asked.issuperset(tuple(source.tolist()) for source in sources):
             raise ValueError("it is of other prompts")
-        firsts = accumulate(lengths[:, 0].tolist(), initial=0)
-        return [
-            LabelledExample(source, answer, ids, p, kept, first)
-            for source, answer, ids, p, first in zip(*parts, firsts, strict=False)
-        ]
+        states: list[Any] = [None] * len(sources)
+        if keep_states:
+            mapped = np.load(self._states(shard), mmap_mode="r" if sources else None)
+            states = _cut(mapped, lengths[:, 0])
+        return list(map(LabelledExample, sources, *columns, states))
 
     def _file(self, shard: int) -> Path:
         return self.folder / f"answers-{shard:05}.npz"
@@ -156,38 +144,26 @@ class Answers:
     def _states(self, shard: int) -> Path:
         return self.folder / f"states-{shard:05}.npy"
 
-    def _write(self, shard: int, taught: Sequence[Taught], keep_states: bool) -> None:
+    def _write(self, shard: int, labelled: Sequence[LabelledExample], keep_states: bool) -> None:
         """Writes a file of answers and, before it, that of the encoder's output."""
         if keep_states:
-            states = [np.asarray(each.states, np.float16) for each in taught]
-            replace_file(self._states(shard), lambda f: np.save(f, _joined(states, np.float16)))
-        parts: dict[str, tuple[list, type]] = {
-            "sources": ([each.source for each in taught], np.int32),
-            "answers": ([each.answer for each in taught], np.int32),
-            "top_ids": ([each.top_ids for each in taught], np.int32),
-            "top_p": ([each.top_p for each in taught], np.float32),
+            states = _joined([e.states for e in labelled], np.float16)
+            replace_file(self._states(shard), lambda file: np.save(file, states))
+        lengths = [(len(e.source), len(e.answer)) for e in labelled]
+        arrays: dict[str, Any] = {
+            "sources": _joined([e.source for e in labelled], np.int32),
+            "answers": _joined([e.answer for e in labelled], np.int32),
+            "top_ids": _joined([e.top_ids for e in labelled], np.int32),
+            "top_p": _joined([e.top_p for e in labelled], np.float32),
+            "lengths": np.array(lengths, np.int64).reshape(-1, 2),
+            "states": np.array(keep_states),
         }
-        arrays: dict[str, Any] = {name: _joined(*part) for name, part in parts.items()}
-        lengths = [(len(each.source), len(each.answer)) for each in taught]
-        arrays["lengths"] = np.array(lengths, np.int64).reshape(-1, 2)
-        arrays["states"] = np.array(keep_states)
         replace_file(self._file(shard), lambda file: np.savez(file, **arrays))
 
 
-@dataclass(frozen=True)
-class Taught:
-    """What the target thought of an answer; shapes as in `LabelledExample`."""
-
-    source: Tokens
-    answer: Tokens
-    top_ids: np.ndarray
-    top_p: np.ndarray
-    states: np.ndarray
-
-
-def teach(
+def label(
     target: Seq2Seq, pairs: Sequence[tuple[Tokens, Tokens]], temp: float = 0.0
-) -> list[Taught]:
+) -> list[LabelledExample]:
     """The target's probabilities at every token of some answers, in one pass for several of them.
 
     Args:
@@ -195,19 +171,20 @@ def teach(
         pairs: sources and answers.
         temp: temperature of the probabilities; 0 takes them as they are.
     """
-    found: dict[int, Taught] = {}
+    labelled: dict[int, LabelledExample] = {}
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), len(pairs[i][0])))
     for group in _groups(order, pairs, target.config.vocab_size):
         sources, answers = zip(*(pairs[i] for i in group), strict=True)
         states = encoder_states(target, sources)
         cache = prepared(target, sources, states)
         top_ids, top_p = _likeliest(target, cache, answers, temp or 1.0)
-        arrays = (top_ids, top_p, [each.astype(mx.float32) for each in states])
-        mx.eval(arrays)
+        wide = [row.astype(mx.float32) for row in states]
+        mx.eval(top_ids, top_p, wide)
         for row, i in enumerate(group):
-            ids, p = (np.array(each[row, : len(answers[row])]) for each in (top_ids, top_p))
-            found[i] = Taught(sources[row], answers[row], ids, p, np.array(arrays[2][row]))
-    return [found[i] for i in range(len(pairs))]
+            ids, p = (np.array(top[row, : len(answers[row])]) for top in (top_ids, top_p))
+            source, answer = np.array(sources[row]), np.array(answers[row])
+            labelled[i] = LabelledExample(source, answer, ids, p, np.array(wide[row]))
+    return [labelled[i] for i in range(len(pairs))]
 
 
 def _likeliest(
@@ -237,11 +214,9 @@ def _groups(
         yield group
 
 
-def _joined(parts: Sequence[object], kind: type) -> np.ndarray:
+def _joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
     """Arrays one below the other; one without rows if there are none."""
-    return (
-        np.concatenate([np.asarray(each, kind) for each in parts]) if parts else np.empty(0, kind)
-    )
+    return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 
 
 def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
@@ -251,5 +226,5 @@ def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
         ValueError: the array has another length.
     """
     if len(array) != sum(lengths.tolist()):
-        raise ValueError("it lacks some of its rows")
+        raise ValueError("it lacks some of its rows, or is of other prompts")
     return np.split(array, np.cumsum(lengths)[:-1]) if len(lengths) else []

@@ -8,9 +8,9 @@ Symbols: B rows, S source positions, T answer positions, K likeliest tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,8 @@ ANSWER_STEP = 8  # T is a multiple, so that few shapes occur
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Labelled examples as arrays; those of a part of a batch likewise.
+class TrainingBatch:
+    """Labelled examples as arrays: those of a step, or a micro-batch of them.
 
     Attributes:
         source: (B, S) int32.
@@ -48,13 +48,13 @@ class Batch:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All of it; what `Batch(*arrays)` takes, but for states that are not kept."""
+        """All of it; what `TrainingBatch(*arrays)` takes, but for states that are not kept."""
         states = [] if self.states is None else [self.states]
         rest = [self.tokens, self.top_ids, self.top_p, self.counted]
         return [self.source, self.mask, *states, *rest]
 
     @classmethod
-    def of(cls, arrays: Sequence[mx.array]) -> Batch:
+    def of(cls, arrays: Sequence[mx.array]) -> TrainingBatch:
         """The opposite of `arrays`."""
         source, mask, *states, tokens, top_ids, top_p, counted = arrays
         return cls(source, mask, states[0] if states else None, tokens, top_ids, top_p, counted)
@@ -64,7 +64,7 @@ def batch_at(labelled: Sequence[LabelledExample], size: int, seed: int, step: in
     """Which examples the batch of a step has, counted from 0; every epoch has its own order."""
     size = min(size, len(labelled))
     steps = len(labelled) // size  # of an epoch; the rest is left out, another one every time
-    epoch, place = divmod(step, steps)
+    epoch, index = divmod(step, steps)
     rng = random.Random(f"order {seed} {epoch}")
     shuffled = rng.sample(range(len(labelled)), steps * size)
     batches: list[list[int]] = []
@@ -73,12 +73,23 @@ def batch_at(labelled: Sequence[LabelledExample], size: int, seed: int, step: in
         near.sort(key=lambda i: (len(labelled[i].answer), len(labelled[i].source)))
         batches += [near[i : i + size] for i in range(0, len(near), size)]
     rng.shuffle(batches)
-    return batches[place]
+    return batches[index]
+
+
+def micro_batches(
+    labelled: Sequence[LabelledExample], draft: Any, size: int, rows: int, seed: int, step: int
+) -> list[TrainingBatch]:
+    """The batch of a step, in micro-batches of at most so many rows."""
+    config, chosen = draft.config, [labelled[i] for i in batch_at(labelled, size, seed, step)]
+    tokens = config.decoder_start_token_id, config.pad_token_id
+    kept = draft.shares_with is not None and all(e.states is not None for e in chosen)
+    starts = range(0, len(chosen), rows)
+    return [collate(chosen[i : i + rows], *tokens, keep_states=kept) for i in starts]
 
 
 def collate(
     labelled: Sequence[LabelledExample], start_token: int, pad_token: int, keep_states: bool
-) -> Batch:
+) -> TrainingBatch:
     """Pads labelled examples to one width.
 
     Args:
@@ -92,22 +103,17 @@ def collate(
     sources = _padded([example.source for example in labelled], width, pad_token)
     fed = [np.concatenate([[start_token], example.answer[:-1]]) for example in labelled]
     lengths = np.array([[len(example.source)] for example in labelled])
-    states = _padded([example.states for example in labelled], width, 0) if keep_states else None
+    states = [example.states for example in labelled if example.states is not None]
     counted = [np.ones(len(example.answer)) for example in labelled]
-    return Batch(
+    return TrainingBatch(
         mx.array(sources.astype(np.int32)),
         mx.array(np.arange(width) < lengths),
-        None if states is None else mx.array(states),
+        mx.array(_padded(states, width, 0)) if keep_states else None,
         mx.array(_padded(fed, length, pad_token).astype(np.int32)),
         mx.array(_flat([example.top_ids for example in labelled], length)),
         mx.array(_flat([example.top_p for example in labelled], length)),
         mx.array(_flat(counted, length).astype(np.float32)),
     )
-
-
-def parts(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Cuts a batch into parts of at most so many rows."""
-    return (rows[i : i + size] for i in range(0, len(rows), size))
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:

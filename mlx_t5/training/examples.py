@@ -1,4 +1,4 @@
-"""The prompts that a draft is trained on, and those that it is judged by.
+"""The prompts that a draft is trained on, and those by which it is evaluated.
 
 A line of the file is a prompt, or an object with a "prompt" and, if the target's answer is known
 already, a "completion". Equal prompts are one, so that no prompt is in both parts.
@@ -38,7 +38,7 @@ def read_examples(
     tokenizer: Any,
     vocab_size: int,
     max_tokens: int,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[Example]:
     """Reads prompts, and leaves out what cannot be used.
 
@@ -48,7 +48,7 @@ def read_examples(
         tokenizer: of the target.
         vocab_size: V of the target.
         max_tokens: of an answer; what a completion has beyond them is cut off.
-        tell: is told about the lines that are left out.
+        log: gets a line about each that is left out.
 
     Returns:
         Examples in the order of the lines, no two with the same source.
@@ -56,7 +56,7 @@ def read_examples(
     Raises:
         UserError: hardly any line can be used.
     """
-    found: dict[tuple[int, ...], Example] = {}
+    examples: dict[tuple[int, ...], Example] = {}
     bad = 0
     for line in lines:
         try:
@@ -67,17 +67,17 @@ def read_examples(
         except UserError as error:
             bad += 1
             if bad <= LINES_NAMED:
-                tell(f"left out: {error}")
+                log(f"left out: {error}")
             continue
-        found.setdefault(example.source, example)
+        examples.setdefault(example.source, example)
     if bad > LINES_NAMED:
-        tell(f"left out: {bad - LINES_NAMED} more lines")
-    if len(found) < LEAST:
+        log(f"left out: {bad - LINES_NAMED} more lines")
+    if len(examples) < LEAST:
         raise UserError(
-            f"the data has {len(found)} different prompts that can be used; give {LEAST} at least, "
-            "better thousands"
+            f"the data has {len(examples)} different prompts that can be used; give {LEAST} at "
+            "least, better thousands"
         )
-    return list(found.values())
+    return list(examples.values())
 
 
 def _example(

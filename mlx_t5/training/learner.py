@@ -1,9 +1,9 @@
-"""One step of training a draft: the loss, its gradient and the update, as functions of the state.
+"""One step of training: a loss's gradient and the update, as functions of the state.
 
 The state is what a step changes. A step returns a new one and leaves the old one alone, so whatever
-interrupts it leaves a state that is whole.
+interrupts it leaves a complete state.
 
-All parameters that the draft has of its own are trained. Of a draft that shares the target's
+All parameters that the model has of its own are trained. Of a draft that shares the target's
 encoder, embedding and head these are its decoder's.
 
 Rates follow the scale of each tensor, as Adafactor's do with which T5 was trained (Shazeer and
@@ -15,16 +15,17 @@ the attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, optimizers, tree_flatten, tree_unflatten
-from mlx_t5.network.linear import product
-from mlx_t5.training.batches import Batch
-from mlx_t5.training.loss import divergence
+from mlx_t5.training.batches import TrainingBatch
 
 Arrays = dict[str, mx.array]  # by name
+# From weights, which the model has by then, and a batch: what to differentiate, and the loss summed
+# over the tokens.
+Loss = Callable[[Arrays, TrainingBatch], tuple[mx.array, mx.array]]
 WARM_UP_SHARE = 0.05  # of the steps
 
 
@@ -44,26 +45,27 @@ class State:
 
 
 class Learner:
-    """Trains one draft."""
+    """Trains one model."""
 
     def __init__(
         self,
-        draft: Any,
+        model: Any,
+        loss: Loss,
         iters: int,
         learning_rate: float,
-        temp: float = 0.0,
         compiled: bool | None = None,
     ) -> None:
         """Prepares to train.
 
         Args:
-            draft: a `model.T5` in float32; its weights follow the state, see `put`.
+            model: a `model.T5` in float32; its weights follow the state, see `put`.
+            loss: of the model.
             iters: steps of the whole run.
             learning_rate: the largest, relative to a tensor's scale.
-            temp: temperature at which the target is sampled; 0 is greedy.
             compiled: whether to compile the steps; None does it on a GPU only.
         """
-        self.draft, self.iters, self.learning_rate, self.temp = draft, iters, learning_rate, temp
+        self.model, self._loss = model, loss
+        self.iters, self.learning_rate = iters, learning_rate
         self.optimizer = optimizers.Adafactor(
             learning_rate=learning_rate, relative_step=False, scale_parameter=True
         )
@@ -73,28 +75,28 @@ class Learner:
 
     def begin(self) -> State:
         """The state before the first step."""
-        weights = dict(tree_flatten(self.draft.parameters()))
+        weights = dict(tree_flatten(self.model.parameters()))
         self.optimizer.init(tree_unflatten(list(weights.items())))
         return State(weights, dict(tree_flatten(self.optimizer.state)))
 
-    def step(self, state: State, batch: Sequence[Batch]) -> tuple[State | None, float]:
+    def step(self, state: State, batch: Sequence[TrainingBatch]) -> tuple[State | None, float]:
         """Takes one step.
 
         Args:
             state: before it.
-            batch: its parts; the gradients of their tokens are added up.
+            batch: its micro-batches; the gradients of their tokens are added up.
 
         Returns:
             The state after it, None if the loss or a gradient is NaN or infinite; and the loss a
             token before it.
         """
-        count = sum(mx.sum(part.counted) for part in batch)
+        count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
-        for part in batch:
-            loss, more = self._slopes(state.weights, part.arrays)
+        for micro_batch in batch:
+            loss, more = self._slopes(state.weights, micro_batch.arrays)
             total = total + loss
             slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
-            mx.eval(total, slopes)  # one part's work is there at a time
+            mx.eval(total, slopes)  # one micro-batch's work is there at a time
         slopes = {name: slope / count for name, slope in slopes.items()}
         norm = mx.sqrt(sum(mx.sum(slope * slope) for slope in slopes.values()))
         if not mx.isfinite(total + norm).item():
@@ -106,41 +108,26 @@ class Learner:
         return State(weights, moments, state.step + 1), mean.item()
 
     def put(self, weights: Arrays) -> None:
-        """Gives the draft these weights."""
-        self.draft.update(tree_unflatten(list(weights.items())))
+        """Gives the model these weights."""
+        self.model.update(tree_unflatten(list(weights.items())))
 
     def schedule(self, step: int) -> float:
         """The share of the largest rate: a linear warm-up, then linear decay to nothing."""
         warm = (step + 1) / max(1.0, WARM_UP_SHARE * self.iters)
-        left = (self.iters - step) / max(1.0, (1 - WARM_UP_SHARE) * self.iters)
-        return max(0.0, min(1.0, warm, left))
+        decay = (self.iters - step) / max(1.0, (1 - WARM_UP_SHARE) * self.iters)
+        return max(0.0, min(1.0, warm, decay))
 
-    def loss(self, weights: Arrays, batch: Batch) -> tuple[mx.array, mx.array]:
-        """What to differentiate, and the loss summed over the tokens; see `divergence`."""
-        draft, rows = self.draft, batch.tokens.shape[0]
+    def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
+        """What to differentiate, and the loss summed over the tokens."""
         self.put(weights)
-        if batch.states is None:
-            encoded = draft.encode(batch.source, batch.mask)
-        else:
-            encoded = batch.states.astype(mx.float32)
-        cache = draft.cache(encoded, batch.mask, capacity=batch.tokens.shape[1])
-        states = draft.decoder_states(batch.tokens, cache, [0] * rows, traced=True)
-        names = ("lm_head.weight", "shared.weight")
-        head = [weights[name] for name in names if name in weights][:1]
-
-        def logits(states: mx.array, *weight: mx.array) -> mx.array:
-            own = (lambda x: product(x, weight[0])) if weight else None
-            return draft.logits(states, own)
-
-        return divergence(
-            logits, states, head, batch.top_ids, batch.top_p, batch.counted, self.temp or 1.0
-        )
+        return self._loss(weights, batch)
 
     def _gradient(self, weights: Arrays, arrays: list[mx.array]) -> tuple[mx.array, Arrays]:
-        """The loss, summed over the tokens of a part, and its gradient."""
-        before = dict(tree_flatten(self.draft.parameters()))
+        """The loss, summed over the tokens of a micro-batch, and its gradient."""
+        before = dict(tree_flatten(self.model.parameters()))
         try:
-            (_, loss), slopes = mx.value_and_grad(self.loss)(weights, Batch.of(arrays))
+            batch = TrainingBatch.of(arrays)
+            (_, loss), slopes = mx.value_and_grad(self.loss)(weights, batch)
         finally:
             self.put(before)  # no array that was only described stays there
         return loss, slopes
@@ -152,7 +139,7 @@ class Learner:
         before = self.optimizer.state
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:
-            trees = (tree_unflatten(list(each.items())) for each in (slopes, weights))
+            trees = (tree_unflatten(list(arrays.items())) for arrays in (slopes, weights))
             changed = self.optimizer.apply_gradients(*trees)
             return dict(tree_flatten(changed)), dict(tree_flatten(self.optimizer.state))
         finally:

@@ -18,14 +18,45 @@ Symbols: N positions, K likeliest tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.network.linear import product
+from mlx_t5.training.batches import TrainingBatch
 
 LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MB in float32
 LEAST_TAIL = 1e-6  # of t: float32 cannot tell less from nothing
 LEAST_PROBABILITY = 1e-30  # of q_k, where its logarithm is taken
 Head = Callable[..., mx.array]  # hidden states (N, d_model), and weights if it has own → (N, V)
+
+
+def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
+    """The loss of a draft (`model.T5`), as `learner.Learner` takes it.
+
+    Args:
+        draft: reads the target's encoder output where a batch has it.
+        temp: temperature at which the target is sampled; 0 is greedy.
+    """
+
+    def loss(weights: Mapping[str, mx.array], batch: TrainingBatch) -> tuple[mx.array, mx.array]:
+        if batch.states is None:
+            encoded = draft.encode(batch.source, batch.mask)
+        else:
+            encoded = batch.states.astype(mx.float32)
+        rows, length = batch.tokens.shape
+        cache = draft.cache(encoded, batch.mask, capacity=length)
+        states = draft.decoder_states(batch.tokens, cache, [0] * rows, traced=True)
+        names = ("lm_head.weight", "shared.weight")
+        trained = [weights[name] for name in names if name in weights][:1]
+
+        def head(states: mx.array, *weight: mx.array) -> mx.array:
+            return draft.logits(states, (lambda x: product(x, weight[0])) if weight else None)
+
+        top = batch.top_ids, batch.top_p, batch.counted
+        return divergence(head, states, trained, *top, temp or 1.0)
+
+    return loss
 
 
 def divergence(
@@ -52,21 +83,20 @@ def divergence(
         A number to differentiate with respect to `states` and `weights`, whose value means nothing;
         and the sum of the losses, whose gradient is 0.
     """
-    fixed, own = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
-    step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *own).shape[-1])
-    total, of_weights = mx.array(0.0), [mx.zeros_like(w) for w in own]
+    fixed, frozen = mx.stop_gradient(states), list(map(mx.stop_gradient, weights))
+    step = max(1, LOGITS_AT_ONCE // head(fixed[:1], *frozen).shape[-1])
+    total, of_weights = mx.array(0.0), [mx.zeros_like(w) for w in frozen]
     of_states: list[mx.array] = []
     for start in range(0, len(fixed), step):
-        part = slice(start, start + step)
-        # Behind the part before, so that only one part's logits are there at a time.
-        (x,) = mx.depends([fixed[part]], [total, *of_states[-1:]])
-        loss, slope = loss_and_slope(
-            head(x, *own) / temp, top_ids[part], top_p[part], counted[part]
-        )
-        _, (of_x, *of_own) = mx.vjp(head, [x, *own], [slope / temp])
+        chunk = slice(start, start + step)
+        # Behind the chunk before, so that only one chunk's logits are there at a time.
+        (x,) = mx.depends([fixed[chunk]], [total, *of_states[-1:]])
+        logits = head(x, *frozen) / temp
+        loss, slope = loss_and_slope(logits, top_ids[chunk], top_p[chunk], counted[chunk])
+        _, (of_x, *of_frozen) = mx.vjp(head, [x, *frozen], [slope / temp])
         total = total + loss
         of_states.append(of_x)
-        of_weights = [a + b for a, b in zip(of_weights, of_own, strict=True)]
+        of_weights = [a + b for a, b in zip(of_weights, of_frozen, strict=True)]
     slopes = [mx.concatenate(of_states), *of_weights]
     pairs = zip([states, *weights], map(mx.stop_gradient, slopes), strict=True)
     return sum((mx.sum(a * b) for a, b in pairs), mx.array(0.0)), mx.stop_gradient(total)
@@ -91,5 +121,5 @@ def loss_and_slope(
 
 def _terms(p: mx.array, q: mx.array) -> mx.array:
     """p log(p / q), 0 where p is."""
-    p_log, q_log = (mx.log(mx.maximum(each, LEAST_PROBABILITY)) for each in (p, q))
+    p_log, q_log = (mx.log(mx.maximum(x, LEAST_PROBABILITY)) for x in (p, q))
     return p * (p_log - q_log)

@@ -18,14 +18,14 @@ from mlx_t5.training.loss import LOGITS_AT_ONCE
 
 FLOAT = 4  # bytes
 STEP_SHARE = 0.125  # of the memory, for the work of a step
-# Copies of every trained number: itself, its gradient and that of an earlier part, the update and
+# Copies of every trained number: itself, its gradient and an earlier micro-batch's, the update and
 # what it replaces, and the square that Adafactor takes.
 COPIES = 6
-LOGIT_COPIES = 5  # of a part's logits: with their probabilities, the slope and its products
+LOGIT_COPIES = 5  # of a chunk's logits: with their probabilities, the slope and its products
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TrainingMemory:
     """Bytes that training takes at most.
 
     Attributes:
@@ -39,7 +39,7 @@ class Estimate:
     rows: int
 
 
-def estimate(draft: Any, source: int, target: int, batch_size: int) -> Estimate:
+def estimate(draft: Any, source: int, target: int, batch_size: int) -> TrainingMemory:
     """What training a draft takes, beside the target's weights.
 
     Args:
@@ -49,32 +49,32 @@ def estimate(draft: Any, source: int, target: int, batch_size: int) -> Estimate:
         batch_size: of a step.
     """
     trained = sum(array.size for _, array in tree_flatten(draft.parameters()))
-    config, own_encoder = draft.config, draft.shares_with is None
+    config, with_encoder = draft.config, draft.shares_with is None
     source, target = source_width(source), -(-target // ANSWER_STEP) * ANSWER_STEP
-    of_row = row_bytes(config, source, target, own_encoder)
+    of_row = row_bytes(config, source, target, with_encoder)
     rows = max(1, min(batch_size, int(STEP_SHARE * limit()) // of_row))
     logits = LOGIT_COPIES * FLOAT * max(LOGITS_AT_ONCE, config.vocab_size)
     logits = min(logits, LOGIT_COPIES * FLOAT * rows * target * config.vocab_size)
-    return Estimate(COPIES * FLOAT * trained, rows * of_row + logits, rows)
+    return TrainingMemory(COPIES * FLOAT * trained, rows * of_row + logits, rows)
 
 
-def row_bytes(config: T5Config, source: int, target: int, own_encoder: bool) -> int:
+def row_bytes(config: T5Config, source: int, target: int, with_encoder: bool) -> int:
     """Bytes of the activations of a row, forward and backward; measured without a GPU.
 
     Args:
         config: of the draft.
         source: S.
         target: T.
-        own_encoder: whether the encoder is trained too.
+        with_encoder: whether the encoder is trained too.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
-    hidden = config.d_ff * (5 if config.is_gated else 3)
+    hidden = config.d_ff * (5 if config.is_gated_act else 3)
     # Of a layer's position: residuals and norms, queries to outputs, the feed-forward.
     decoding = 10 * config.d_model + 14 * inner + hidden
     encoding = 6 * config.d_model + 8 * inner + hidden
     scores = 4 * heads * target * (round_up(target) + source)
     layers = target * decoding + scores + 6 * source * inner
     total = config.num_decoder_layers * layers + 3 * source * config.d_model + target * 3 * TOP_K
-    if own_encoder:
+    if with_encoder:
         total += config.num_layers * (source * encoding + 4 * heads * source * source)
     return FLOAT * total

@@ -1,7 +1,7 @@
-"""What a run keeps on disk so that another can go on: settings, answers, state, best draft.
+"""What a run keeps on disk so that another can resume it: settings, answers, state, best weights.
 
 Whatever stops a run leaves the old file or the new one. `best` is written before the `state` that
-speaks of it; a run that goes on from an older state comes to the same one again.
+speaks of it; a run that resumes an older state comes to the same one again.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SETTINGS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "be
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """How a run has fared.
 
     Attributes:
         best: tokens a call of the best draft so far; None before the first evaluation.
         best_step: after how many steps it was that.
-        judged: after how many steps the last evaluation was; -1 before the first.
+        evaluated: after how many steps the last evaluation was; -1 before the first.
         behind: evaluations since the best.
         seconds: of training, by all runs.
     """
 
     best: float | None = None
     best_step: int = 0
-    judged: int = -1
+    evaluated: int = -1
     behind: int = 0
     seconds: float = 0.0
 
@@ -82,7 +82,7 @@ class RunFolder:
         Args:
             answers: what the target's answers depend on, by the name that the user knows.
             training: what the training depends on besides.
-            resume: whether to go on with what is there.
+            resume: whether to resume what is there.
 
         Returns:
             Whether a state was left out because the training has other settings now.
@@ -91,36 +91,33 @@ class RunFolder:
             UserError: there is an earlier run and it is not to be resumed, or its answers were
                 made with other settings.
         """
-        wanted = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
+        settings = json.loads(json.dumps({"answers": dict(answers), "training": dict(training)}))
         before = self._settings()
         if before is not None and not resume:
             raise UserError(f"{self.path} has an earlier run; go on with --resume, or remove it")
         if before is not None:
-            changed = [n for n, v in wanted["answers"].items() if before["answers"].get(n) != v]
+            changed = [n for n, v in settings["answers"].items() if before["answers"].get(n) != v]
             if changed:
                 raise UserError(
                     f"{self.path} was made with another {changed[0]}; give that again, or remove "
                     "the folder to begin anew"
                 )
-        dropped = before is not None and before["training"] != wanted["training"]
+        dropped = before is not None and before["training"] != settings["training"]
         if dropped:
-            for name in (STATE, BEST):
-                (self.path / name).unlink(missing_ok=True)
+            self._remove_state()
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(
-            self.path / SETTINGS,
-            lambda path: path.write_text(json.dumps(wanted), encoding="utf-8"),
-        )
+        text = json.dumps(settings)
+        replace_file(self.path / SETTINGS, lambda path: path.write_text(text, encoding="utf-8"))
         return dropped
 
-    def save(self, state: State, progress: Progress) -> None:
+    def save(self, state: State, progress: TrainingProgress) -> None:
         """Writes the state."""
         arrays = {f"weights.{name}": array for name, array in state.weights.items()}
         arrays |= {f"moments.{name}": array for name, array in state.moments.items()}
         facts = {"step": str(state.step), "progress": json.dumps(asdict(progress))}
         replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
-    def state(self, like: State) -> tuple[State, Progress] | None:
+    def state(self, like: State) -> tuple[State, TrainingProgress] | None:
         """The state that was written last; None if there is none.
 
         Args:
@@ -133,7 +130,7 @@ class RunFolder:
             return None
         try:
             arrays, facts = mx.load(str(self.path / STATE), return_metadata=True)
-            step, progress = int(facts["step"]), Progress(**json.loads(facts["progress"]))
+            step, progress = int(facts["step"]), TrainingProgress(**json.loads(facts["progress"]))
             weights, moments = (_under(f"{kind}.", arrays) for kind in ("weights", "moments"))
             _require_like(weights, like.weights)
             _require_like(moments, like.moments)
@@ -166,24 +163,27 @@ class RunFolder:
         return weights
 
     def finish(self) -> int:
-        """Removes the state, which is needed no longer; returns the bytes of what is left."""
+        """Removes the state, which is needed no longer; returns the bytes of what remains."""
+        self._remove_state()
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def _remove_state(self) -> None:
         for name in (STATE, BEST):
             (self.path / name).unlink(missing_ok=True)
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def _settings(self) -> dict[str, dict] | None:
         """The settings of the run before; None if there was none."""
         file = self.path / SETTINGS
         if not file.exists():
-            ours = f"{PARTIAL}{SETTINGS}"  # of a run that was killed at once
-            if self.path.exists() and any(f.name != ours for f in self.path.iterdir()):
+            partial = f"{PARTIAL}{SETTINGS}"  # of a run that was killed at once
+            if self.path.exists() and any(f.name != partial for f in self.path.iterdir()):
                 raise UserError(
                     f"{self.path} is no folder of an earlier run; choose another --output"
                 )
             return None
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            return {part: dict(found[part]) for part in ("answers", "training")}
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            return {name: dict(settings[name]) for name in ("answers", "training")}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(SETTINGS, error, "the folder to begin anew") from None
 

@@ -4,16 +4,17 @@ import json
 
 import pytest
 
-from benchmarks import command_line, compare, figures
-from benchmarks.costs import PairCosts
-from benchmarks.options import REGULAR
+import benchmark
+from benchmarks import compare, figures
+from benchmarks.figures import PairCosts
+from benchmarks.workload import REGULAR
 from mlx_t5.timing import Ratio, Timed
 
 SMALL = ["--dtype", "float32", "--repeats", "1"]
 COSTS = PairCosts({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)
 
 
-def test_a_way_is_judged_by_the_best_fixed_number_of_its_own(monkeypatch):
+def test_speed_is_compared_with_the_best_fixed_number_of_the_same_proposer(monkeypatch):
     speeds = {
         (REGULAR, 0): 10.0,
         ("draft", 2): 20.0,
@@ -25,7 +26,7 @@ def test_a_way_is_judged_by_the_best_fixed_number_of_its_own(monkeypatch):
     numbers = {key: f"{key[0]} {key[1]}" if key[1] else REGULAR for key in speeds}
     timed = {name: Timed([[1 / speeds[key]]] * 3, [[1]] * 3) for key, name in numbers.items()}
     monkeypatch.setattr(
-        compare, "figures", lambda own, *_: {"seconds": own.seconds, "tokens": own.tokens}
+        compare, "figures", lambda timed, *_: {"seconds": timed.seconds, "tokens": timed.tokens}
     )
     rows = compare.rows_of(numbers, timed, True, None)
     shares = {row["way"]: row["of_best"] for row in rows}
@@ -58,11 +59,11 @@ def test_a_table_as_it_is_printed():
     assert compare.table_text(table | {"costs": None}, 0).splitlines() == lines[:6]
 
 
-def test_every_way_writes_the_same(capsys, tmp_path, monkeypatch):
+def test_every_proposer_writes_the_same(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where auto keeps what it measures
     file = tmp_path / "figures.json"
     argv = ["compare", "--count", "3", "--num-draft", "2", "auto", "--task", "mixed", *SMALL]
-    assert command_line.main([*argv, "--json", str(file)]) == 0
+    assert benchmark.main([*argv, "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("python benchmark.py compare --count 3")
     assert all(fact in lines[1] for fact in ("mlx ", "dtype float32", "prompts 3 of mixed"))
@@ -87,7 +88,7 @@ def test_a_larger_batch_and_sampling(capsys, tmp_path):
     file = tmp_path / "figures.json"
     argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "mixed", "--ways", "draft"]
     argv += ["--temp", "0", "0.7", "--batch-size", "1", "2", "--json", str(file), *SMALL]
-    assert command_line.main(argv) == 0
+    assert benchmark.main(argv) == 0
     *apart, greedy, _, _, sampled = json.loads(file.read_text())["tables"]
     assert (greedy["task"], greedy["count"], greedy["batch_size"]) == ("mixed", 2, 2)
     assert [row["different"] for row in greedy["rows"]] == [0, 0]
@@ -100,5 +101,5 @@ def test_a_larger_batch_and_sampling(capsys, tmp_path):
 def test_a_difference_is_an_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(figures, "differing", lambda *args: 1)
     argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "fix", "--ways", "lookup"]
-    assert command_line.main([*argv, *SMALL]) == 1
+    assert benchmark.main([*argv, *SMALL]) == 1
     assert "| 1 DIFFER |" in capsys.readouterr().out

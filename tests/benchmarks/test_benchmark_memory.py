@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import command_line
+import benchmark
 from benchmarks.memory import MODELS, draft_of, need, together
 
 # As the Hub counts the tensors of the published safetensors files, or the papers say.
@@ -58,7 +58,7 @@ def test_a_target_is_counted_with_its_draft_and_a_prompt_in_both():
 
 
 def test_the_table(capsys):
-    assert command_line.main(["memory", "--source", "100"]) == 0
+    assert benchmark.main(["memory", "--source", "100"]) == 0
     out = capsys.readouterr().out
     assert "a prompt of 100 tokens and a text of 512" in out
     assert len([line for line in out.splitlines() if line.startswith("| ")]) == 2 + len(MODELS)

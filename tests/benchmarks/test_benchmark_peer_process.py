@@ -1,7 +1,5 @@
 """Processes that are called: what comes back, and how they end."""
 
-import io
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +8,6 @@ import time
 
 import pytest
 
-from benchmarks import peer_process
 from benchmarks.peer_process import Process
 from mlx_t5.errors import UserError
 from serving_process import ROOT
@@ -76,7 +73,7 @@ def test_leaving_ends_a_process_that_is_at_work():
     began = time.monotonic()
     with Process(FAKE, {}, fails="by sleeping") as process:
         pid = process.call("describe")["pid"]
-        process._send({"method": "decode", "keywords": CALL})
+        process._pipe.send(("decode", CALL))
     assert ended(pid) and time.monotonic() - began < 300  # it sleeps for 600
 
 
@@ -94,10 +91,3 @@ def test_a_process_ends_with_the_one_that_started_it():
         env={**os.environ, "PYTHONPATH": paths},
     )
     assert ended(int(done.stdout)), done.stderr
-
-
-def test_the_protocol():
-    calls = [{"fails": ""}, {"method": "encode", "keywords": {"texts": ["ab"]}}]
-    answers = io.StringIO()
-    peer_process.serve(FAKE, io.StringIO("".join(json.dumps(c) + "\n" for c in calls)), answers)
-    assert answers.getvalue() == '{"value": [[2, 1]]}\n'

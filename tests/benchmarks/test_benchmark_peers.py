@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import command_line, peers
-from benchmarks.peer_systems import Answer
+import benchmark
+from benchmarks import peers
+from benchmarks.peer_programs import Answer
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
 from mlx_t5.timing import Ratio, Timed
@@ -29,15 +30,18 @@ def args(**more):
 
 
 def timed(seconds, tokens=([5, 6, 7], [8]), first=None):
-    """Two repeats of one turn."""
-    answers = [[Answer(list(tokens), s, first)] for s in seconds]
-    return Timed([[0.0]] * 2, [[sum(len(t) + 1 for t in tokens)]] * 2, answers)
+    """Two repeats of one turn; the time and the tokens that others counted play no part."""
+    decided = sum(len(text) + 1 for text in tokens)
+    return Timed(
+        [[0.0]] * 2, [[0]] * 2, [[Answer(list(tokens), decided, s, first)] for s in seconds]
+    )
 
 
 def backwards(seen):
     def decode(prompts, **keywords):
         seen.append((prompts, keywords))
-        return Answer([ids[::-1] for ids in prompts], 2.0, 0.5 if keywords["first"] else None)
+        tokens = [ids[::-1] for ids in prompts]
+        return Answer(tokens, 3 * len(tokens), 2.0, 0.5 if keywords["first"] else None)
 
     return decode
 
@@ -46,7 +50,7 @@ def test_one_by_one_a_turn_is_a_prompt_and_the_first_token_is_timed():
     seen = []
     ids = [[5, 1], [6, 1], [7, 1]]
     table = peers.compare({"regular": backwards(seen)}, ids, 1, args())
-    assert [prompts for prompts, _ in seen] == [[[5, 1]], *[[each] for each in ids] * 2]
+    assert [prompts for prompts, _ in seen] == [[[5, 1]], *[[prompt] for prompt in ids] * 2]
     assert all(call == {"max_tokens": 9, "batch_size": 1, "first": True} for _, call in seen)
     (row,) = table["rows"]
     assert row["tokens"] == [[[1, 5]], [[1, 6]], [[1, 7]]]
@@ -67,52 +71,39 @@ def test_in_batches_a_turn_is_all_prompts():
 
 def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
     other = [[5, 6, 0], [8]]
-    figures = {
+    variants = {
         "regular": timed([4.0] * 2),
         "draft 5": timed([1.0] * 2),
         peers.GREEDY: timed([8.0] * 2, other),
         peers.CT2: timed([2.0] * 2),
     }
-    rows = peers.summarise(figures)
+    rows = peers.summarise(variants)
     assert [row["way"] for row in rows] == ["draft 5", peers.CT2, "regular", peers.GREEDY]
     assert [row["speed_up"].value for row in rows] == [4.0, 2.0, 1.0, 0.5]
     assert [row["over"][peers.GREEDY].value for row in rows] == [8.0, 4.0, 2.0, 1.0]
     assert [row["different"] for row in rows] == [0, 0, 0, 1]
-    assert [row["ours"] for row in rows] == [True, False, True, False]
     cells = [write(rows[0]) for write in peers.COLUMNS.values()]
     ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
     assert cells == ["draft 5", "6", *ratios, "equal"]
-
-
-def test_without_the_others_there_is_no_ratio_to_them():
-    (row,) = peers.summarise({"regular": timed([1.0] * 2)})
+    (row,) = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
 def test_decoding_is_what_the_whole_takes_beyond_the_first_tokens():
-    figures = {"regular": timed([5.0, 7.0], first=1.0), "draft 5": timed([4.0, 4.0], first=2.0)}
-    rows = peers.summarise(figures)
-    peers.add_decoding(rows, figures)
-    draft, regular = rows
+    draft, regular = peers.summarise(
+        {"regular": timed([5.0, 7.0], first=1.0), "draft 5": timed([4.0, 4.0], first=2.0)}
+    )
     assert (regular["first_token_seconds"], draft["first_token_seconds"]) == (0.5, 1.0)
     assert (regular["decode_seconds_a_token"], draft["decode_seconds_a_token"]) == (5 / 4, 2 / 4)
     assert draft["decode_speed_up"] == Ratio(2.5, 2.0, 3.0)
     cells = [write(draft) for write in peers.DECODING.values()]
     assert cells == ["draft 5", "1000.0", "500.00", "2.50 (2.00 to 3.00)"]
+    # Texts that end at once have no figures of decoding.
+    (row,) = peers.summarise({"regular": timed([1.0] * 2, [[], []], first=1.0)})
+    assert "decode_speed_up" not in row
 
 
-def test_texts_that_end_at_once_have_no_figures_of_decoding():
-    figures = {"regular": timed([1.0] * 2, [[], []], first=1.0)}
-    rows = peers.summarise(figures)
-    peers.add_decoding(rows, figures)
-    assert "decode_speed_up" not in rows[0]
-
-
-def test_no_more_tokens_are_counted_than_may_be_decided():
-    assert peers.decided(Answer([[5, 6], [7]], 1.0), 2) == 2 + 2
-
-
-def test_a_way_that_fails_is_left_out_with_its_reason_at_once_or_later():
+def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
     calls = []
 
     def later(**keywords):
@@ -124,42 +115,40 @@ def test_a_way_that_fails_is_left_out_with_its_reason_at_once_or_later():
     def never(**keywords):
         raise UserError("cannot")
 
-    ways = {"regular": backwards([]), peers.CT2: later, peers.ASSISTED: never}
-    table = peers.compare(ways, [[5, 1], [6, 1], [7, 1]], 1, args())
+    variants = {"regular": backwards([]), peers.CT2: later, peers.ASSISTED: never}
+    table = peers.compare(variants, [[5, 1], [6, 1], [7, 1]], 1, args())
     assert [row["way"] for row in table["rows"]] == ["regular"]
     why = {peers.ASSISTED: "cannot", peers.CT2: "its process ended with signal 9"}
     assert table["left_out"] == why and len(calls) == 3
     assert peers.written(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
-
-
-def test_a_failure_of_our_own_is_not_hidden():
-    def broken(**keywords):
-        raise UserError("ours")
-
-    with pytest.raises(UserError, match="ours"):
-        peers.compare({"regular": backwards([]), "draft 5": broken}, [[5, 1]], 1, args())
+    with pytest.raises(UserError, match="cannot"):  # this project's own failures are not hidden
+        peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
 
 
 def test_differences_are_pointed_out_where_texts_should_be_equal():
-    figures = {"regular": timed([4.0] * 2), peers.CT2: timed([2.0] * 2, [[5], [8]])}
-    table = {"batch_size": 4, "count": 2, "rows": peers.summarise(figures), "left_out": {}}
+    variants = {"regular": timed([4.0] * 2), peers.CT2: timed([2.0] * 2, [[5], [8]])}
+    table = {"batch_size": 4, "count": 2, "rows": peers.summarise(variants), "left_out": {}}
     assert peers.written(table, "float32").endswith(f"not so: {peers.CT2}.")
     assert "rounding" in peers.written(table, "bfloat16")
-    table["rows"] = peers.summarise({"regular": figures["regular"]})
+    table["rows"] = peers.summarise({"regular": variants["regular"]})
     assert "rounding" not in peers.written(table, "bfloat16")
 
 
-def test_ways_of_each_program():
+def test_variants_of_every_program():
     class Recorder:
         def call(self, method, **keywords):
-            return {"tokens": [[keywords["num_draft"]]], "seconds": 1.0}
+            return {"tokens": [[keywords["num_draft"]]], "decided": 2, "seconds": 1.0}
 
-    names = peers.every_way(dict.fromkeys(peers.PROGRAMS, Recorder()), [5, "auto"])
-    assert {name: way().tokens[0][0] for name, way in names.items()} == {
+    names = peers.all_variants(dict.fromkeys(peers.PROGRAMS, Recorder()), [5, "auto"])
+    assert {name: decode().tokens[0][0] for name, decode in names.items()} == {
         **{"regular": 0, "draft 5": 5, "draft auto": "auto"},
         **{peers.GREEDY: 0, peers.ASSISTED: "auto", f"{peers.ASSISTED} 5": 5, peers.CT2: 0},
     }
-    assert [name for name in names if peers.is_ours(name)] == ["regular", "draft 5", "draft auto"]
+    assert [name for name in names if peers.is_project(name)] == [
+        "regular",
+        "draft 5",
+        "draft auto",
+    ]
 
 
 def test_threads_of_all_processes_soon_rest(monkeypatch):
@@ -192,10 +181,10 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "PROGRAMS", dict.fromkeys(peers.PROGRAMS, FAKE))
     file = tmp_path / "figures.json"
     argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "2", "--json", str(file)]
-    assert command_line.main(argv) == 0
+    assert benchmark.main(argv) == 0
     out, err = capfd.readouterr()
     assert out.count("left out: CTranslate2 (no such library; install it)") == 2
-    assert err == "libraries talk\n"  # what our own says is heard
+    assert err == "libraries talk\n"  # what this project says is heard
     tables = json.loads(file.read_text())["tables"]
     assert [table["batch_size"] for table in tables] == [1, 2]
     for table in tables:
@@ -205,18 +194,17 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
         assert all(row["different"] == 0 for row in table["rows"])
 
 
-@pytest.mark.slow
-def test_our_own_models_beside_programs_that_write_something_else(capfd, monkeypatch):
-    """The other programs' own models take seconds to load; test_benchmark_peer_systems.py has them.
+def test_this_projects_models_beside_programs_that_write_something_else(capfd, monkeypatch):
+    """The others' models take seconds to load; test_benchmark_peer_programs.py has them.
 
     One thread with OpenBLAS: several may wait long for each other on a busy machine.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    programs = dict.fromkeys(peers.PROGRAMS, FAKE) | {peers.OURS: peers.PROGRAMS[peers.OURS]}
+    programs = dict.fromkeys(peers.PROGRAMS, FAKE) | {peers.PROJECT: peers.PROGRAMS[peers.PROJECT]}
     monkeypatch.setattr(peers, "PROGRAMS", programs)
     argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "3"]
-    assert command_line.main([*argv, "--dtype", "float32"]) == 0  # others' texts are no failure
+    assert benchmark.main([*argv, "--dtype", "float32"]) == 0  # others' texts are no failure
     out = capfd.readouterr().out
     for part in ("machine ", "mlx ", "blas "):
         assert part in out.split("\n")[1]
@@ -238,27 +226,27 @@ def test_the_other_programs_are_made_with_what_they_take(monkeypatch, tmp_path):
         return contextlib.nullcontext()
 
     monkeypatch.setattr(peers, "start", start)
-    ours = SimpleNamespace(call=lambda method, scratch: [f"{scratch}/target", "draft"])
+    project = SimpleNamespace(call=lambda method, scratch: [f"{scratch}/target", "draft"])
     with contextlib.ExitStack() as stack:
         facts = {"dtype": "float32", "device": "cpu", "threads": 3, "mlx": "1"}
-        peers.start_others(ours, facts, stack)
+        peers.start_others(project, facts, stack)
     for name, keywords in made.items():
         module, _, program = peers.PROGRAMS[name].partition(":")
         inspect.signature(getattr(importlib.import_module(module), program)).bind(**keywords)
         assert keywords["threads"] == 3
     assert environments == [dict.fromkeys(peers.THREADS, "3")] * 2
-    assert set(made) == set(peers.PROGRAMS) - {peers.OURS}
-    module, _, program = peers.PROGRAMS[peers.OURS].partition(":")
-    own = inspect.signature(getattr(importlib.import_module(module), program))
-    own.bind(model="a", draft_model="b", dtype=None)
+    assert set(made) == set(peers.PROGRAMS) - {peers.PROJECT}
+    module, _, program = peers.PROGRAMS[peers.PROJECT].partition(":")
+    signature = inspect.signature(getattr(importlib.import_module(module), program))
+    signature.bind(model="a", draft_model="b", dtype=None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_ctrl_c_ends_all_processes(tmp_path):
     code = (
-        "import sys; from benchmarks import command_line, peers\n"
+        "import sys, benchmark; from benchmarks import peers\n"
         f"peers.PROGRAMS = dict.fromkeys(peers.PROGRAMS, {FAKE!r})\n"
-        f"sys.exit(command_line.main(['peers', *{OPTIONS!r}]))"
+        f"sys.exit(benchmark.main(['peers', *{OPTIONS!r}]))"
     )
     more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
     more |= {"FAKE_FAILS": "by sleeping", "TMPDIR": str(tmp_path)}

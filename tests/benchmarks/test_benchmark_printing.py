@@ -9,28 +9,25 @@ from benchmarks import machine, printing
 from mlx_t5.errors import UserError
 
 
-def test_a_table():
+def test_a_table_and_figures_that_are_unknown():
     columns = {"way": lambda row: row["way"], "n": lambda row: f"{row['n']:.1f}"}
     rows = [{"way": "a", "n": 1}, {"way": "b", "n": 2}]
     expected = "| way | n |\n| --- | --- |\n| a | 1.0 |\n| b | 2.0 |"
     assert printing.markdown(columns, rows) == expected
-
-
-def test_a_figure_that_is_unknown_or_cannot_be():
     assert [printing.percent(share) for share in (None, 0.0, 0.625)] == ["", "0.0%", "62.5%"]
     assert [printing.texts(n) for n in (0, 2, None)] == ["equal", "2 DIFFER", "sampled"]
 
 
 def test_the_header_says_where_figures_come_from():
     facts = machine.environment("float32", ["pytest", "no-such-package"])
-    head = printing.header(facts, printing.command(["compare", "--prompts", "my file"]), seed="x")
-    assert head.startswith("python benchmark.py compare --prompts 'my file'\n")
+    head = printing.header(facts, "python benchmark.py compare", seed="x")
+    assert head.startswith("python benchmark.py compare\n")
     assert f"pytest {pytest.__version__}" in head and "no-such-package" not in head
     for part in ("machine ", "cores ", "device ", "mlx ", "dtype float32", "seed x"):
         assert part in head
 
 
-def test_json_keeps_dataclasses(tmp_path):
+def test_json_keeps_dataclasses_and_is_known_to_be_writable_before_the_work(tmp_path):
     @dataclass
     class Point:
         x: int
@@ -41,9 +38,6 @@ def test_json_keeps_dataclasses(tmp_path):
     printing.write_record(None, {})
     with pytest.raises(TypeError, match="set"):
         printing.write_record(file, {"a": {1}})
-
-
-def test_a_file_that_cannot_be_written_is_seen_before_the_work(tmp_path):
     printing.check_writable(tmp_path / "new.json", None)
     with pytest.raises(UserError, match="there is no folder"):
         printing.check_writable(tmp_path / "nowhere" / "new.json")

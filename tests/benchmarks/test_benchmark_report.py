@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import command_line, measured_row, report
-from benchmarks.options import DRAFT, REGULAR
-from benchmarks.report import Budget, best_num_draft, exactness, in_turns, pair_costs
+import benchmark
+from benchmarks import report
+from benchmarks.report import affordable, best_num_draft, exactness, in_turns, pair_costs
 from benchmarks.subject import Run
+from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.costs import Costs
+from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
 from snippets import ROOT
 
@@ -32,7 +34,7 @@ class Clock:
         def run(turn):
             log.append((name, turn))
             self.now += seconds
-            stats = SimpleNamespace(tokens_per_call=2.0, target_calls=5)
+            stats = Stats(tokens_per_call=2.0, target_calls=5)
             return Run([SimpleNamespace(stats=stats)], {}, 0)
 
         return run
@@ -40,22 +42,18 @@ class Clock:
 
 def test_the_opening_says_how_many_turns_all_four_have():
     clock, log = Clock(), []
-    ways = clock.decode(REGULAR, 4.0, log), clock.decode(DRAFT, 1.0, log)
-    timed = in_turns(*ways, Budget(10.0, 32, clock))
+    both = clock.decode(REGULAR, 4.0, log), clock.decode(DRAFT, 1.0, log)
+    timed = in_turns(*both, affordable(10.0, 32, clock), clock)
     warm, turns = log[:2], log[2:]
     assert warm == [(REGULAR, 0), (DRAFT, 0)]
-    assert turns == [(way, n) for way in (REGULAR, DRAFT, DRAFT, REGULAR) for n in range(3)]
+    assert turns == [(name, n) for name in (REGULAR, DRAFT, DRAFT, REGULAR) for n in range(3)]
     assert timed[REGULAR].seconds == [[4.0] * 3] * 2 and timed[DRAFT].seconds == [[1.0] * 3] * 2
     assert timed[DRAFT].tokens == [[10] * 3] * 2
-
-
-def test_however_slow_there_is_one_turn_and_however_fast_not_more_than_there_are():
-    clock, log = Clock(), []
-    in_turns(*[clock.decode("", 500.0, log)] * 2, Budget(1.0, 32, clock))
-    assert len(log) == 2 + 4
-    log.clear()
-    in_turns(*[clock.decode("", 0.001, log)] * 2, Budget(1.0, 5, clock))
-    assert len(log) == 2 + 4 * 5
+    # However slow, there is one turn, and however fast, not more than there are.
+    for seconds, turns in ((500.0, 1), (0.001, 5)):
+        log.clear()
+        in_turns(*[clock.decode("", seconds, log)] * 2, affordable(1.0, 5, clock), clock)
+        assert len(log) == 2 + 4 * turns
 
 
 def test_the_best_number_by_the_measured_ladder():
@@ -79,9 +77,9 @@ class Exact:
     def results(self, prompts, batch_size, max_tokens):
         if self.refused:
             raise UserError("exact: this device does not keep it")
-        own = self.draft is not None and self.broken
+        changed = self.draft is not None and self.broken
         for prompt in prompts:
-            yield SimpleNamespace(tokens=[len(prompt), int(own)][:max_tokens])
+            yield SimpleNamespace(tokens=[len(prompt), int(changed)][:max_tokens])
 
 
 @pytest.mark.parametrize("state", ["kept", "broken", "refused"])
@@ -90,15 +88,16 @@ def test_whether_exact_holds(state, monkeypatch):
     monkeypatch.setattr(Exact, "broken", state == "broken")
     monkeypatch.setattr(Exact, "refused", state == "refused")
     monkeypatch.setattr(Exact, "made", [])
-    subject = SimpleNamespace(target=None, tokenizer=None, drafter=lambda way: way)
-    found = exactness(subject, 4, ["a", "bb"], 9.0)
+    subject = SimpleNamespace(target=None, tokenizer=None, drafter=lambda proposer: proposer)
+    outcome = exactness(subject, 4, ["a", "bb"], 9.0)
     if state == "refused":
         reason = "exact: this device does not keep it"
-        assert found == {"holds": False, "reason": reason, "prompts": 0, "tokens": 0}
+        assert outcome == {"holds": False, "reason": reason, "prompts": 0, "tokens": 0}
         return
     assert Exact.made == [(None, 4, True), (DRAFT, 4, True)]
-    assert found["holds"] == (state == "kept") and (found["prompts"], found["tokens"]) == (2, 4)
-    assert found["reason"] == ("" if state == "kept" else "2 of 2 texts differ")
+    assert outcome["holds"] == (state == "kept")
+    assert (outcome["prompts"], outcome["tokens"]) == (2, 4)
+    assert outcome["reason"] == ("" if state == "kept" else "2 of 2 texts differ")
 
 
 @pytest.fixture
@@ -111,11 +110,11 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_a_run(in_a_folder_of_its_own, capsys):
-    assert command_line.main(["report", *PAIR, "--num-draft", "3", "--seconds", "1"]) == 0
+    assert benchmark.main(["report", *PAIR, "--num-draft", "3", "--seconds", "1"]) == 0
     out, err = capsys.readouterr()
     record = json.loads((in_a_folder_of_its_own / "report.json").read_text("utf-8"))
     (line,) = [line for line in out.splitlines() if line.startswith(f"| {record['date']} ")]
-    cells = dict(zip(measured_row.COLUMNS, line.strip("| ").split(" | "), strict=True))
+    cells = dict(zip(report.COLUMNS, line.strip("| ").split(" | "), strict=True))
     assert cells["texts"] == "equal" and cells["exact decoding"] == "holds"
     assert cells["target, draft"] == "target, draft" and cells["weights"] == "float32"
     assert cells["γ (best by v)"].startswith("3 (")
@@ -137,8 +136,8 @@ def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, m
     nothing = SimpleNamespace(model=None, draft_model=None, dtype=None)
     for cpu, dtype in ((False, "bfloat16"), (True, "float32")):
         monkeypatch.setattr(report, "on_cpu", lambda cpu=cpu: cpu)
-        found = report.chosen_pair(nothing)
-        assert found == ("models/demo-large", "models/demo-small-draft", dtype)
+        grown_pair = ("models/demo-large", "models/demo-small-draft", dtype)
+        assert report.chosen_pair(nothing) == grown_pair
     assert grown == [
         ("target", "models/demo-large", 1024, "bfloat16"),
         ("draft", "models/demo-small-draft", 512, "bfloat16"),
@@ -166,15 +165,15 @@ def test_what_a_row_says_of_the_machine(gpu, cores, device, expected):
     hardware = {"chip": "Apple M2 Ultra", "gpu": gpu, "gpu_cores": cores}
     environment = {"device": device, "cores": 24, "blas": "Accelerate", "dtype": "bfloat16"}
     record = {"hardware": hardware, "environment": environment, "target": {"bits": [4]}}
-    assert (measured_row.chip(record), measured_row.computes_on(record)) == expected
-    assert measured_row.weights(record) == "4 bits, bfloat16"
-    assert measured_row.ladder({"v": {2: 1.0, 5: 1.25}}) == "1.00 – 1.25 – – – –"
+    assert (report.chip(record), report.computes_on(record)) == expected
+    assert report.weights(record) == "4 bits, bfloat16"
+    assert report.v_at_shown({"v": {2: 1.0, 5: 1.25}}) == "1.00 – 1.25 – – – –"
 
 
 def test_the_page_has_the_columns_of_the_row_and_the_template_asks_for_it():
-    page = (ROOT / "docs" / "measured.md").read_text("utf-8")
+    page = (ROOT / "docs" / "measuring.md").read_text("utf-8")
     header, *rows = [line for line in page.splitlines() if re.match(r"\| (date|\d{4}-)", line)]
-    assert header.strip("| ").split(" | ") == list(measured_row.COLUMNS)
+    assert header.strip("| ").split(" | ") == list(report.COLUMNS)
     assert rows and all(line.count(" | ") == header.count(" | ") for line in rows)
     template = (ROOT / ".github" / "ISSUE_TEMPLATE" / "measurement.yml").read_text("utf-8")
     assert "python benchmark.py report" in template and "report.json" in template

@@ -1,12 +1,13 @@
 """The decoders that are measured."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import subject
-from benchmarks.options import BOTH, DRAFT, LOOKUP, REGULAR
-from benchmarks.subject import Passes, Subject, counts, decided, decoding
+from benchmarks.subject import Passes, Run, Subject, decided, decoding
+from benchmarks.workload import BOTH, DRAFT, LOOKUP, REGULAR
 from command_line import byte_model
 from mlx_t5.backend import REHEARSE
 from mlx_t5.cli.models import BUNDLED
@@ -45,26 +46,28 @@ def test_a_prompt_that_failed_ends_the_run():
         decoding(Decoder("no memory"), [["a"]], 1)(0)
 
 
-def test_counts_are_sums():
+def test_the_tokens_of_a_run():
     one = Result(None, [5, 6], [], "stop", Stats(target_calls=2, tokens_per_call=1.5, drafted=4))
     two = Result(None, [5], [], "length", Stats(target_calls=1, tokens_per_call=1.0, accepted=1))
-    assert decided([one, two]) == 3 + 1
-    assert counts([one, two]) == {"decided": 4, "target_calls": 3, "drafted": 4, "accepted": 1}
+    assert decided(Run([one, two], Counter(), 0)) == 3 + 1
 
 
-def test_the_ways_of_proposing():
-    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
-    kinds = {way: type(pair.drafter(way)) for way in (DRAFT, LOOKUP, BOTH)}
+@pytest.fixture(scope="module")
+def pair():
+    return Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+
+
+def test_proposers(pair):
+    kinds = {name: type(pair.drafter(name)) for name in (DRAFT, LOOKUP, BOTH)}
     assert kinds == {DRAFT: DraftModel, LOOKUP: SourceCopy, BOTH: CopyOrDraft}
     assert pair.regular().drafter is None
     relaxed = pair.speculative(DRAFT, 3, 0.5).defaults
     assert (relaxed.num_draft, relaxed.delta) == (3, 0.5)
 
 
-def test_the_passes_of_a_turn_are_counted():
-    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+def test_the_passes_of_a_turn_are_counted(pair):
     turns = [["fix grammar: I has a dog."], ["fix grammar: She eat."]]
-    regular, drafted = (pair.runs(way, 3, turns, max_tokens=9) for way in (REGULAR, DRAFT))
+    regular, drafted = (pair.runs(name, 3, turns, max_tokens=9) for name in (REGULAR, DRAFT))
     for turn in (0, 1):
         first, second = regular(turn), drafted(turn)
         calls = first.results[0].stats.target_calls
@@ -75,25 +78,21 @@ def test_the_passes_of_a_turn_are_counted():
         assert first.results[0].text == second.results[0].text
 
 
-def test_models_that_do_not_belong_together(tmp_path):
+def test_models_that_do_not_belong_together_or_lack_a_tokenizer(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="vocabularies differ"):
         Subject.load(str(BUNDLED / "target"), str(byte_model(tmp_path / "bytes")), None)
-
-
-def test_a_model_without_a_tokenizer(monkeypatch):
     monkeypatch.setattr(subject, "load", lambda *_, **__: (None, None))
     with pytest.raises(UserError, match="has no tokenizer"):
         Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), None)
 
 
-@pytest.mark.parametrize("way", [REGULAR, DRAFT, BOTH])
-def test_the_count_is_the_same_where_passes_are_compiled_and_begun_early(way, monkeypatch):
-    pair = Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+@pytest.mark.parametrize("name", [REGULAR, DRAFT, BOTH])
+def test_the_count_is_the_same_where_passes_are_compiled_and_begun_early(pair, name, monkeypatch):
     turns = [["fix grammar: I has a dog."]]
     counted = []
     for rehearsing in ("", "1"):
         monkeypatch.setenv(REHEARSE, rehearsing)
-        run = pair.runs(way, 3, turns, max_tokens=9)(0)
+        run = pair.runs(name, 3, turns, max_tokens=9)(0)
         counted.append((run.widths, run.draft_passes, [result.text for result in run.results]))
     assert counted[0] == counted[1]
 

@@ -1,11 +1,25 @@
-"""Which prompts are measured."""
+"""Which prompts are measured, and what the header says of them."""
 
 import json
+import os
+from argparse import Namespace
 
 import pytest
 
 from benchmarks import workload
 from mlx_t5.errors import UserError
+
+
+def test_the_header_shortens_paths_and_names_the_prompts():
+    folder = os.path.join(os.getcwd(), "demo", "target")
+    args = Namespace(model=folder, draft_model="t5-small", prompts=None, task="mixed", count=9)
+    models = {"target": os.path.join("demo", "target"), "draft": "t5-small"}
+    assert workload.header_fields(args) == {**models, "prompts": "9 of mixed"}
+    args.task, args.repeats = ["fix", "translate", "fix"], 3
+    prompts = "9 of fix and translate"
+    assert workload.header_fields(args) == {**models, "prompts": prompts, "repeats": 3}
+    args.prompts = "file"
+    assert workload.header_fields(args)["prompts"] == "9 of file"
 
 
 def test_held_out_prompts_have_their_one_right_answer():
@@ -14,18 +28,11 @@ def test_held_out_prompts_have_their_one_right_answer():
     assert all(prompt.startswith("fix grammar: ") for prompt in prompts.prompts)
     assert prompts.prompts[:3] == workload.held_out("fix", 3).prompts
     assert len(prompts.references) == 5 and not set(prompts.prompts) & set(prompts.references)
-
-
-def test_mixed_prompts_are_those_of_both_tasks():
     mixed = workload.held_out("mixed", 9)
     for task, count in (("translate", 5), ("fix", 4)):
-        own = workload.held_out(task, count)
-        places = mixed.positions(task)
-        assert [mixed.prompts[place] for place in places] == own.prompts
-        assert [mixed.references[place] for place in places] == own.references
-
-
-def test_more_prompts_than_there_are():
+        alone, positions = workload.held_out(task, count), mixed.positions(task)
+        assert [mixed.prompts[i] for i in positions] == alone.prompts
+        assert [mixed.references[i] for i in positions] == alone.references
     assert len(workload.held_out("mixed", 2000).prompts) == 2000
     with pytest.raises(UserError, match="there are 1000 held-out prompts of fix, not 1001"):
         workload.held_out("fix", 1001)
@@ -42,16 +49,10 @@ def test_a_file_of_lines_and_one_with_targets(tmp_path):
     assert workload.from_file(str(objects), 9).references == ["un", "deux"]
     objects.write_text("\n".join(map(json.dumps, [records[0], {"prompt": "two"}])))
     assert workload.from_file(str(objects), 9).references is None
-
-
-def test_a_file_that_cannot_be_used(tmp_path):
-    with pytest.raises(UserError, match="there is no file"):
-        workload.from_file(str(tmp_path / "none.txt"), 2)
-    file = tmp_path / "x.jsonl"
-    file.write_text('{"prompt": "one"}\n{"text": "two"}\n')
-    assert workload.from_file(str(file), 1).prompts == ["one"]
+    objects.write_text('{"prompt": "one"}\n{"text": "two"}\n')
+    assert workload.from_file(str(objects), 1).prompts == ["one"]
     with pytest.raises(UserError, match="line 2 has no prompt"):
-        workload.from_file(str(file), 2)
+        workload.from_file(str(objects), 2)
 
 
 def test_cutting_into_turns():

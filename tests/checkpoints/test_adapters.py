@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 import adapters
 import checkpoints
-import convert as module
 from checkpoints import TINY, arrays
 from convert import convert
 from mlx_t5.backend import mx, tree_flatten
@@ -117,36 +116,24 @@ def test_an_adapter_of_an_earlier_peft(tiny, adapter, tmp_path):
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantize": True, "q_bits": 8, "q_group_size": 32}])
-def test_blocks_do_not_show(tiny, adapter, tmp_path, monkeypatch, options):
-    folder, _ = adapter
-    whole = convert(tiny, tmp_path / "whole", adapter_path=folder, **options)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 5000)
-    parts = convert(tiny, tmp_path / "parts", adapter_path=folder, **options)
-    plain = convert(tiny, tmp_path / "plain", **options)
-    name = "model.safetensors"
-    assert (whole / name).read_bytes() == (parts / name).read_bytes()
-    assert (whole / name).read_bytes() != (plain / name).read_bytes()
-
-
-def test_no_more_than_a_block_is_drawn_at_a_time(adapter):
+def test_no_more_than_a_tile_is_drawn_at_a_time(adapter):
     """Neither of the weight nor of the matrix B, so that memory does not depend on their size."""
     folder, _ = adapter
     with open_adapter(folder, {f"{layer}.weight": s for layer, s in Q_LAYERS.items()}) as opened:
         drawn, stored = [], opened._stored
 
         def noted(name, max_bytes):
-            for block in type(stored).blocks(stored, name, max_bytes):
-                drawn.append(("B", len(block)))
-                yield block
+            for tile in type(stored).row_tiles(stored, name, max_bytes):
+                drawn.append(("B", len(tile)))
+                yield tile
 
         def weight():
             for rows in (20, 20, 20, 4):
                 drawn.append(("W", rows))
                 yield mx.zeros((rows, 64))
 
-        stored.blocks = noted
-        merged = opened.blocks(f"{Q}.weight", weight())
+        stored.row_tiles = noted
+        merged = opened.row_tiles(f"{Q}.weight", weight())
         assert [len(next(merged)) for _ in range(2)] == [20, 20]
         assert drawn == [("W", 20), ("B", 20)] * 2
         assert [len(rows) for rows in merged] == [20, 4]
@@ -323,7 +310,7 @@ def test_no_such_folder(tiny, tmp_path, monkeypatch, name):
 
 
 def test_without_an_adapter_nothing_is_touched():
-    blocks = [mx.zeros((2, 3), mx.bfloat16)]
+    tiles = [mx.zeros((2, 3), mx.bfloat16)]
     unchanged = open_adapter(None, {})
     assert isinstance(unchanged, Adapter)
-    assert list(unchanged.blocks("shared.weight", blocks)) == blocks
+    assert list(unchanged.row_tiles("shared.weight", tiles)) == tiles

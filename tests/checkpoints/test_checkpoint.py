@@ -54,10 +54,10 @@ def test_blocks_are_the_rows_in_order(tmp_path, format, max_bytes):
     state = views()
     with open_checkpoint(checkpoints.save(state, tmp_path, format)) as checkpoint:
         for name in ("base", "transposed", "inner", "cube", "tail"):
-            blocks = list(checkpoint.blocks(name, max_bytes))
+            tiles = list(checkpoint.row_tiles(name, max_bytes))
             row = state[name][0].numel() * 4
-            assert all(block.nbytes <= max(max_bytes, row) for block in blocks)
-            np.testing.assert_array_equal(numbers(mx.concatenate(blocks)), state[name].numpy())
+            assert all(tile.nbytes <= max(max_bytes, row) for tile in tiles)
+            np.testing.assert_array_equal(numbers(mx.concatenate(tiles)), state[name].numpy())
 
 
 @BIN_FORMATS

@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-from dataclasses import fields
 
 import pytest
 
@@ -13,15 +12,18 @@ from mlx_t5.cli.arguments import (
     add_speculation,
     at_least,
     between,
+    given_settings,
+    option_of,
     run,
     within,
 )
+from mlx_t5.cli.options import build_parser
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import LARGEST_COUNT, RANGES
-from mlx_t5.requests import Settings
+from mlx_t5.ranges import LARGEST_COUNT
+from mlx_t5.settings import SETTINGS
 
 SERVER = "requirements/server.txt"
-NUMBERS = [name for name, allowed in RANGES.items() if allowed.kind is not bool]
+NUMBERS = [name for name, setting in SETTINGS.items() if setting.range.kind is not bool]
 
 
 @pytest.mark.parametrize(
@@ -31,9 +33,9 @@ NUMBERS = [name for name, allowed in RANGES.items() if allowed.kind is not bool]
         (between(0, 1), "0.5", 0.5),
         (within(NUM_DRAFT), "3", 3),
         (within(NUM_DRAFT), "auto", "auto"),
-        (within(RANGES["temp"]), "0", 0.0),
-        (within(RANGES["max_tokens"]), str(10**20), LARGEST_COUNT),
-        (within(RANGES["seed"]), str(2**64 - 1), 2**64 - 1),
+        (within(SETTINGS["temp"].range), "0", 0.0),
+        (within(SETTINGS["max_tokens"].range), str(10**20), LARGEST_COUNT),
+        (within(SETTINGS["seed"].range), str(2**64 - 1), 2**64 - 1),
     ],
 )
 def test_what_is_within_a_range_is_read(kind, text, value):
@@ -49,7 +51,7 @@ def test_what_is_within_a_range_is_read(kind, text, value):
         (between(0, 1), "nan", "a number from 0 to 1"),
         (between(0, 1), "x", "a number from 0 to 1"),
         (within(NUM_DRAFT), "0", "a whole number, at least 1, or auto"),
-        *((within(RANGES[name]), "x", RANGES[name].expected) for name in NUMBERS),
+        *((within(SETTINGS[name].range), "x", SETTINGS[name].range.expected) for name in NUMBERS),
     ],
 )
 def test_what_is_not_is_refused_in_the_words_of_the_range(kind, text, expected):
@@ -58,24 +60,42 @@ def test_what_is_not_is_refused_in_the_words_of_the_range(kind, text, expected):
     assert str(refused.value) == f"give {expected}, not '{text}'"
 
 
-def test_the_option_of_a_setting_has_its_name_its_range_and_its_default(capsys):
-    parser = Parser()
-    add_speculation(parser, without="--none")
-    names = [field.name for field in fields(Settings) if field.name in NUMBERS]
-    for name in names:
-        if name not in ("num_draft", "delta"):
-            add_setting(parser, f"--{name.replace('_', '-')}", help="x")
-    args = vars(parser.parse_args([]))
-    assert args == {name: getattr(Settings(), name) for name in names}
-    for name in names:
+def test_every_setting_is_an_option_with_its_words_and_its_range(capsys):
+    parser = build_parser()
+    assert given_settings(parser.parse_args([])) == {}
+    printed = " ".join(parser.format_help().replace("-\n", "-").split())
+    for name, setting in SETTINGS.items():
+        option = option_of(name)
+        assert " ".join(setting.help.split()) in printed, name
+        assert (
+            f"(default: {setting.default_help or str(setting.default)}".lower() in printed.lower()
+        )
         with pytest.raises(SystemExit) as end:
-            parser.parse_args([f"--{name.replace('_', '-')}", "x"])
-        expected = RANGES[name].expected
+            parser.parse_args([option, "x"])
+        expected = f": give {setting.range.expected}, not 'x'"
         if name == "num_draft":
-            expected = "a whole number, at least 1, or auto (or --none for no draft)"
+            expected = ": give a whole number, at least 1, or auto (or --regular-decode for no d"
         error = capsys.readouterr().err
         assert end.value.code == 2
-        assert error.startswith(f"error: --{name.replace('_', '-')}: give ") and expected in error
+        assert error.startswith("error: -") and f"{option}{expected}" in error
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False), ("never", "never")])
+def test_a_flag_of_three_values(text, value):
+    assert build_parser().parse_args(["--early-stopping", text]).early_stopping == value
+
+
+def test_another_command_line_has_other_defaults_and_words(capsys):
+    parser = Parser()
+    add_setting(parser, "--max-tokens", default=200, help="longest text")
+    add_setting(parser, "--temp", default=[0.0])
+    add_speculation(parser, without="--none")
+    args = parser.parse_args(["--temp", "0", "1"])
+    assert vars(args) == {"max_tokens": 200, "temp": [0, 1], "num_draft": None, "delta": 0}
+    assert "longest text (default: 200)" in parser.format_help()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--num-draft", "0"])
+    assert capsys.readouterr().err.endswith("or auto (or --none for no draft), not '0'\n")
 
 
 @pytest.mark.parametrize(

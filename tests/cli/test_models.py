@@ -29,25 +29,19 @@ def chosen_for(model, draft_model, regular=False):
     return models.choose_pair(model, draft_model, refuse_to_convert, regular)
 
 
-def test_with_nothing_converted_the_bundled_pair_is_the_default():
-    chosen = chosen_for(None, None)
-    assert (chosen.target, chosen.draft) == (models.BUNDLED / "target", models.BUNDLED / "draft")
-    assert "bundled" in chosen.note
-    assert str(Path("models/t5-11b")) in chosen.note
-
-
-def test_half_of_the_large_pair_is_not_enough():
-    converted("t5-11b")
-    chosen = chosen_for(None, None)
-    assert chosen.target == models.BUNDLED / "target"
-    assert "no models/t5-small" in chosen.note
-
-
 def test_the_large_pair_is_the_default_once_both_are_converted():
-    converted("t5-11b", "t5-small")
+    """Until then it is the bundled one, and the note says what is missing."""
+    bundled = (models.BUNDLED / "target", models.BUNDLED / "draft")
+    for missing in ("models/t5-11b and models/t5-small", "models/t5-small"):
+        chosen = chosen_for(None, None)
+        assert (chosen.target, chosen.draft) == bundled
+        assert f"the bundled pair: no {missing}" in chosen.note
+        converted("t5-11b")
+    converted("t5-small")
     chosen = chosen_for(None, None)
     assert (chosen.target, chosen.draft) == (Path("models/t5-11b"), Path("models/t5-small"))
     assert chosen.note == "target models/t5-11b, draft models/t5-small"
+    assert chosen_for(str(bundled[0]), None).draft == bundled[1]
 
 
 @pytest.mark.parametrize("how", [("none", False), (None, True), ("t5-small", True)])
@@ -169,16 +163,6 @@ def test_no_default_draft_is_downloaded_where_it_would_not_be_used(hub, how):
     assert hub.fetch("google/flan-t5-xl", **how)[1] == ["google/flan-t5-xl"]
 
 
-def test_the_bundled_target_takes_its_own_draft():
-    assert chosen_for(str(models.BUNDLED / "target"), None).draft == models.BUNDLED / "draft"
-
-
-@pytest.mark.parametrize("name", ["t5-small", "models/t5-small", "google-t5/t5-small"])
-def test_a_converted_model_is_found_by_any_of_its_names(name):
-    converted("t5-small")
-    assert models.locate(name, refuse_to_convert) == Path("models/t5-small")
-
-
 def test_a_hub_id_is_converted_once(capsys):
     asked = []
 
@@ -192,16 +176,18 @@ def test_a_hub_id_is_converted_once(capsys):
     assert capsys.readouterr().err.count("converted google/flan-t5-xl") == 1
 
 
-@pytest.mark.parametrize("name", ["models/t5-11b", "./t5-11b", "/no/such/model", "a/b/c", "~/t5"])
-def test_a_path_to_nothing_is_not_looked_up_on_the_hub(name):
-    with pytest.raises(UserError, match="there is no model folder"):
-        models.locate(name, refuse_to_convert)
-
-
-def test_a_file_is_not_a_model_folder():
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "there is no model folder") for name in ("models/t5-11b", "./t5-11b", "~/t5")),
+        *((name, "there is no model folder") for name in ("/no/such/model", "a/b/c")),
+        ("config.json", "config.json is a file"),
+    ],
+)
+def test_a_path_to_no_folder_is_not_looked_up_on_the_hub(name, reason):
     Path("config.json").write_text("{}")
-    with pytest.raises(UserError, match="config.json is a file"):
-        models.locate("config.json", refuse_to_convert)
+    with pytest.raises(UserError, match=reason):
+        models.locate(name, refuse_to_convert)
 
 
 def converted_from(folder: str, source: str | dict) -> None:
@@ -229,7 +215,7 @@ def test_another_owners_model_of_the_same_name_is_refused():
 
 
 @pytest.mark.parametrize("source", ["google-t5/t5-small", "t5-small"])
-@pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small"])
+@pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small", "models/t5-small"])
 def test_an_id_of_old_is_the_same_repository(source, name, capsys):
     converted_from("t5-small", source)
     assert models.locate(name, refuse_to_convert) == Path("models/t5-small")

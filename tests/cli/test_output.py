@@ -7,7 +7,15 @@ import pytest
 
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli import output
+from mlx_t5.cli.lines import Painter, text_lines
+from mlx_t5.cli.output import LineFile
+from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
+
+
+def results(path, as_json=False, paint=None, keep=0) -> LineFile:
+    return LineFile(path, keep, None, text_lines(as_json, path is not None or as_json, paint))
+
 
 # ---- where results go ----------------------------------------------------------------------------
 
@@ -25,25 +33,18 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
     assert not (tmp_path / "out.txt").exists()
 
 
-def test_plain_results_take_one_line_each(tmp_path):
-    path = tmp_path / "out.txt"
-    with output.Results(str(path), as_json=False, paint=None) as results:
-        results.write("p", FakeResult("one\ntwo\r\nthree"))
-        assert path.read_text() == "one\\ntwo\\nthree\n", "a finished result is on disk at once"
-        results.write("q", FakeResult(""))
-    assert path.read_text() == "one\\ntwo\\nthree\n\n"
-
-
-def test_a_file_is_left_as_it_is_until_there_is_a_result(tmp_path):
+def test_a_finished_result_is_on_disk_at_once_on_one_line(tmp_path):
+    """And a file is left as it is until there is one."""
     path = tmp_path / "out.txt"
     path.write_text("from yesterday")
-    with output.Results(str(path), as_json=False) as results:
+    with results(str(path)) as file:
         assert path.read_text() == "from yesterday"
-        results.write("p", FakeResult("new"))
-    assert path.read_text() == "new\n"
-    with output.Results(str(path), as_json=False):
+        file.write("p", FakeResult("one\ntwo\r\nthree"))
+        assert path.read_text() == "one\\ntwo\\nthree\n"
+        file.write("q", FakeResult(""))
+    with results(str(path)):
         pass
-    assert path.read_text() == "new\n"
+    assert path.read_text() == "one\\ntwo\\nthree\n\n"
 
 
 def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
@@ -51,53 +52,46 @@ def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
     if full.exists():
         with (
             pytest.raises(UserError, match="^cannot write /dev/full: No space left"),
-            output.Results(str(full), as_json=False) as results,
+            results(str(full)) as file,
         ):
-            results.write("p", FakeResult("one"))
+            file.write("p", FakeResult("one"))
     path = tmp_path / "out.txt"
-    with output.Results(str(path), as_json=False) as results:
-        results.write("p", FakeResult("one"))
+    with results(str(path)) as file:
+        file.write("p", FakeResult("one"))
         path.unlink()
         with pytest.raises(UserError, match="out.txt was removed while it was written"):
-            results.write("p", FakeResult("two"))
+            file.write("p", FakeResult("two"))
 
 
 def test_two_do_not_write_one_file(tmp_path):
     path = tmp_path / "out.txt"
-    with output.Results(str(path), as_json=False) as results:
-        results.write("p", FakeResult("one"))
+    with results(str(path)) as file:
+        file.write("p", FakeResult("one"))
         with pytest.raises(UserError, match="is being written by another process"):
-            output.Results(str(path), as_json=False, keep=4).write("p", FakeResult("two"))
-        results.write("q", FakeResult("three"))
+            results(str(path), keep=4).write("p", FakeResult("two"))
+        file.write("q", FakeResult("three"))
     assert path.read_text() == "one\nthree\n"
     with pytest.raises(UserError, match="has become shorter"):
-        output.Results(str(path), as_json=False, keep=99).write("p", FakeResult("two"))
+        results(str(path), keep=99).write("p", FakeResult("two"))
     assert path.read_text() == "one\nthree\n"
 
 
-def test_json_results_are_exact(capsys):
-    with output.Results(None, as_json=True, paint=None) as results:
-        results.write("p\u2028é", FakeResult("one\ntwo"))
-    line, end = capsys.readouterr().out.split("\n")
-    assert end == ""
+def test_a_json_result_is_exact_and_stays_so_where_it_is_coloured(capsys):
+    with results(None, as_json=True, paint=lambda result: "coloured") as file:
+        file.write("p\u2028é", FakeResult("one\ntwo"))
+    out, err = capsys.readouterr()
+    line, end = out.split("\n")
     record = json.loads(line)
+    assert (end, err) == ("", "coloured\n")
     assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats"]
     assert (record["prompt"], record["text"]) == ("p\u2028é", "one\ntwo")
     assert record["stats"]["drafted"] == 12
 
 
-def test_coloured_json_stays_json(capsys):
-    with output.Results(None, as_json=True, paint=lambda result: "coloured") as results:
-        results.write("p", FakeResult("plain"))
-    out, err = capsys.readouterr()
-    assert json.loads(out)["text"] == "plain"
-    assert err == "coloured\n"
-
-
 def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsys, tmp_path):
     for path in (None, str(tmp_path / "out.txt")):
-        with output.Results(path, as_json=False, paint=lambda result: "coloured") as results:
-            results.write("p", FakeResult("plain"))
+        with results(path, paint=lambda result: "coloured") as file:
+            file.write("p", FakeResult("plain"))
     assert capsys.readouterr() == ("coloured\n", "coloured\n")
     assert (tmp_path / "out.txt").read_text() == "plain\n"
 
@@ -106,31 +100,26 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
     failed = FakeResult(None, [], [], "error", error="no memory")
     for name, as_json in (("out.txt", False), ("out.jsonl", True)):
         path = tmp_path / name
-        with output.Results(str(path), as_json, paint=lambda result: result.text) as results:
+        with results(str(path), as_json, paint=lambda result: result.text) as file:
             for result in (FakeResult("one"), failed, FakeResult("three")):
-                results.write("prompt", result)
+                file.write("prompt", result)
         lines = path.read_text().split("\n")[:-1]
         if as_json:
             records = [json.loads(line) for line in lines]
-            assert [record["text"] for record in records] == ["one", None, "three"]
             assert [record.get("error") for record in records] == [None, "no memory", None]
-        else:
-            assert lines == ["one", "", "three"]
+            lines = [record["text"] or "" for record in records]
+        assert lines == ["one", "", "three"]
 
 
 # ---- who wrote what ------------------------------------------------------------------------------
 
 
 def test_every_token_has_its_author():
-    painter = output.Painter(no_color=True)
+    plain, coloured = Painter(no_color=True), Painter(no_color=False)
     writers = ["draft", "target", "copy", "copy"]
-    assert painter.paint(["Le", " chat", "", "s"], writers) == "[Le] chat{s}"
-    assert painter.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
-
-
-def test_colours_are_turned_off_after_every_token():
-    writers = ["draft", "target", "copy"]
-    painted = output.Painter(no_color=False).paint(["a", "b", "c"], writers)
+    assert plain.paint(["Le", " chat", "", "s"], writers) == "[Le] chat{s}"
+    assert plain.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
+    painted = coloured.paint(["a", "b", "c"], writers[:3])
     assert painted == "\033[32ma\033[0m\033[35mb\033[0m\033[36mc\033[0m"
 
 
@@ -147,7 +136,7 @@ def test_a_coloured_line_does_not_split_a_character():
         def finish(self) -> str:
             return "\n"
 
-    line = output.Painter(no_color=True).line(FakeResult("é\n"), Bytes())
+    line = Painter(no_color=True).line(FakeResult("é\n"), Bytes())
     assert line == "é\\n"
 
 
@@ -155,26 +144,25 @@ def test_a_coloured_line_does_not_split_a_character():
 
 
 def summary(stats: list[FakeStats], seconds: float) -> str:
-    totals = output.Totals()
-    for each in stats:
-        totals.add(each)
+    totals = Totals()
+    for counts in stats:
+        totals.add(FakeResult("text", stats=counts))
     return totals.summary(seconds)
 
 
-def test_the_summary_of_one_text():
+def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
     assert summary([FakeStats()], 2.0) == (
         "10 tokens in 2.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
         "2.50 tokens per target call · peak memory 2.50 GB"
     )
-
-
-def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
-    regular = FakeStats(
-        target_calls=10, drafted=0, accepted=0, tokens_per_call=1.0, peak_memory_bytes=0
-    )
+    regular = FakeStats(target_calls=10, drafted=0, tokens_per_call=1.0, peak_memory_bytes=0)
     line = summary([FakeStats(), regular], 4.0)
     assert line.startswith("2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s")
-    assert "1.43 tokens per target call" in line
-    assert "peak memory 2.50 GB" in line
+    assert "1.43 tokens per target call · peak memory 2.50 GB" in line
     assert "acceptance" not in summary([regular], 1.0)
     assert "tokens per target call" not in summary([], 0.0)
+
+
+def test_the_summary_of_scores_and_vectors():
+    assert Totals(results=3).summary(2.0, texts=False) == "3 prompts in 2.00 s · 1.5 prompts/s"
+    assert Totals(results=1).summary(0.5, texts=False).startswith("1 prompt in 0.50 s")

@@ -9,8 +9,8 @@ from mlx_t5.drafting.adaptive import Adaptive, Estimate, compare, count_verified
 from mlx_t5.drafting.costs import LONGEST, Costs
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 from simulated_decoding import COSTS, Simulation, costs, patterns
 
 TOKENS = 600

@@ -11,8 +11,8 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import source_width
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 from model import load
 
 V = 7

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 import server
-from benchmarks import peer_ours
-from benchmarks.options import BOTH, DRAFT, REGULAR
+from benchmarks.peer_programs import MlxT5
 from benchmarks.subject import Subject
+from benchmarks.workload import BOTH, DRAFT, REGULAR
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import BUNDLED, choose_pair
@@ -118,8 +118,8 @@ def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(draft, tmp
         run = subject.runs(way, 3, turns, batch_size=2, max_tokens=25)(0)
         assert [r.tokens for r in run.results] == [r.tokens for r in regular.results]
         assert run.draft_passes > 0
-    ours = peer_ours.Ours(str(BUNDLED / "target"), str(draft), "float32")
-    target, whole = ours.folders(str(tmp_path))
+    project = MlxT5(str(BUNDLED / "target"), str(draft), "float32")
+    target, whole = project.folders(str(tmp_path))
     assert target == str(BUNDLED / "target")
     ids, written = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
     expected = subject.draft(ids, written)

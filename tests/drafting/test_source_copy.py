@@ -10,8 +10,8 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import Copy, Proposal
 from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy, merged
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 
 V = 40
 A, B, C, D, E, F, G, X, Y, Z = range(10, 20)

@@ -9,8 +9,8 @@ from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row
 from mlx_t5.grouping import PASS_POSITIONS
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 
 V = 7
 ENDING = FakeModel(random_table(V, eos_bias=0.3), V)

@@ -11,8 +11,8 @@ from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 from model import T5
 
 V = 11
@@ -97,7 +97,7 @@ def test_beams_of_a_prompt_share_its_source():
     tokens = mx.array(rng.integers(3, 96, (6, 5)))
     expected = model(ids[owners], tokens, mask[owners])
     out = [model.decode(tokens[:, :2], cache, [0] * 6)]
-    assert cache.cross_keys[0].shape[0] == 3 and cache.keys[0].shape[0] == 6
+    assert cache.prompts == 3 and cache.keys[0].shape[0] == 6
     # Beams change places within their prompt, and the first prompt leaves.
     cache.reorder([0, 1, 3, 2, 4, 4])
     cache.keep([1, 2])

@@ -9,8 +9,8 @@ from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 from model import load
 
 V = 7

@@ -5,9 +5,9 @@ import pytest
 
 from devices import cpu_allocation
 from families import SHAPE
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network import cache as cache_module
-from mlx_t5.network.cache import BLOCK, Cache, source_width
+from mlx_t5.network.cache import SLOT_MULTIPLE, Cache, round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.encoding import encoded
 from model import T5
@@ -71,21 +71,21 @@ def test_keep(model, rows, kept):
     assert_rows(out, expect(logits, kept, offsets, 3))
 
 
-@pytest.mark.parametrize("progress", [6, BLOCK - 3])
+@pytest.mark.parametrize("progress", [6, SLOT_MULTIPLE - 3])
 def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
     prompts, _, _ = rows
     order = sorted(range(5), key=lambda i: len(prompts[i][0]))
     short, long = prompts[order[0]], mx.tile(prompts[order[-1]], (1, 9))
     length = progress + 4
     targets = mx.array(np.random.default_rng(3).integers(3, 96, (2, length)))
-    cache = cache_of(model, [short, long], 5 * BLOCK)
+    cache = cache_of(model, [short, long], 5 * SLOT_MULTIPLE)
     feed(model, cache, targets, [0, 0], progress)
     cache.keep([0])
     wide = cache.source
-    cache.trim(wide // 2 + 1, 3 * BLOCK)
-    assert (cache.source, cache.capacity) == (wide, 5 * BLOCK), "not for less than half"
+    cache.trim(wide // 2 + 1, 3 * SLOT_MULTIPLE)
+    assert (cache.source, cache.capacity) == (wide, 5 * SLOT_MULTIPLE), "not for less than half"
     cache.trim(short.shape[1], progress)
-    assert (cache.source, cache.capacity) == (source_width(short.shape[1]), BLOCK)
+    assert (cache.source, cache.capacity) == (source_width(short.shape[1]), SLOT_MULTIPLE)
     cache.reserve(length)
     out = feed(model, cache, targets[:1], [progress], 4)
     assert_rows(out, model(short, targets[:1])[:, progress:])
@@ -93,7 +93,7 @@ def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
 
 @pytest.mark.parametrize("split", [([0], [1]), ([1], [0]), ([0, 1], [2, 3]), ([1, 4], [1]),
                                    ([1], [4]), ([2], [4, 1])])  # fmt: skip
-@pytest.mark.parametrize("capacities", [(T, T), (T, 3 * BLOCK), (3 * BLOCK, T)])
+@pytest.mark.parametrize("capacities", [(T, T), (T, 3 * SLOT_MULTIPLE), (3 * SLOT_MULTIPLE, T)])
 def test_append(model, rows, split, capacities):
     """Rows with and without padding join, in caches of different capacities and progress."""
     prompts, targets, logits = rows
@@ -105,14 +105,10 @@ def test_append(model, rows, split, capacities):
     feed(model, first, targets[mx.array(split[0])], [0] * len(split[0]), 7)
     feed(model, second, targets[mx.array(split[1])], [0] * len(split[1]), 2)
     first.append(second)
-    assert (first.batch, first.capacity) == (len(order), max(map(round_to_block, capacities)))
+    assert (first.batch, first.capacity) == (len(order), max(map(round_up, capacities)))
     offsets = [7] * len(split[0]) + [2] * len(split[1])
     out = feed(model, first, targets[mx.array(order)], offsets, 4)
     assert_rows(out, expect(logits, order, offsets, 4))
-
-
-def round_to_block(n):
-    return -(-n // BLOCK) * BLOCK
 
 
 def test_append_needs_no_mask_for_equal_lengths(model, rows):
@@ -126,17 +122,17 @@ def test_reserve_keeps_what_was_fed(model, rows):
     prompts, targets, logits = rows
     cache = cache_of(model, prompts)
     feed(model, cache, targets, [0] * 5, 6)
-    cache.reserve(BLOCK + 1)
-    assert cache.capacity == 2 * BLOCK
+    cache.reserve(SLOT_MULTIPLE + 1)
+    assert cache.capacity == 2 * SLOT_MULTIPLE
     cache.reserve(3)
-    assert cache.capacity == 2 * BLOCK
+    assert cache.capacity == 2 * SLOT_MULTIPLE
     assert_rows(feed(model, cache, targets, [6] * 5, 3), logits[:, 6:9])
 
 
-def test_positions_across_blocks(model, rows):
-    """Attention looks at all slots up to its own, also when they are just past a block."""
+def test_positions_across_slot_multiples(model, rows):
+    """Attention looks at all slots up to its own, also when they are just past a multiple."""
     prompts, _, _ = rows
-    length = 2 * BLOCK + 3
+    length = 2 * SLOT_MULTIPLE + 3
     targets = mx.array(np.random.default_rng(5).integers(3, 96, (1, length)))
     expected = model(prompts[0], targets)
     cache = cache_of(model, prompts[:1], length)
@@ -157,7 +153,8 @@ def test_what_lies_behind_is_invisible(model, rows):
 
 
 @pytest.mark.parametrize(
-    ("offsets", "length"), [([0, BLOCK - 1], 2), ([BLOCK, BLOCK], 1), ([0, 0], BLOCK + 1)]
+    ("offsets", "length"),
+    [([0, SLOT_MULTIPLE - 1], 2), ([SLOT_MULTIPLE, SLOT_MULTIPLE], 1), ([0, 0], SLOT_MULTIPLE + 1)],
 )
 def test_too_few_slots(model, rows, offsets, length):
     cache = cache_of(model, rows[0][:2])
@@ -177,7 +174,7 @@ def test_offsets_that_do_not_fit(model, rows, offsets):
 @pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
 def test_writes_are_in_place(offsets):
     """A pass allocates nothing of the size of the cache, so its cost does not grow with it."""
-    heads, capacity, width = 4, 256 * BLOCK, 64
+    heads, capacity, width = 4, 256 * SLOT_MULTIPLE, 64
     cross = [(mx.zeros((2, heads, 3, width)),) * 2] * 2
     before = mx.get_active_memory()
     cache = Cache(cross, None, capacity)
@@ -185,7 +182,7 @@ def test_writes_are_in_place(offsets):
     for step in range(4):
         new = mx.full((2, heads, 3, width), step + 1.0)
         slots = cache.slots([o + step for o in offsets], 3)
-        seen = [cache.update(layer, new, 2 * new, slots) for layer in range(2)]
+        seen = [slots.update(layer, new, 2 * new) for layer in range(2)]
         mx.eval([keys.sum() for keys, _ in seen], cache.state)
         del seen
         if step == 0:  # the arrays had to be made
@@ -202,7 +199,7 @@ def test_writes_are_in_place(offsets):
 def test_decoding_is_in_place(model, rows, offsets):
     """Neither the model nor the graph holds on to arrays of a pass before."""
     before = mx.get_active_memory()
-    cache = cache_of(model, [rows[0][1], rows[0][4]], capacity=256 * BLOCK)
+    cache = cache_of(model, [rows[0][1], rows[0][4]], capacity=256 * SLOT_MULTIPLE)
     size = sum(a.nbytes for a in cache.keys + cache.values)
     for step in range(4):
         tokens = mx.zeros((2, 1), mx.int32)
@@ -218,8 +215,7 @@ def test_decoding_is_in_place(model, rows, offsets):
 
 def test_state_holds_every_array(model, rows):
     cache = cache_of(model, rows[0])
-    held = {id(a) for a in vars(cache).values() if isinstance(a, mx.array)}
-    held |= {id(a) for v in vars(cache).values() if isinstance(v, list) for a in v}
+    held = {id(a) for _, a in tree_flatten(vars(cache)) if isinstance(a, mx.array)}
     assert {id(a) for a in cache.state} == held
 
 

@@ -8,8 +8,8 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network import compiled
 from mlx_t5.network.compiled import CompiledStep
 from mlx_t5.network.config import T5Config
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import Sampling
+from mlx_t5.settings import Settings
 from model import T5, load
 
 

@@ -24,15 +24,16 @@ def another_order_for_many_rows(monkeypatch):
 
     Without a GPU, 16-bit products are summed in the same order whatever their rows.
     """
-    whole = linear.whole
 
     def by_rows(x, weight):
         half = x.shape[1] // 2
         if len(x) < 4 or weight.dtype == mx.float32:
-            return whole(x, weight)
-        return whole(x[:, :half], weight[:, :half]) + whole(x[:, half:], weight[:, half:])
+            return linear.natural(x, weight)
+        return linear.natural(x[:, :half], weight[:, :half]) + linear.natural(
+            x[:, half:], weight[:, half:]
+        )
 
-    monkeypatch.setattr(linear, "whole", by_rows)
+    monkeypatch.setattr(linear, "fastest", lambda *_: by_rows)
 
 
 def texts(rng, count):
@@ -81,7 +82,7 @@ def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
             assert (logits == regular[row]).all()
     for i in range(2):
         differ += (logits_of(model, [sources[i]], [targets[i]], rng) != plainly[i]).any()
-        assert np.abs(plainly[i] - regular[i]).max() < 0.05 * np.abs(regular[i]).max()
+        assert np.abs(plainly[i] - regular[i]).max() < 0.08 * np.abs(regular[i]).max()
     assert differ, "without padding some bits differ"
 
 
@@ -159,6 +160,6 @@ def test_equal_prompts_share_the_source_and_nothing_else():
     cache = caches(target, [[5, 6, 1]])
     cache.keep([0, 0])
     first, second = cache.rows
-    assert first.cross_keys[0] is second.cross_keys[0]
+    assert first.cross[0] is second.cross[0]
     target.decode(mx.array([[0, 7], [0, 9]]), cache, [0, 0])
     assert not mx.array_equal(first.keys[0][:, :, 1], second.keys[0][:, :, 1]).item()

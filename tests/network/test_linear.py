@@ -10,15 +10,13 @@ from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Embedding,
     Linear,
-    added,
-    fastest,
-    in_blocks,
+    doubled,
+    fastest_with,
+    in_tiles,
     join,
-    product,
+    natural,
     together,
-    turned,
-    twice,
-    whole,
+    weight_first,
 )
 
 OPENBLAS, MKL = "OpenBLAS 0.3.21, {} kernels", "MKL 2026.2, {} kernels"
@@ -28,9 +26,10 @@ HIGH = 512
 
 @pytest.mark.parametrize(
     ("form", "rows"),
-    [(form, rows) for form in (whole, in_blocks, turned) for rows in (1, 2, 6, 16)] + [(twice, 1)],
+    [(form, rows) for form in (natural, in_tiles, weight_first) for rows in (1, 2, 6, 16)]
+    + [(doubled, 1)],
 )
-@pytest.mark.parametrize("outputs", [384, 500])  # blocks divide the first
+@pytest.mark.parametrize("outputs", [384, 500])  # tiles divide the first
 def test_every_form_is_the_same_product(form, rows, outputs):
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal((n, WIDTH), np.float32) for n in (rows, outputs))
@@ -45,45 +44,42 @@ SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 102
 @pytest.mark.parametrize(
     ("blas", "shape", "forms"),
     [
-        (OPENBLAS.format("SkylakeX"), SQUARE, {in_blocks: {1, 2, 4, 8}, whole: {9, 16, 64}}),
-        (OPENBLAS.format("SkylakeX"), SMALL, {whole: {1, 8, 64}}),
-        (OPENBLAS.format("Haswell"), HEAD, {whole: {1, 2, 4, 8, 9, 16, 64}}),
-        (MKL.format("AVX-512"), NARROW, {whole: {1, 2, 64}, in_blocks: {4}, turned: {8, 9, 16}}),
-        (MKL.format("general"), SQUARE, {whole: {1, 2, 4, 8, 9, 16, 64}}),
-        (MKL.format("general"), NARROW, {twice: {1}, whole: {2, 4, 64}}),
-        (MKL.format("general"), HEAD, {whole: {1, 2}, in_blocks: {3, 8, 64}}),
-        (MKL.format("general"), SMALL, {whole: {1, 8, 64}}),
-        ("MLX's reference BLAS", HEAD, {whole: {1, 2, 4, 8, 9, 16, 64}}),
+        (OPENBLAS.format("SkylakeX"), SQUARE, {in_tiles: {1, 2, 4, 8}, natural: {9, 16, 64}}),
+        (OPENBLAS.format("SkylakeX"), SMALL, {natural: {1, 8, 64}}),
+        (OPENBLAS.format("Haswell"), HEAD, {natural: {1, 2, 4, 8, 9, 16, 64}}),
+        (
+            MKL.format("AVX-512"),
+            NARROW,
+            {natural: {1, 2, 64}, in_tiles: {4}, weight_first: {8, 9, 16}},
+        ),
+        (MKL.format("general"), SQUARE, {natural: {1, 2, 4, 8, 9, 16, 64}}),
+        (MKL.format("general"), NARROW, {doubled: {1}, natural: {2, 4, 64}}),
+        (MKL.format("general"), HEAD, {natural: {1, 2}, in_tiles: {3, 8, 64}}),
+        (MKL.format("general"), SMALL, {natural: {1, 8, 64}}),
+        ("MLX's reference BLAS", HEAD, {natural: {1, 2, 4, 8, 9, 16, 64}}),
     ],
 )
 def test_the_form_of_each_blas(blas, shape, forms):
     wanted = {rows: form for form, which in forms.items() for rows in which}
-    assert {rows: fastest(rows, *shape, blas) for rows in wanted} == wanted
+    assert {rows: fastest_with(blas, rows, *shape) for rows in wanted} == wanted
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """The numbers of rows for which a form was looked up."""
-    rows = []
-    monkeypatch.setattr(linear, "cpu_only", lambda: True)
-    monkeypatch.setattr(linear, "fastest", lambda m, *rest: rows.append(m) or turned)
-    return rows
-
-
-def test_layers_take_the_fastest_form(asked):
+def test_layers_take_the_fastest_form(monkeypatch):
+    monkeypatch.setattr(linear, "fastest", lambda *_: weight_first)
     layer, head = Linear(WIDTH, HIGH), Embedding(HIGH, WIDTH)
     x = mx.random.normal((3, WIDTH))
-    np.testing.assert_array_equal(layer(x), turned(x, layer.weight))
-    np.testing.assert_array_equal(head.as_linear(x), turned(x, head.weight))
-    assert asked == [3, 3]
+    np.testing.assert_array_equal(layer(x), weight_first(x, layer.weight))
+    np.testing.assert_array_equal(head.as_linear(x), weight_first(x, head.weight))
 
 
-@pytest.mark.parametrize(("dtype", "cpu"), [(mx.bfloat16, True), (mx.float32, False)])
-def test_other_types_and_gpus_take_the_natural_form(asked, monkeypatch, dtype, cpu):
+@pytest.mark.parametrize("cpu", [True, False])
+def test_only_a_cpu_takes_other_forms_and_only_in_float32(monkeypatch, cpu):
+    linear.fastest.cache_clear()
     monkeypatch.setattr(linear, "cpu_only", lambda: cpu)
-    x, weight = mx.ones((2, WIDTH), dtype), mx.ones((HIGH, WIDTH), dtype)
-    assert product(x, weight).dtype == dtype
-    assert asked == []
+    monkeypatch.setattr(linear, "blas_name", lambda: OPENBLAS.format("SkylakeX"))
+    forms = [linear.fastest(3, *SQUARE, dtype) for dtype in (mx.float32, mx.bfloat16)]
+    linear.fastest.cache_clear()
+    assert forms == [in_tiles if cpu else natural, natural]
 
 
 def layers(bits=(), outputs=(64, 64, 32)):
@@ -108,7 +104,7 @@ def test_layers_over_the_same_input_are_one_product(monkeypatch, bits, exact_buf
     memory = mx.get_active_memory()
     join(*own)
     end = time.monotonic() + 5  # the thread that joined may hold the parts a moment longer
-    while mx.get_active_memory() > memory + 1024:  # else something is held twice
+    while mx.get_active_memory() > memory + 1024:  # else something is held doubled
         assert time.monotonic() < end
         time.sleep(0.01)
     called = []
@@ -134,7 +130,7 @@ def test_layers_of_different_kinds_are_not_joined():
         np.testing.assert_array_equal(out, layer(x))
 
 
-@pytest.mark.parametrize("form", [whole, turned])
+@pytest.mark.parametrize("form", [natural, weight_first])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
 def test_a_product_adds_the_residual(monkeypatch, form, kind):
     """In the residual's type; half a type is never lost to the weight's."""
@@ -143,7 +139,7 @@ def test_a_product_adds_the_residual(monkeypatch, form, kind):
     if kind in ("bfloat16", "wider residual"):
         layer.weight, x = layer.weight.astype(mx.bfloat16), x.astype(mx.bfloat16)
     residual = mx.random.normal((3, 64), mx.bfloat16 if kind == "bfloat16" else mx.float32)
-    out = added(x, layer, residual)
+    out = layer(x, residual)
     assert out.dtype == residual.dtype
     expected = residual.astype(mx.float32) + layer(x).astype(mx.float32)
     tolerance = 0.05 if kind == "bfloat16" else 1e-5
@@ -151,10 +147,10 @@ def test_a_product_adds_the_residual(monkeypatch, form, kind):
 
 
 def test_that_the_residual_takes_no_operation_of_its_own(monkeypatch):
-    monkeypatch.setattr(linear, "fastest", lambda *_: whole)
+    monkeypatch.setattr(linear, "fastest", lambda *_: natural)
     layer, x = Linear(64, 64), mx.random.normal((3, 64))
     asked = []
     addmm = mx.addmm
     monkeypatch.setattr(mx, "addmm", lambda *a: asked.append(a) or addmm(*a))
-    added(x, layer, x)
+    layer(x, x)
     assert len(asked) == 1

@@ -24,7 +24,7 @@ from mlx_t5.network.memory import (
     warning,
     weight_bytes,
 )
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 from model import T5, expected_parameters, load
 
 TINY = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 3}

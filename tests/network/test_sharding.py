@@ -15,9 +15,9 @@ from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import SLACK, stored_bytes, warning
-from mlx_t5.network.part import require_divisible, whole_head
 from mlx_t5.network.ranks import Ranks
-from mlx_t5.network.sharing import shared_draft
+from mlx_t5.network.sharding import require_divisible
+from mlx_t5.network.sharing import full_head, shared_draft
 from mlx_t5.network.sharing import whole as make_whole
 from mlx_t5.network.weights import HEAD
 from mlx_t5.sizes import readable
@@ -75,7 +75,7 @@ def test_parts_of_a_hugging_face_folder_make_the_whole(tmp_path, format):
     assert_whole(parts(folder, size=4), folder)
     part, whole = load(folder, "float32", group=Group(3, 4))[0], load(folder, "float32")[0]
     assert part.lm_head.weight.shape == (10, 64)
-    assert mx.array_equal(whole_head(part).weight, whole.lm_head.weight)
+    assert mx.array_equal(full_head(part).weight, whole.lm_head.weight)
 
 
 def test_an_adapter_is_merged_before_the_cut(root, tmp_path):
@@ -138,7 +138,7 @@ def test_drafts_of_a_part_are_refused_as_those_of_a_whole(root, tmp_path):
 def test_memory_of_a_whole_head_counts(root, name, monkeypatch):
     part = load(root / name, "float32", group=Group(0, 2))[0]
     metal = FakeMetal(monkeypatch, recommended=10**12)
-    head = whole_head(part)
+    head = full_head(part)
     held = sum(array.nbytes for array in head.parameters().values()) if head else 0
     assert metal.limits[:1] == ([held + SLACK] if head else [])
     monkeypatch.setattr(memory, "limit", lambda: 0)
@@ -189,8 +189,8 @@ def test_what_does_not_divide_is_told_with_the_numbers_that_do():
     with pytest.raises(UserError, match="3 ranks .*: 1024 hidden units do not .* take 1, 2 or 4$"):
         require_divisible(config, Ranks(Group(0, 3)))
     with pytest.raises(UserError, match="2 ranks .*: 3 groups of quantised inputs .* take 1$"):
-        require_divisible(config, Ranks(Group(0, 2)), [6, 3])
-    require_divisible(config, Ranks(Group(0, 4)), [8])
+        require_divisible(config, Ranks(Group(0, 2)), {"a.o.scales": (9, 6), "a.wo.scales": (9, 3)})
+    require_divisible(config, Ranks(Group(0, 4)), {"a.o.scales": (9, 8), "a.q.scales": (9, 3)})
 
 
 def test_shares_are_equal_but_for_the_last():

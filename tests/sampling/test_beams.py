@@ -10,8 +10,8 @@ import pytest
 from decoder import SpeculativeDecoder
 from families import FAMILIES, Maker, torch, transformers
 from mlx_t5.backend import mx
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, largest
+from mlx_t5.settings import Settings
 from model import load
 
 START, EOS, V = 0, 1, 10

@@ -20,7 +20,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
+from mlx_t5.settings import Settings
 
 V, MAX_TOKENS, DRAWS = 5, 3, 5_000
 SOURCE = (2, 3)

@@ -8,8 +8,8 @@ from fake_model import FakeModel, drafter, good, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import is_finite, row_key
+from mlx_t5.settings import Settings
 
 V = 7
 TABLE = random_table(V, eos_bias=-9.0)

@@ -1,16 +1,12 @@
 """Requests: which bounds they have, and how much is said about one that is wrong everywhere."""
 
-from dataclasses import replace
-
 import pytest
 from pydantic import ValidationError
 
-from mlx_t5.ranges import RANGES
-from mlx_t5.requests import Settings
-from mlx_t5.serving import api
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
 from mlx_t5.serving.errors import ApiError, error_of_validation
 from mlx_t5.serving.presets import several
+from mlx_t5.settings import SETTINGS, Settings
 
 MANY = 90_000
 TURN = {"role": "user", "content": "x"}
@@ -31,12 +27,28 @@ def test_the_description_shows_the_bounds_of_settings():
         assert {word: n for word, n in first.items() if "imum" in word.lower()} == expected, name
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "top_p", "delta"])
-def test_a_field_follows_the_range_of_its_setting(name, monkeypatch):
-    none = replace(RANGES[name], least=2, most=1, expected="nothing at all", besides=())
-    monkeypatch.setattr(api, "RANGES", {**RANGES, name: none})
-    with pytest.raises(ValidationError, match="it must be nothing at all"):
-        PredictRequest.model_validate({"prompt": "x", name: 1})
+def test_a_field_follows_the_range_of_its_setting():
+    checked = [s for s in SETTINGS.values() if s.request and s.range.kind is not bool]
+    for setting in checked:
+        for value in (setting.range.least - 1, setting.range.most * 2, "x", True):
+            with pytest.raises(ValidationError):
+                PredictRequest.model_validate({"prompt": "x", setting.request: value})
+    with pytest.raises(ValidationError, match="it must be 0 .greedy., or a number from 1.2e-38"):
+        PredictRequest.model_validate({"prompt": "x", "temperature": 1e-45})
+
+
+def test_what_a_request_gives_has_the_names_of_settings():
+    def given(kind=CompletionRequest, **fields):
+        prompt = {"messages": [TURN]} if kind is ChatRequest else {"prompt": "x"}
+        return kind.model_validate({**prompt, **fields}).given
+
+    assert given() == given(temperature=None, stop=[]) == {}
+    assert given(temperature=0, stop="a", num_draft="auto") == {
+        "temp": 0, "stop": "a", "num_draft": "auto",
+    }  # fmt: skip
+    assert given(draft=False, num_draft=3) == {"num_draft": 0}
+    assert given(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
+    assert given(ChatRequest, max_completion_tokens=3) == {"max_tokens": 3}
 
 
 @pytest.mark.parametrize(

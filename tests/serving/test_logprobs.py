@@ -9,9 +9,9 @@ from decoder import Engine
 from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.serving.logprobs import LogprobRecorder, logprobs
+from mlx_t5.settings import Settings
 
 V = 9
 TABLE = random_table(V, eos_bias=-0.5)

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Settings
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving import api, one_pass
 from mlx_t5.serving.errors import ApiError, error_of_validation
@@ -18,6 +17,7 @@ from mlx_t5.serving.jobs import ClientGone
 from mlx_t5.serving.presets import Presets
 from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
+from mlx_t5.settings import Settings
 from mlx_t5.text.tokenizer import load_tokenizer
 
 

@@ -3,10 +3,10 @@
 import time
 
 from meeting import Meeting
-from mlx_t5.requests import Settings
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.jobs import Job, Pairs, PassJob, Prompts
 from mlx_t5.serving.shared_intake import SharedIntake
+from mlx_t5.settings import Settings
 
 
 def jobs():

@@ -7,8 +7,8 @@ from fake_model import FakeModel, drafter, good
 from fake_serving import ENDLESS, FLAT, V
 from mlx_t5.drafting.costs import longest
 from mlx_t5.drafting.source_copy import SourceCopy
-from mlx_t5.requests import AUTO
 from mlx_t5.serving.warm_up import warm_up
+from mlx_t5.settings import AUTO
 
 
 def widths(model):

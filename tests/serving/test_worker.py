@@ -6,10 +6,10 @@ from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Settings
 from mlx_t5.serving.jobs import Failure, Job, QueueFull, Stopped
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
+from mlx_t5.settings import Settings
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from decoder import Engine
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
 
 
 def rows(lengths, **settings):

@@ -4,9 +4,9 @@ import numpy as np
 
 from fake_model import EOS
 from mlx_t5.backend import mx
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import Sampling, fold, row_key
 from mlx_t5.sampling.processors import Processing
+from mlx_t5.settings import Settings
 
 # A statistic may exceed its bound by chance in one run of this many.
 FALSE_ALARM = 1e-6

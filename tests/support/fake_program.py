@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from benchmarks.peer_systems import Program
+from benchmarks.peer_programs import Program
 from mlx_t5.errors import UserError
 
 

@@ -10,9 +10,9 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
-from mlx_t5.requests import Settings
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sampling.processors import History, Processing
+from mlx_t5.settings import Settings
 from simulated_decoding import COSTS, costs
 
 V = 12

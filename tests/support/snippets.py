@@ -147,13 +147,13 @@ class Session:
             name, _, value = words.pop(0).partition("=")
             variables[name] = value
         if not (len(words) > 1 and words[0] == "python" and words[1].endswith(".py")):
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["sh", "-c", line], cwd=self.folder, capture_output=True, text=True, timeout=60
             )
-            assert done.returncode == 0, done.stderr
-            return done.stdout, done.stderr
-        given = self._command(before)[0] if before else ""
-        with self._streams(given, variables) as (output, errors):
+            assert completed.returncode == 0, completed.stderr
+            return completed.stdout, completed.stderr
+        piped = self._command(before)[0] if before else ""
+        with self._streams(piped, variables) as (output, errors):
             try:
                 status = import_module(words[1].removesuffix(".py")).main(words[2:])
             except SystemExit as end:
@@ -162,24 +162,24 @@ class Session:
         return self._captured(output), self._captured(errors)
 
     @contextmanager
-    def _streams(self, given: str = "", variables: dict[str, str] | None = None) -> Iterator[tuple]:
+    def _streams(self, piped: str = "", variables: dict[str, str] | None = None) -> Iterator[tuple]:
         """Runs what is inside in the session's folder, and collects what it writes."""
-        piped = self.folder / ".stdin"
-        piped.write_text(given, encoding="utf-8")
+        input_file = self.folder / ".stdin"
+        input_file.write_text(piped, encoding="utf-8")
         output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        place, environment, stdin = Path.cwd(), dict(os.environ), sys.stdin
+        folder, environment, stdin = Path.cwd(), dict(os.environ), sys.stdin
         os.environ.update(variables or {})
         os.chdir(self.folder)
         try:
             with (
-                piped.open(encoding="utf-8") as sys.stdin,
+                input_file.open(encoding="utf-8") as sys.stdin,
                 redirect_stdout(output),
                 redirect_stderr(errors),
             ):
                 yield output, errors
         finally:
             sys.stdin = stdin
-            os.chdir(place)
+            os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
 

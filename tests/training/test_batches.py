@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training.answers import LabelledExample
-from mlx_t5.training.batches import Batch, batch_at, collate, parts
+from mlx_t5.training.batches import TrainingBatch, batch_at, collate, micro_batches
+from random_models import random_t5
 
 
 def example(source: int, answer: int) -> LabelledExample:
@@ -13,7 +15,7 @@ def example(source: int, answer: int) -> LabelledExample:
     return LabelledExample(np.arange(2, source + 2), np.arange(5, answer + 5), top_ids, top_p)
 
 
-def test_an_epoch_has_every_lesson_once_and_every_epoch_its_own_order():
+def test_an_epoch_has_every_example_once_and_every_epoch_its_own_order():
     labelled = [example(4, 1 + i % 7) for i in range(100)]
     first, second = ([batch_at(labelled, 10, 1, 10 * e + i) for i in range(10)] for e in (0, 1))
     assert sorted(sum(first, [])) == list(range(100)) == sorted(sum(second, []))
@@ -22,9 +24,7 @@ def test_an_epoch_has_every_lesson_once_and_every_epoch_its_own_order():
     )
     spans = [max(i % 7 for i in batch) - min(i % 7 for i in batch) for batch in first]
     assert np.mean(spans) <= 1  # at random it would be 6
-
-
-def test_fewer_lessons_than_a_batch_holds_are_one_batch():
+    # Fewer than a batch holds are one batch.
     assert sorted(batch_at([example(2, 2)] * 3, 8, 0, 5)) == [0, 1, 2]
 
 
@@ -37,8 +37,12 @@ def test_what_a_batch_holds():
     assert batch.counted.reshape(2, 16).sum(axis=1).tolist() == [2, 9]
     assert batch.top_ids.shape == batch.top_p.shape == (32, 2)
     assert batch.top_ids[16:19].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert Batch.of(batch.arrays).arrays == batch.arrays
+    assert TrainingBatch.of(batch.arrays).arrays == batch.arrays
 
 
-def test_parts_of_a_batch():
-    assert list(map(list, parts([1, 2, 3, 4, 5], 2))) == [[1, 2], [3, 4], [5]]
+def test_micro_batches_are_the_batch_of_the_step():
+    labelled, draft = [example(4, 1 + i % 7) for i in range(10)], shared_draft(random_t5(), 1)
+    made = micro_batches(labelled, draft, 5, 2, 1, 0)
+    assert [len(micro_batch.source) for micro_batch in made] == [2, 2, 1]
+    lengths = [int(n) for m in made for n in m.counted.reshape(len(m.source), -1).sum(axis=1)]
+    assert lengths == [len(labelled[i].answer) for i in batch_at(labelled, 5, 1, 0)]

@@ -24,52 +24,50 @@ class Tokenizer:
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Reads a file of this name and content; returns the examples and what was told."""
+    """Reads a file of this name and content; returns the examples and what was logged."""
     monkeypatch.setattr(examples, "LEAST", 1)
 
     def reader(name: str, content: bytes):
         (tmp_path / name).write_bytes(content)
-        told = []
+        log = []
         lines = Lines(str(tmp_path / name), completions=True)
-        return read_examples(lines, Tokenizer(), 1 << 21, 5, told.append), told
+        return read_examples(lines, Tokenizer(), 1 << 21, 5, log.append), log
 
     return reader
 
 
 def test_lines_and_equal_prompts(read):
-    found, told = read("a.txt", b"one\ntwo\r\n\none\n")
-    assert found == [Example(tuple(letters("one"))), Example(tuple(letters("two")))]
-    assert len(told) == 1 and "a.txt line 3 is empty" in told[0]
+    examples, log = read("a.txt", b"one\ntwo\r\n\none\n")
+    assert examples == [Example(tuple(letters("one"))), Example(tuple(letters("two")))]
+    assert len(log) == 1 and "a.txt line 3 is empty" in log[0]
 
 
 def test_objects_with_and_without_completions_and_bad_ones(read):
     lines = [b'{"prompt": "a"}', b'{"prompt": "b", "completion": "c"}', b'{"prompt": 1}', b"{"]
     lines += [b'{"prompt": "d", "completion": 2}', b'{"prompt": "e", "completion": " "}']
-    found, told = read("a.jsonl", b"\n".join(lines))
-    assert [e.answer for e in found] == [None, tuple(letters("c"))]
+    read_in, log = read("a.jsonl", b"\n".join(lines))
+    assert [e.answer for e in read_in] == [None, tuple(letters("c"))]
     reasons = [
         "line 3 has no prompt",
         "line 4 is not JSON",
         "line 5 has a completion",
         "line 6 has",
     ]
-    assert all(reason in line for reason, line in zip(reasons, told, strict=True))
+    assert all(reason in line for reason, line in zip(reasons, log, strict=True))
 
 
 def test_long_completions_are_cut_and_long_prompts_left_out(read, monkeypatch):
     monkeypatch.setattr(examples, "LONGEST", 20)
     lines = [b'{"prompt": "a", "completion": "more than five"}', b'{"prompt": "%s"}' % (b"y" * 20)]
-    found, told = read("a.jsonl", b"\n".join(lines))
-    assert found == [Example((97, 1), tuple(b"more "))]  # the rest would never be generated
-    assert told == [f"left out: the prompt '{'y' * 20}': it has 21 tokens, and 20 are the most"]
+    read_in, log = read("a.jsonl", b"\n".join(lines))
+    assert read_in == [Example((97, 1), tuple(b"more "))]  # the rest would never be generated
+    assert log == [f"left out: the prompt '{'y' * 20}': it has 21 tokens, and 20 are the most"]
 
 
-def test_many_bad_lines_are_counted(read):
-    _, told = read("a.txt", b"good\n" + b"\xff\n" * 13)
-    assert len(told) == examples.LINES_NAMED + 1 and told[-1] == "left out: 3 more lines"
-
-
-def test_hardly_any_prompts_are_refused():
+def test_many_bad_lines_are_counted_and_hardly_any_good_ones_refused(read, monkeypatch):
+    _, log = read("a.txt", b"good\n" + b"\xff\n" * 13)
+    assert len(log) == examples.LINES_NAMED + 1 and log[-1] == "left out: 3 more lines"
+    monkeypatch.undo()
     lines = [("same", None)] * 100
     with pytest.raises(UserError, match="has 1 different prompts that can be used; give 32"):
         read_examples(lines, Tokenizer(), 1 << 21, 5, print)

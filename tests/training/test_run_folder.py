@@ -7,7 +7,7 @@ import pytest
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.training.learner import State
-from mlx_t5.training.run_folder import BEST, SETTINGS, STATE, Progress, RunFolder
+from mlx_t5.training.run_folder import BEST, SETTINGS, STATE, RunFolder, TrainingProgress
 
 NONE = State({}, {})
 ANSWERS, TRAINING = {"--data": "abc", "--temp": 0.0}, {"iters": 10}
@@ -25,20 +25,20 @@ def test_a_state_comes_back_to_the_bit(folder):
     arrays = {"a.b.0": mx.array([1 / 3, 2e-30]), "step": mx.array(3, mx.uint64)}
     saved = State(arrays, {"m": mx.ones(2)}, 7)
     folder.save_best(arrays)
-    folder.save(saved, Progress(best=2.5, judged=5, behind=1))
+    folder.save(saved, TrainingProgress(best=2.5, evaluated=5, behind=1))
     state, progress = folder.state(saved)
-    assert progress == Progress(best=2.5, judged=5, behind=1) and state.step == 7
+    assert progress == TrainingProgress(best=2.5, evaluated=5, behind=1) and state.step == 7
     assert state.weights.keys() == arrays.keys() and state.moments["m"].tolist() == [1, 1]
     assert all(mx.array_equal(state.weights[n], a) for n, a in arrays.items())
 
 
-def test_an_earlier_run_goes_on_only_when_asked_for_and_with_the_same_answers(folder):
+def test_an_earlier_run_is_resumed_only_when_asked_for_and_with_the_same_answers(folder):
     again = RunFolder(folder.path)
     with pytest.raises(UserError, match="earlier run; go on with --resume, or remove it"):
         again.open(ANSWERS, TRAINING, resume=False)
     with pytest.raises(UserError, match="made with another --temp; give that again"):
         again.open(ANSWERS | {"--temp": 1.0}, TRAINING, resume=True)
-    folder.save(State({}, {}, 1), Progress())
+    folder.save(State({}, {}, 1), TrainingProgress())
     folder.save_best({"a": mx.ones(1)})
     assert not again.open(ANSWERS, TRAINING, resume=True) and again.state(NONE)
     assert again.open(ANSWERS, {"iters": 20}, resume=True) and again.state(NONE) is None
@@ -54,7 +54,7 @@ def test_a_strangers_folder_is_left_alone(tmp_path):
 @pytest.mark.parametrize("name", (SETTINGS, STATE, BEST))
 @pytest.mark.parametrize("content", (b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "))
 def test_damaged_files_are_named(folder, name, content):
-    folder.save(State({}, {}, 1), Progress())
+    folder.save(State({}, {}, 1), TrainingProgress())
     (folder.path / name).write_bytes(content)
     again = lambda: folder.open(ANSWERS, TRAINING, resume=True)  # noqa: E731
     like = {"a": mx.ones(1)}
@@ -69,7 +69,7 @@ def test_damaged_files_are_named(folder, name, content):
 
 def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):
     one, other = ({"a": mx.ones(n)} for n in (1, 2))
-    folder.save(State(one, {}, 1), Progress(best=1.5))
+    folder.save(State(one, {}, 1), TrainingProgress(best=1.5))
     with pytest.raises(UserError, match=f"{BEST} is damaged .*remove {STATE} and {BEST}"):
         folder.state(State(one, {}))
     folder.save_best(one)
@@ -105,6 +105,6 @@ def test_a_full_disk_leaves_the_old_file(folder, monkeypatch):
 def test_what_is_left_at_the_end(folder):
     folder.answers.mkdir()
     (folder.answers / "answers-00000.npz").write_bytes(b"12345")
-    folder.save(State({}, {}, 1), Progress())
+    folder.save(State({}, {}, 1), TrainingProgress())
     settings = json.dumps({"answers": ANSWERS, "training": TRAINING})
     assert folder.finish() == 5 + len(settings) and folder.state(NONE) is None

@@ -6,7 +6,7 @@ import pytest
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.training import answers
-from mlx_t5.training.answers import Answers, teach
+from mlx_t5.training.answers import Answers, label
 from mlx_t5.training.examples import Example
 from random_models import random_t5
 
@@ -21,53 +21,54 @@ def target():
 @pytest.mark.parametrize("temp", (0.0, 0.5))
 def test_what_the_target_thinks_of_answers(target, temp, monkeypatch):
     """In passes of one answer each, as in one pass for all, it is what the logits say."""
-    together = teach(target, PAIRS, temp)
+    together = label(target, PAIRS, temp)
     monkeypatch.setattr(answers, "LOGITS_AT_ONCE", 1)
     for (source, answer), one, other in zip(
-        PAIRS, teach(target, PAIRS, temp), together, strict=True
+        PAIRS, label(target, PAIRS, temp), together, strict=True
     ):
         logits = target(mx.array([source]), mx.array([[0, *answer[:-1]]]))[0]
         p = np.array(mx.softmax(logits / (temp or 1.0), axis=-1))
-        for taught in (one, other):
-            assert (taught.source, taught.answer) == (source, answer)
-            assert taught.top_ids.shape == (len(answer), answers.TOP_K)
+        for labelled in (one, other):
+            assert (tuple(labelled.source), tuple(labelled.answer)) == (source, answer)
+            assert labelled.top_ids.shape == (len(answer), answers.TOP_K)
             likeliest = np.sort(p, axis=-1)[:, -answers.TOP_K :]
-            np.testing.assert_allclose(np.sort(taught.top_p, axis=-1), likeliest, atol=1e-5)
+            np.testing.assert_allclose(np.sort(labelled.top_p, axis=-1), likeliest, atol=1e-5)
             np.testing.assert_allclose(
-                taught.top_p, np.take_along_axis(p, taught.top_ids, -1), atol=1e-5
+                labelled.top_p, np.take_along_axis(p, labelled.top_ids, -1), atol=1e-5
             )
             states = np.array(target.encode(mx.array([source]))[0])
-            np.testing.assert_allclose(taught.states, states, atol=1e-4)
+            np.testing.assert_allclose(labelled.states, states, atol=1e-4)
 
 
 class Teacher:
     """Answers with the source backwards, but not 13; is stopped after so many answers."""
 
     def __init__(self, stopped_after: int = 1000):
-        self.left, self.places = stopped_after, []
+        self.remaining, self.indices = stopped_after, []
 
-    def __call__(self, sources, places):
-        for source, place in zip(sources, places, strict=True):
-            if not self.left:
+    def __call__(self, sources, indices):
+        for source, i in zip(sources, indices, strict=True):
+            if not self.remaining:
                 raise KeyboardInterrupt
-            self.left -= 1
-            self.places.append(place)
+            self.remaining -= 1
+            self.indices.append(i)
             yield None if 13 in source else source[::-1]
 
 
-def test_a_stopped_run_goes_on_behind_its_last_file(target, tmp_path, monkeypatch):
+def test_a_stopped_run_is_resumed_behind_its_last_file(target, tmp_path, monkeypatch):
     monkeypatch.setattr(answers, "SHARD", 4)
     examples = [Example((3 + i, 1)) for i in range(12)] + [Example((50, 1), (42, 1))]
-    first, told = Answers(tmp_path, examples), []
-    tell = lambda: told.append(1)  # noqa: E731
+    first, answered = Answers(tmp_path, examples), []
+    count = lambda: answered.append(1)  # noqa: E731
     with pytest.raises(KeyboardInterrupt):
-        first.complete(target, Teacher(stopped_after=6), 0.0, True, tell)
-    assert len(told) == 6 and first.done == 4
+        first.complete(target, Teacher(stopped_after=6), 0.0, True, count)
+    assert len(answered) == 6 and first.done == 4
     again, teacher = Answers(tmp_path, examples), Teacher()
-    again.complete(target, teacher, 0.0, True, tell)
-    assert teacher.places == [4, 5, 6, 7, 8, 9, 10, 11] and again.done == 13 and len(told) == 6 + 9
+    again.complete(target, teacher, 0.0, True, count)
+    assert teacher.indices == [4, 5, 6, 7, 8, 9, 10, 11] and again.done == 13
+    assert len(answered) == 6 + 9
     labelled = again.labelled()
-    assert [each.source.tolist()[0] for each in labelled] == [*range(3, 13), 14, 50]
+    assert [example.source.tolist()[0] for example in labelled] == [*range(3, 13), 14, 50]
     assert labelled[0].answer.tolist() == [1, 3] and labelled[-1].answer.tolist() == [42, 1]
     for example in labelled:
         states = np.array(target.encode(mx.array(example.source[None]))[0])
@@ -78,7 +79,7 @@ def test_a_stopped_run_goes_on_behind_its_last_file(target, tmp_path, monkeypatc
 def test_states_are_kept_on_request_only(target, tmp_path):
     kept = Answers(tmp_path, [Example((5, 1))])
     kept.complete(target, Teacher(), 0.0, False, lambda: None)
-    assert kept.labelled()[0].file is None
+    assert kept.labelled()[0].states is None
     assert [file.name for file in tmp_path.iterdir()] == ["answers-00000.npz"]
 
 

@@ -1,20 +1,22 @@
 """The loop: evaluations, the best draft, early ends, and stops at any moment."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
-from test_learner import labelled
+from test_learner import PAIRS, learner_of
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.network.sharing import shared_draft
 from mlx_t5.training import run_folder, trainer
-from mlx_t5.training.learner import Learner
-from mlx_t5.training.run_folder import Progress, RunFolder
-from mlx_t5.training.trainer import Schedule, Score, Trainer
+from mlx_t5.training.answers import label
+from mlx_t5.training.batches import micro_batches
+from mlx_t5.training.run_folder import RunFolder, TrainingProgress
+from mlx_t5.training.trainer import Evaluation, Schedule, Trainer
 from random_models import random_t5
 
-SCHEDULE = Schedule(8, 2, 2, steps_per_eval=2, save_every=3, seed=0)
+SCHEDULE = Schedule(8, steps_per_eval=2, save_every=3)
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +24,25 @@ def target():
     return random_t5()
 
 
-def a_run(target, path, schedule=SCHEDULE, scores=None, told=None):
+def a_run(target, path, scores=None, log=lambda line: None):
     """A trainer; without `scores` a draft is the better the larger its norm's first weight."""
     draft = shared_draft(target, 1)
     given = iter(scores or ())
 
     def evaluate():
         score = next(given) if scores else float(mx.abs(draft.decoder.norm.weight[0]).item())
-        return Score(0.5, score)
+        return Evaluation(0.5, score)
 
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
-    learner = Learner(draft, schedule.iters, 0.05)
-    tell = (lambda line: None) if told is None else told.append
-    return Trainer(learner, labelled(target), schedule, folder, evaluate, tell)
+    learner = learner_of(draft, SCHEDULE.iters, 0.05)
+    batch = partial(micro_batches, label(target, PAIRS), draft, 2, 2, 0)
+    return Trainer(learner, batch, SCHEDULE, folder, evaluate, log)
 
 
 def outcome(run):
     """All that a run ends with, but the seconds."""
-    draft = {n: np.array(a) for n, a in Learner(run.learner.draft, 1, 1).begin().weights.items()}
+    draft = {n: np.array(a) for n, a in tree_flatten(run.learner.model.parameters())}
     weights = {n: np.array(a) for n, a in run.state.weights.items()}
     progress = run.progress
     return draft, weights, (run.state.step, progress.best, progress.best_step, progress.behind)
@@ -69,14 +71,14 @@ def test_a_run_killed_at_any_file_comes_to_the_same_end(target, tmp_path, monkey
     kills, replace = 0, os.replace
     while True:
         kills += 1
-        left = [kills]
+        until_death = iter(range(kills - 1, -99, -1))
 
-        def dying(*names, left=left):
-            left[0] -= 1
-            if left[0] == 0 and before:
+        def dying(*names, until_death=until_death):
+            last = next(until_death) == 0
+            if last and before:
                 raise Killed
             replace(*names)
-            if left[0] == 0:
+            if last:
                 raise Killed
 
         monkeypatch.setattr(run_folder.os, "replace", dying)
@@ -93,7 +95,7 @@ def test_a_run_killed_at_any_file_comes_to_the_same_end(target, tmp_path, monkey
 
 
 @pytest.mark.parametrize("step", (0, 3, 5))
-def test_an_interrupted_run_goes_on_behind_its_last_step(target, tmp_path, monkeypatch, step):
+def test_an_interrupted_run_is_resumed_behind_its_last_step(target, tmp_path, monkeypatch, step):
     whole = a_run(target, tmp_path / "whole")
     whole.run(plain)
     first = a_run(target, tmp_path / "run")
@@ -115,30 +117,30 @@ def test_an_interrupted_run_goes_on_behind_its_last_step(target, tmp_path, monke
 
 def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(target, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "PATIENCE", 2)
-    told = []
-    run = a_run(target, tmp_path, scores=[1.0, 3.0, 2.0, 3.0, 9.0], told=told)
+    log = []
+    run = a_run(target, tmp_path, [1.0, 3.0, 2.0, 3.0, 9.0], log.append)
     first = run.learner.begin().weights
     run.run(plain)
     assert run.state.step == 6 and run.over
     progress = run.progress
     assert (progress.best, progress.best_step, progress.behind) == (3.0, 2, 2)
-    assert "(the best so far)" in told[1] and told[3].endswith("(2 behind)")
+    assert "(the best so far)" in log[1] and log[3].endswith("(2 behind)")
     best, last = run.folder.best(run.state.weights), run.state.weights
     name = "decoder.norm.weight"
-    assert mx.array_equal(run.learner.draft.decoder.norm.weight, best[name])
+    assert mx.array_equal(run.learner.model.decoder.norm.weight, best[name])
     assert not mx.array_equal(best[name], last[name])
     assert not mx.array_equal(best[name], first[name])
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(target, tmp_path, monkeypatch):
-    told = []
-    run = a_run(target, tmp_path, scores=[1.0, 2.0, 3.0], told=told)
+    log = []
+    run = a_run(target, tmp_path, [1.0, 2.0, 3.0], log.append)
     taken = run.learner.step
     monkeypatch.setattr(
         run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else taken(s, b)
     )
     run.run(plain)
-    assert "step 4: the loss or its gradient is no number; stopped" in told[-1]
+    assert "step 4: the loss or its gradient is no number; stopped" in log[-1]
     best = run.folder.best(run.state.weights)["decoder.norm.weight"]
-    assert run.progress == Progress(2.0, 2, 2, 0, run.progress.seconds)
-    assert mx.array_equal(run.learner.draft.decoder.norm.weight, best)
+    assert run.progress == TrainingProgress(2.0, 2, 2, 0, run.progress.seconds)
+    assert mx.array_equal(run.learner.model.decoder.norm.weight, best)

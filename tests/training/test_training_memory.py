@@ -13,6 +13,7 @@ from mlx_t5.training import memory
 from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
+from mlx_t5.training.loss import draft_loss
 from model import T5
 from random_models import CONFIG
 
@@ -32,11 +33,11 @@ def test_a_step_takes_no_more_than_was_said(shares):
     batch = collate([one] * ROWS, 0, 0, keep_states=False)
     states = mx.zeros((ROWS, SOURCE, WIDTH), mx.float16) if shares else None
     batch = replace(batch, states=states)
-    learner = Learner(draft, 10, 0.01)
+    learner = Learner(draft, draft_loss(draft, 0.0), 10, 0.01)
     state = learner.begin()
     mx.eval(state.weights, state.moments, batch.arrays, target.parameters())
     mx.clear_cache()
-    before = mx.get_active_memory() - sum(each.nbytes for each in state.weights.values())
+    before = mx.get_active_memory() - sum(weight.nbytes for weight in state.weights.values())
     mx.reset_peak_memory()
     for _ in range(2):
         state, _ = learner.step(state, [batch])
@@ -48,7 +49,7 @@ def test_a_step_takes_no_more_than_was_said(shares):
 def test_little_memory_makes_small_parts(monkeypatch):
     target = T5(T5Config.from_dict(CONFIG))
     draft = shared_draft(target, 1)
-    need = memory.row_bytes(draft.config, SOURCE, ANSWER, own_encoder=False)
+    need = memory.row_bytes(draft.config, SOURCE, ANSWER, with_encoder=False)
     monkeypatch.setattr(memory, "limit", lambda: 3.5 * need / memory.STEP_SHARE)
     assert memory.estimate(draft, SOURCE, ANSWER, 16).rows == 3
     monkeypatch.setattr(memory, "limit", lambda: 1)

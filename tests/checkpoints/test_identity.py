@@ -1,4 +1,4 @@
-"""What ranks compare before they compute together."""
+"""What tells models apart, whatever runs them: copies are the same, any change is another."""
 
 import json
 import shutil
@@ -9,8 +9,8 @@ import adapters
 import shared_models
 from launching import ROOT
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.identity import adapter_identity, identity
 from mlx_t5.errors import UserError
-from mlx_t5.machines.fingerprints import of_adapter, of_model
 
 BUNDLED = ROOT / "demo" / "target"
 
@@ -33,7 +33,7 @@ def test_copies_of_a_model_are_the_same_wherever_they_are_from(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "converted_from": {"model": "x"}}))
     (folder / "README.md").write_text("another")
-    assert of_model(folder) == of_model(BUNDLED)
+    assert identity(folder) == identity(BUNDLED)
 
 
 @pytest.mark.parametrize(
@@ -46,38 +46,38 @@ def test_copies_of_a_model_are_the_same_wherever_they_are_from(folder):
 )
 def test_other_weights_are_another_model(folder, change):
     rewrite(folder, change)
-    assert of_model(folder) != of_model(BUNDLED)
+    assert identity(folder) != identity(BUNDLED)
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
 def test_other_small_files_are_another_model(folder, file):
-    before = of_model(folder)
+    before = identity(folder)
     path = folder / file
     found = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**found, "pad_token_id": 7}))
-    assert of_model(folder) != before
+    assert identity(folder) != before
 
 
-def test_the_modules_of_a_sentence_encoder_count_whole(folder):
+def test_the_modules_of_a_sentence_encoder_count(folder):
     module = folder / "1_Pooling"
     module.mkdir()
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
     listed = [{"type": f"sentence_transformers.models.{kind}", "path": p} for kind, p in kinds]
     (folder / "modules.json").write_text(json.dumps(listed))
     (module / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    before = of_model(folder)
+    before = identity(folder)
     (module / "config.json").write_text('{"pooling_mode_cls_token": true}')
-    assert of_model(folder) != before
+    assert identity(folder) != before
 
 
-def test_an_adapter_counts_whole(tmp_path):
+def test_adapters_differ(tmp_path):
     shape = (128, shared_models.SHAPE["d_model"])
     layer = "encoder.block.0.layer.0.SelfAttention.q"
     for name, rank in (("a", 1), ("b", 2)):
         adapters.by_hand(tmp_path / name, {layer: shape}, rank=rank, target_modules=["q"])
-    assert of_adapter(tmp_path / "a") != of_adapter(tmp_path / "b")
+    assert adapter_identity(tmp_path / "a") != adapter_identity(tmp_path / "b")
 
 
 def test_a_folder_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(UserError, match="config.json"):
-        of_model(tmp_path)
+        identity(tmp_path)

@@ -1,4 +1,4 @@
-"""Other programs that run T5, each with the same weights, the same prompts and as many threads.
+"""Programs that run T5, each with the same weights, the same prompts and as many threads.
 
 Token ids go in and come out, so that differences between tokenizers play no part. A program and its
 libraries are loaded where one of these classes is made, and nowhere else.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.extras import needed
+from benchmarks import machine
+from benchmarks.workload import DRAFT
 from mlx_t5.errors import UserError
-from mlx_t5.requests import AUTO
+from mlx_t5.settings import AUTO
 
 Ids = Sequence[Sequence[int]]  # source tokens of each prompt
 
@@ -29,14 +31,25 @@ class Answer:
 
     Attributes:
         tokens: of each prompt, without start and end.
+        decided: how many tokens were, ends included.
         seconds: for all of it.
         first_seconds: for the same with one token a prompt: encoding and a pass. None if that was
             not asked for.
     """
 
     tokens: list[list[int]]
+    decided: int
     seconds: float
     first_seconds: float | None = None
+
+    def first(self) -> tuple[float, int]:
+        """Seconds of the first tokens, and how many these are."""
+        return self.first_seconds or 0.0, len(self.tokens)
+
+    def rest(self) -> tuple[float, int]:
+        """The same of all others."""
+        seconds, tokens = self.first()
+        return self.seconds - seconds, self.decided - tokens
 
 
 class Program(ABC):
@@ -66,14 +79,96 @@ class Program(ABC):
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, first: bool
     ) -> dict[str, Any]:
         """An `Answer`; `first` is whether the first tokens are timed too."""
-        clock = time.perf_counter
-        began = clock()
-        answer = Answer(self.decode(prompts, num_draft, max_tokens, batch_size), clock() - began)
-        if first:
-            began = clock()
-            self.decode(prompts, num_draft, 1, batch_size)
-            answer.first_seconds = clock() - began
-        return asdict(answer)
+
+        def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
+            began = time.perf_counter()
+            tokens = self.decode(prompts, num_draft, max_tokens, batch_size)
+            return tokens, time.perf_counter() - began
+
+        tokens, seconds = clocked(max_tokens)
+        decided = sum(min(len(text) + 1, max_tokens) for text in tokens)
+        return asdict(Answer(tokens, decided, seconds, clocked(1)[1] if first else None))
+
+
+class MlxT5(Program):
+    """This project's own decoders, and its models as the others read them."""
+
+    def __init__(self, model: str, draft_model: str, dtype: str | None):
+        """Loads a pair, as `Subject.load` does."""
+        from benchmarks.subject import Subject
+
+        self.names = (model, draft_model)
+        self.subject = Subject.load(model, draft_model, dtype)
+        self.decoders: dict[int | str, Any] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """As `Program.describe`."""
+        return machine.environment(machine.dtype_of(self.subject.target))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The source tokens of each text."""
+        return [list(self.subject.tokenizer.encode(text)) for text in texts]
+
+    def folders(self, scratch: str) -> list[str]:
+        """Target and draft as the other programs read them, made in `scratch` if they have to be.
+
+        Raises:
+            UserError: the weights are quantised.
+        """
+        from convert import convert
+        from mlx_t5.cli.models import locate
+        from mlx_t5.drafting.shared_draft import save_draft
+
+        target, draft = (locate(name, convert) for name in self.names)
+        if self.subject.draft.shares_with is not None:  # they cannot read a decoder alone
+            full = Path(scratch, "standalone")
+            draft = save_draft(self.subject.draft, target, full, standalone=True)
+        folders = {"target": target, "draft": draft}
+        return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in folders.items()]
+
+    def decode(
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+    ) -> list[list[int]]:
+        """As `Program.decode`."""
+        from benchmarks.subject import decoding
+
+        if num_draft not in self.decoders:
+            bare = replace(self.subject, tokenizer=None)  # ids to ids, as the others do
+            decoder = bare.speculative(DRAFT, num_draft) if num_draft else bare.regular()
+            self.decoders[num_draft] = decoder
+        decode = decoding(self.decoders[num_draft], [prompts], batch_size, max_tokens=max_tokens)
+        return [result.tokens for result in decode(0)]
+
+
+def hugging_face_folder(folder: Path, scratch: Path) -> Path:
+    """The folder itself if transformers can read it; otherwise one in `scratch` that it can.
+
+    Args:
+        folder: of Hugging Face, or as convert.py writes it.
+        scratch: made if it is needed.
+
+    Raises:
+        UserError: the weights are quantised.
+    """
+    from mlx_t5.backend import mx
+    from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
+    from mlx_t5.network.config import T5Config
+    from mlx_t5.network.weights import read_config, read_mlx, tensor_names
+
+    with open_checkpoint(folder) as checkpoint:
+        if checkpoint.metadata.get("format") != "mlx":
+            return folder
+    raw = read_config(folder)
+    if raw.get("quantization"):
+        raise UserError(f"{folder} is quantised for MLX, which nothing else reads; compare without")
+    names = {mlx: name for name, mlx in tensor_names(T5Config.from_dict(raw)).items()}
+    scratch.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
+            shutil.copy(file, scratch)
+    tensors = {names[name]: array for name, array in read_mlx(folder)}
+    mx.save_safetensors(str(scratch / SAFETENSORS), tensors, metadata={"format": "pt"})
+    return scratch
 
 
 class Transformers(Program):
@@ -88,16 +183,14 @@ class Transformers(Program):
             dtype: to compute in.
             device: "cpu", or "gpu" for the one that torch has.
             threads: on the CPU.
-
-        Raises:
-            UserError: torch is not installed.
         """
-        self.torch = needed("torch")
+        import torch
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self.torch.set_num_threads(threads)
+        self.torch = torch
+        torch.set_num_threads(threads)
         self.device = "cpu" if device == "cpu" else self._gpu()
         self.target, self.draft = (self._load(folder, dtype) for folder in (target, draft))
         self.widen(self.draft, self.target.config.vocab_size)
@@ -106,7 +199,7 @@ class Transformers(Program):
             *("num_assistant_tokens", "num_assistant_tokens_schedule"),
             "assistant_confidence_threshold",
         )
-        self.usual = {name: getattr(saved, name) for name in names}
+        self.defaults = {name: getattr(saved, name) for name in names}
 
     def describe(self) -> dict[str, Any]:
         """As `Program.describe`."""
@@ -132,10 +225,10 @@ class Transformers(Program):
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         tokens: list[list[int]] = [[] for _ in prompts]
         for first in range(0, len(order), batch_size):
-            places = order[first : first + batch_size]
-            batch = self._generate([prompts[i] for i in places], max_tokens, **more)
-            for place, row in zip(places, batch, strict=True):
-                tokens[place] = row
+            batch = order[first : first + batch_size]
+            rows = self._generate([prompts[i] for i in batch], max_tokens, **more)
+            for i, row in zip(batch, rows, strict=True):
+                tokens[i] = row
         return tokens
 
     def _generate(self, prompts: Ids, max_tokens: int, **more: Any) -> list[list[int]]:
@@ -143,18 +236,17 @@ class Transformers(Program):
         from transformers import GenerationConfig
 
         special = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
-        known = {name: getattr(self.target.config, name, None) for name in special}
+        ids = {name: getattr(self.target.config, name, None) for name in special}
         saved = self.target.generation_config
-        known = {name: getattr(saved, name) if n is None else n for name, n in known.items()}
+        ids = {name: getattr(saved, name) if n is None else n for name, n in ids.items()}
         config = GenerationConfig(
-            do_sample=False, num_beams=1, max_new_tokens=max_tokens, use_cache=True, **known
+            do_sample=False, num_beams=1, max_new_tokens=max_tokens, use_cache=True, **ids
         )
-        end, pad = known["eos_token_id"], known["pad_token_id"]
+        end, pad = ids["eos_token_id"], ids["pad_token_id"]
         width = max(map(len, prompts))
-        missing = [width - len(ids) for ids in prompts]
-        rows = [[*ids, *[pad] * n] for ids, n in zip(prompts, missing, strict=True)]
-        seen = [[1] * (width - n) + [0] * n for n in missing]
-        source, mask = (self.torch.tensor(each, device=self.device) for each in (rows, seen))
+        rows = [[*prompt, *[pad] * (width - len(prompt))] for prompt in prompts]
+        seen = [[int(i < len(prompt)) for i in range(width)] for prompt in prompts]
+        source, mask = (self.torch.tensor(part, device=self.device) for part in (rows, seen))
         with self.torch.inference_mode():
             out = self.target.generate(
                 source, attention_mask=mask, generation_config=config, **more
@@ -164,10 +256,10 @@ class Transformers(Program):
 
     def _propose(self, num_draft: int | str) -> None:
         """Sets how many tokens the draft proposes: always so many, or as transformers likes."""
-        wanted = dict(self.usual)
+        settings = dict(self.defaults)
         if num_draft != AUTO:
-            wanted = dict(zip(wanted, (num_draft, "constant", 0.0), strict=True))
-        for name, value in wanted.items():
+            settings = dict(zip(settings, (num_draft, "constant", 0.0), strict=True))
+        for name, value in settings.items():
             setattr(self.draft.generation_config, name, value)
 
     def widen(self, model: Any, vocab_size: int) -> None:
@@ -176,14 +268,14 @@ class Transformers(Program):
         Assisted generation demands vocabularies of one size. A new token is embedded as the
         padding, which no trained model writes, so its logit never wins either.
         """
-        own = model.config.vocab_size
-        if own >= vocab_size:
+        size = model.config.vocab_size
+        if size >= vocab_size:
             return
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
         pad = model.config.pad_token_id
         with self.torch.no_grad():
             for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-                layer.weight[own:] = layer.weight[pad].clone()
+                layer.weight[size:] = layer.weight[pad].clone()
 
     def _load(self, folder: str, dtype: str) -> Any:
         from transformers import AutoModelForSeq2SeqLM
@@ -212,16 +304,14 @@ class CTranslate2(Program):
             device: "cpu", or "gpu" for CUDA where there is one.
             threads: on the CPU.
             scratch: a folder, made for what is converted.
-
-        Raises:
-            UserError: CTranslate2, or what its converter needs, is not installed.
         """
-        self.package = needed("ctranslate2")
-        converter = needed("ctranslate2.converters").TransformersConverter(target)
-        converter.convert(scratch)
-        cuda = device != "cpu" and self.package.get_cuda_device_count() > 0
+        import ctranslate2
+        from ctranslate2.converters import TransformersConverter
+
+        TransformersConverter(target).convert(scratch)
+        cuda = device != "cpu" and ctranslate2.get_cuda_device_count() > 0
         self.device, self.threads = "cuda" if cuda else "cpu", threads
-        self.translator = self.package.Translator(
+        self.translator = ctranslate2.Translator(
             scratch, device=self.device, compute_type=dtype, inter_threads=1, intra_threads=threads
         )
         vocabulary = Path(scratch, "shared_vocabulary.json").read_text("utf-8")
@@ -231,7 +321,7 @@ class CTranslate2(Program):
     def describe(self) -> dict[str, Any]:
         """As `Program.describe`."""
         return {
-            "ctranslate2": self.package.__version__,
+            "ctranslate2": version("ctranslate2"),
             "device": self.device,
             "threads": self.threads,
         }

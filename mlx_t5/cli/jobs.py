@@ -1,4 +1,4 @@
-"""The prompts of a command line: all of them, those that ranks decode together, or a rank's own."""
+"""The prompts of a command line: all of them, those that ranks share, or those of one rank."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.resume import Form, Kept, kept
+from mlx_t5.cli.output import ARRAY, LineFile
+from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import LAUNCH
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.output import Totals
+    from mlx_t5.cli.array_file import ArrayFile
+    from mlx_t5.cli.totals import Totals
     from mlx_t5.machines.parts import Part
     from mlx_t5.network.ranks import Ranks
 
 InHand = deque[tuple[int, Any]]  # prompts with their numbers, until their outcomes are written
-Work = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
+# Makes outcomes of prompts, their indexes, and whether the next one is at hand.
+Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
 MOST_ERRORS = 1000  # lines of error that another rank than 0 keeps until its part is done
 
 
@@ -39,7 +42,7 @@ def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
         raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
 
 
-def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Kept:
+def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> ResumePoint:
     """What `--resume` keeps of the output; draws as many prompts.
 
     Args:
@@ -51,14 +54,9 @@ def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Kept:
         UserError: the output cannot be resumed.
     """
     if not (args.resume and isinstance(prompts, Lines)):
-        return Kept()
-    done = kept(args.output_file, prompts, _form(args), prompts.count)
+        return ResumePoint()
+    done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
     return replace(done, failed=record.failed_of(done.prompts) or done.failed)
-
-
-def is_json(args: argparse.Namespace) -> bool:
-    """Whether results are objects."""
-    return args.json or (args.output_file or "").endswith(".jsonl")
 
 
 class Job:
@@ -68,6 +66,7 @@ class Job:
         prompts: those that are not done; where they are a list, none is.
         count: how many there are, with those that are done; None where that is not known.
         first: how many are done.
+        outcomes_a_prompt: lines a prompt.
         output_file: where results go; None is standard output.
         keep: bytes of results in it.
         failed: whether one of those is an error.
@@ -77,29 +76,30 @@ class Job:
     def __init__(
         self,
         prompts: Any,
-        done: Kept,
+        done: ResumePoint,
         args: argparse.Namespace,
         record: RunRecord,
-        places: Iterator[int] | None = None,
+        indexes: Iterator[int] | None = None,
     ) -> None:
-        """Takes prompts that are not done, and their places in the input."""
+        """Takes prompts that are not done, and their indexes in the input."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.failed, self.record = done.failed, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
+        self.outcomes_a_prompt = _form(args).texts
         self.output_file: str | None = args.output_file
         self._args, self._ready = args, getattr(prompts, "ready", lambda: True)
-        self._places = count(done.prompts) if places is None else places
+        self._indexes = count(done.prompts) if indexes is None else indexes
 
     @staticmethod
     def of(
-        prompts: Any, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
+        prompts: Any, done: ResumePoint, args: argparse.Namespace, ranks: Ranks, record: RunRecord
     ) -> Job:
         """The job that the options ask for; asks no other rank anything.
 
         Args:
             prompts: of rank 0, or of a process alone.
             done: what rank 0 keeps of the output.
-            args: the options, after the model's own wishes.
+            args: the options, with the settings of the model's own files.
             ranks: that do it.
             record: what lies beside the output.
 
@@ -121,28 +121,26 @@ class Job:
         """How many prompts all ranks have done before."""
         return self.first
 
-    def outcomes(self, work: Work, in_hand: InHand) -> Iterator[Any]:
-        """What becomes of the prompts, in order; fills `in_hand` with those that are drawn.
+    def outcomes(self, compute: Compute, in_hand: InHand) -> Iterator[Any]:
+        """What becomes of the prompts, in order.
 
         Args:
-            work: makes outcomes of prompts, their indexes, and whether the next one is at hand.
-            in_hand: the caller takes out what it has written.
+            compute: makes the outcomes; it draws a prompt first, and then its index.
+            in_hand: gets the prompts that are drawn; the caller takes out what it has written.
         """
-        places: deque[int] = deque()
 
         def drawn() -> Iterator[Any]:
-            for place, prompt in zip(self._places, self.prompts, strict=False):
-                in_hand.append((place + 1, prompt))
-                places.append(place)
+            for index, prompt in zip(self._indexes, self.prompts, strict=False):
+                in_hand.append((index + 1, prompt))
                 yield prompt
 
         def indexes() -> Iterator[int]:
-            while True:  # `results` draws a prompt first, and then its index
-                yield places.popleft()
+            while True:
+                yield in_hand[-1][0] - 1
 
-        return work(drawn(), indexes(), self._ready)
+        return compute(drawn(), indexes(), self._ready)
 
-    def tell_error(self, line: str) -> None:
+    def log_error(self, line: str) -> None:
         """Tells what went wrong with a prompt."""
         print(f"error: {line}", file=sys.stderr, flush=True)
 
@@ -155,7 +153,7 @@ class PartJob(Job):
     """A rank's own prompts of a file."""
 
     def __init__(
-        self, done: Kept, args: argparse.Namespace, ranks: Ranks, record: RunRecord
+        self, done: ResumePoint, args: argparse.Namespace, ranks: Ranks, record: RunRecord
     ) -> None:
         """Finds them, and what an earlier run has done of them.
 
@@ -166,27 +164,27 @@ class PartJob(Job):
 
         self._part: Part = Part(args.output_file, done.prompts, ranks)
         lines, self._ranks, self._kept = Lines(args.input_file, targets=args.score), ranks, done
-        self._whole, own_record = record, record.of_part(self._part.path)
+        self._joined_record, part_record = record, record.of_part(self._part.path)
         if done.all or not args.resume:
             self._part.remove()
-            own_record.finish(0)
-        own_record.resume()
-        own, own_count = self._part.of(lines), self._part.count(lines.count or 0)
-        here = kept(self._part.path, own, _form(args), own_count)
-        place = self._part.first + here.prompts * ranks.size
-        super().__init__(own, here, args, own_record, count(place, ranks.size))
-        self.failed = done.failed or here.failed or own_record.failed_of(place)
-        self.count, self.output_file = own_count, self._part.path
+            part_record.finish(0)
+        part_record.resume()
+        prompts, total = self._part.of(lines), self._part.count(lines.count or 0)
+        part_done = find_resume_point(self._part.path, prompts, _form(args), total)
+        first = self._part.first + part_done.prompts * ranks.size
+        super().__init__(prompts, part_done, args, part_record, count(first, ranks.size))
+        self.failed = done.failed or part_done.failed or part_record.failed_of(first)
+        self.count, self.output_file = total, self._part.path
         self._errors: list[str] = []
 
     def resumed(self) -> int:
         """See `Job`."""
         return self._kept.prompts + sum(self._ranks.gathered(self.first))
 
-    def tell_error(self, line: str) -> None:
+    def log_error(self, line: str) -> None:
         """See `Job`; what is said of another rank's prompts, rank 0 says at the end."""
         if self._ranks.rank == 0:
-            super().tell_error(line)
+            super().log_error(line)
         elif len(self._errors) < MOST_ERRORS:
             self._errors.append(line)
 
@@ -196,29 +194,28 @@ class PartJob(Job):
         Raises:
             UserError: the output cannot be written.
         """
-        self._part.join(_texts(self._args), self._kept.size, self._writer)
+        self._part.join(self.outcomes_a_prompt, self._kept.size, self._writer)
         reports = self._ranks.gathered([asdict(totals), status, self._errors, self.record.failed])
         self.record.finish(0)  # the part is gone
         if self._ranks.rank:
             return totals, 0  # the launcher would end the others for any other status
-        self.record = self._whole
+        self.record = self._joined_record
         self.record.join(chain.from_iterable(failed for *_, failed in reports))
         for _, _, errors, _ in reports:
             for line in errors:
-                super().tell_error(line)
+                super().log_error(line)
         if self._args.verbose:
-            shares = [f"{rank}: {own['results']}" for rank, (own, *_) in enumerate(reports)]
-            print("results by rank: " + ", ".join(shares), file=sys.stderr, flush=True)
+            results = [f"{rank}: {sums['results']}" for rank, (sums, *_) in enumerate(reports)]
+            print("results by rank: " + ", ".join(results), file=sys.stderr, flush=True)
         worst = max(status for _, status, *_ in reports)
-        return totals.of_all([own for own, *_ in reports]), worst
+        return totals.of_all([sums for sums, *_ in reports]), worst
 
-    def _writer(self, path: str) -> Any:
-        from mlx_t5.cli.one_pass import ARRAY, ArrayOfLines
-        from mlx_t5.cli.output import LineFile
+    def _writer(self, path: str) -> LineFile | ArrayFile:
+        if not self._args.output_file.endswith(ARRAY):
+            return LineFile(path, self._kept.size)
+        from mlx_t5.cli.array_file import ArrayFile
 
-        if self._args.output_file.endswith(ARRAY):
-            return ArrayOfLines(path)
-        return LineFile(path, self._kept.size)
+        return ArrayFile(path)
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
@@ -230,13 +227,9 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
-def _texts(args: argparse.Namespace) -> int:
-    """Outcomes a prompt."""
-    one_pass = args.score or args.embed
-    return 1 if one_pass else args.num_samples * args.num_return_sequences  # one of them is 1
-
-
 def _form(args: argparse.Namespace) -> Form:
+    """What the lines of the output look like."""
     if args.score or args.embed:
         return Form(1, "logprob" if args.score else "embedding")
-    return Form(_texts(args), "text" if is_json(args) else None)
+    texts = args.num_samples * args.num_return_sequences  # one of them is 1
+    return Form(texts, "text" if args.json else None)

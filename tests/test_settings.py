@@ -1,8 +1,9 @@
-"""What every setting may be: bad values are refused in one line, good ones become plain numbers."""
+"""Settings: bad values are refused in one line, good ones become plain numbers, pages agree."""
 
 import math
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table, without
 from mlx_t5.backend import mx
+from mlx_t5.cli.arguments import option_of
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, RANGES, checked, written
-from mlx_t5.requests import Settings
+from mlx_t5.ranges import LARGEST_COUNT, MAX_ROWS, checked, written
 from mlx_t5.sampling import draws as sampling
+from mlx_t5.settings import SETTINGS, Settings
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -47,7 +49,7 @@ OF_THE_CALL = ("batch_size", "num_samples", "seed")
 
 def bad_values(name):
     """Every wrong kind of value, and what is out of range."""
-    kind = RANGES[name].kind
+    kind = SETTINGS[name].range.kind
     wrong = [v for v in NOT_NUMBERS if not (kind is bool and isinstance(v, bool | np.bool_))]
     if name == "num_draft":  # None: what suits the device
         wrong = [value for value in wrong if value is not None]
@@ -56,16 +58,16 @@ def bad_values(name):
     return wrong + NOT_FINITE + (NOT_WHOLE if kind is int else []) + BEYOND[name]
 
 
-@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_bad_value_is_refused_in_one_line(name):
     decoder = SpeculativeDecoder(FakeModel(TABLE, V))
-    assert set(BEYOND) == set(RANGES)
+    assert set(BEYOND) == set(SETTINGS)
     for value in bad_values(name):
         with pytest.raises(UserError) as caught:
             decoder.generate(SOURCE, **{name: value})
         message = str(caught.value)
         assert message.startswith(f"{name} is "), (value, message)
-        assert message.endswith(f"; it must be {RANGES[name].expected}")
+        assert message.endswith(f"; it must be {SETTINGS[name].range.expected}")
         assert message.isprintable() and len(message) < 200
         if name not in OF_THE_CALL:
             with pytest.raises(UserError, match=f"^{name} is "):
@@ -105,27 +107,27 @@ def test_a_bad_value_is_refused_in_one_line(name):
     ids=written,
 )
 def test_a_good_value_becomes_a_plain_number_that_means_the_same(name, value, plain):
-    fitting = checked(name, value)
+    fitting = checked(name, value, SETTINGS[name].range)
     assert (fitting, type(fitting)) == (plain, type(plain))
     if name not in OF_THE_CALL:
         assert getattr(Settings(**{name: value}), name) == plain
 
 
-def test_every_number_of_the_settings_has_its_range():
-    several = {"stop", "logits_processors"}
-    assert set(vars(Settings())) - several == set(RANGES) - set(OF_THE_CALL)
-
-
-@pytest.mark.parametrize("value", [None, 5, b"a", "", [""], ["a", None], [5], {"a": 1}])
-def test_what_is_no_stop_string_is_refused(value):
-    with pytest.raises(UserError, match="^stop is .*; it must be a string or several, of at least"):
-        Settings(stop=value)
-
-
-@pytest.mark.parametrize("value", [None, 5, "ab", [None], [5], print, {"a": print}])
-def test_what_is_no_processor_is_refused(value):
-    with pytest.raises(UserError, match="^logits_processors is .*; it must be a list of callables"):
-        Settings(logits_processors=value)
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        (
+            "stop",
+            [None, 5, b"a", "", [""], ["a", None], [5], {"a": 1}],
+            "a string or several, of at least one character each",
+        ),
+        ("logits_processors", [None, 5, "ab", [None], [5], print, {"a": 1}], "a list of callables"),
+    ],
+)
+def test_what_is_no_stop_string_and_no_processor_is_refused(name, values, expected):
+    for value in values:
+        with pytest.raises(UserError, match=f"^{name} is .*; it must be {expected}$"):
+            Settings(**{name: value})
 
 
 def test_several_of_something_may_be_given_as_any_iterable():
@@ -142,16 +144,39 @@ def test_values_are_shown_short_and_on_one_line():
     assert written(HUGE) == written([HUGE]).replace("list", "int")
 
 
+# ---- the documentation ---------------------------------------------------------------------------
+
+COLUMNS = "| option | Python | server | range | default | meaning |"
+PAGES = Path(__file__).parents[1].glob("docs/*.md")
+
+
+def documented() -> list[list[str]]:
+    """The rows of the table of settings, cell by cell."""
+    tables = [text.partition(COLUMNS)[2] for text in (page.read_text("utf-8") for page in PAGES)]
+    lines = "".join(tables).partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_documentation_has_every_setting_with_its_names_range_and_default():
+    rows = {cells[1].strip("`"): cells for cells in documented()}
+    if not rows:
+        pytest.skip("no page has the table")
+    for name, setting in SETTINGS.items():
+        option, _, request, span, default, _ = (cell.strip("–") for cell in rows[name])
+        names = [f"`{option_of(name)}`", *([f"`{setting.flag}`"] if setting.flag else [])]
+        assert option == ", ".join(names)
+        elsewhere = {"num_samples": "n", "num_return_sequences": "n", "seed": "seed"}
+        assert request.strip("`") == (setting.request or elsewhere.get(name, ""))
+        value = str(setting.default).lower().removesuffix(".0")
+        assert default.strip("`") == (setting.default_help or value)
+        assert numbers(span) <= numbers(f"{setting.range.expected} {setting.range.ceiling}"), name
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", text))
+
+
 # ---- what they come to ---------------------------------------------------------------------------
-
-
-def test_processors_from_a_generator_are_asked_in_every_step():
-    def only_four(tokens, logits):
-        return mx.where(mx.arange(V) == 4, logits, -mx.inf)
-
-    decoder = SpeculativeDecoder(FakeModel(TABLE, V))
-    processors = (p for p in [only_four])
-    assert decoder.generate(SOURCE, 3, logits_processors=processors).tokens == [4, 4, 4]
 
 
 @pytest.mark.parametrize("top_p", [1e-300, 1e-46, 1e-40, 1e-20])
@@ -202,8 +227,3 @@ def test_a_length_that_no_memory_holds_is_an_error(decoder):
 def test_next_to_no_randomness_writes_the_greedy_text(decoder, settings):
     prompt = "translate English to French: I have two cats."
     assert decoder.generate(prompt, **settings).text == decoder.generate(prompt).text
-
-
-def test_messages_name_the_range():
-    for name, range_ in RANGES.items():
-        assert re.search("number|True", range_.expected), name

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_t5.cli.one_pass import ArrayFile, output_of_vectors
+from mlx_t5.cli.array_file import ArrayFile
 from mlx_t5.cli.output import check_output_file
 from mlx_t5.errors import UserError
 
@@ -15,7 +15,7 @@ MANY = np.tile(VECTORS, (30, 1))  # so many that the header's figures grow
 
 
 def test_the_array_is_as_numpy_writes_it(tmp_path):
-    with output_of_vectors(str(tmp_path / "vectors.npy")) as output:
+    with ArrayFile(str(tmp_path / "vectors.npy")) as output:
         for vector in MANY:
             output.write("a prompt", vector)
     np.save(tmp_path / "theirs.npy", MANY)

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 import convert
-from benchmarks import peer_systems
-from benchmarks.peer_ours import Ours, hugging_face_folder
-from benchmarks.peer_systems import CTranslate2, Transformers
+from benchmarks.peer_programs import CTranslate2, MlxT5, Transformers, hugging_face_folder
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
 
@@ -17,13 +15,13 @@ PAIR = [str(BUNDLED / name) for name in ("target", "draft")]
 
 
 @pytest.fixture(scope="module")
-def ours():
-    return Ours(*PAIR, "float32")
+def project():
+    return MlxT5(*PAIR, "float32")
 
 
 @pytest.fixture(scope="module")
-def ids(ours):
-    return ours.encode(TEXTS)
+def ids(project):
+    return project.encode(TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +37,11 @@ def ctranslate2(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("longest", [20, 4])
-def test_all_write_the_same(ours, transformers, ctranslate2, ids, longest):
-    expected = [ours.decode([each], 0, longest, 1)[0] for each in ids]
-    assert all(expected) and ours.decode(ids, 0, longest, 2) == expected
+def test_all_write_the_same(project, transformers, ctranslate2, ids, longest):
+    expected = [project.decode([prompt], 0, longest, 1)[0] for prompt in ids]
+    assert all(expected) and project.decode(ids, 0, longest, 2) == expected
     for num_draft in (3, "auto"):
-        assert ours.decode(ids, num_draft, longest, 2) == expected
+        assert project.decode(ids, num_draft, longest, 2) == expected
         assert [transformers.decode([i], num_draft, longest, 1)[0] for i in ids] == expected
     for batch_size in (1, 2):
         for program in (transformers, ctranslate2):
@@ -58,15 +56,18 @@ def test_what_a_program_cannot_do(transformers, ctranslate2, ids):
         ctranslate2.decode(ids[:1], 3, 9, 1)
 
 
-def test_a_program_times_itself(ours, ids):
-    answer = ours.timed(ids[:1], 0, 9, 1, True)
-    assert answer["tokens"] == ours.decode(ids[:1], 0, 9, 1)
+def test_a_program_times_itself_and_says_what_decides_about_its_speed(
+    project, transformers, ctranslate2, ids
+):
+    answer = project.timed(ids[:1], 0, 9, 1, True)
+    (text,) = answer["tokens"]
+    assert [text] == project.decode(ids[:1], 0, 9, 1)
     assert answer["seconds"] > 0 and answer["first_seconds"] > 0
-    assert ours.timed(ids, 0, 9, 2, False)["first_seconds"] is None
-
-
-def test_a_program_says_what_decides_about_its_speed(ours, transformers, ctranslate2):
-    about = ours.describe()
+    # The end token counts, but no more tokens than may be decided.
+    assert project.timed(ids[:1], 0, len(text) + 5, 1, False)["decided"] == len(text) + 1
+    assert project.timed(ids[:1], 0, 2, 1, False)["decided"] == 2
+    assert project.timed(ids, 0, 9, 2, False)["first_seconds"] is None
+    about = project.describe()
     assert about["dtype"] == "float32" and {"machine", "blas", "mlx", "threads"} <= about.keys()
     about = transformers.describe()
     assert about["threads"] == 1 and {"torch", "transformers", "blas", "device"} <= about.keys()
@@ -76,11 +77,11 @@ def test_a_program_says_what_decides_about_its_speed(ours, transformers, ctransl
 
 def test_assisted_generation_takes_the_number_of_proposals(ids, transformers):
     settings = transformers.draft.generation_config
-    usual = settings.num_assistant_tokens, settings.assistant_confidence_threshold
+    default = settings.num_assistant_tokens, settings.assistant_confidence_threshold
     transformers.decode(ids[:1], 3, 9, 1)
     assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == (3, 0.0)
     transformers._propose("auto")
-    assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == usual
+    assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == default
 
 
 def test_a_draft_with_fewer_tokens_is_widened_and_writes_the_same(ids):
@@ -103,36 +104,16 @@ def test_an_mlx_folder_becomes_one_that_transformers_reads(tmp_path, ids):
     written = hugging_face_folder(folder, tmp_path / "scratch")
     assert written == tmp_path / "scratch"
     programs = (
-        Transformers(str(each), PAIR[1], "float32", "cpu", 1) for each in (written, PAIR[1])
+        Transformers(str(folder), PAIR[1], "float32", "cpu", 1) for folder in (written, PAIR[1])
     )
-    ours, theirs = (program.decode(ids, 0, 100, 1) for program in programs)
-    assert ours == theirs and all(ours)
-
-
-def test_the_folders_are_those_of_the_options(ours, tmp_path):
-    assert ours.folders(str(tmp_path)) == PAIR
-
-
-def test_a_hugging_face_folder_is_taken_as_it_is(tmp_path):
-    assert hugging_face_folder(BUNDLED / "draft", tmp_path / "x") == BUNDLED / "draft"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_quantised_weights_are_refused(tmp_path):
-    folder = tmp_path / "mlx"
-    convert.convert(str(BUNDLED / "draft"), folder)
+    one, other = (program.decode(ids, 0, 100, 1) for program in programs)
+    assert one == other and all(one)
     file = Path(folder, "config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization": {"bits": 4}}))
     with pytest.raises(UserError, match="is quantised for MLX"):
-        hugging_face_folder(folder, tmp_path / "scratch")
+        hugging_face_folder(folder, tmp_path / "other")
 
 
-def test_what_is_not_installed_is_said(monkeypatch, tmp_path):
-    def needed(package):
-        raise UserError(f"{package} cannot be imported")
-
-    monkeypatch.setattr(peer_systems, "needed", needed)
-    with pytest.raises(UserError, match="torch cannot"):
-        Transformers(*PAIR, "float32", "cpu", 1)
-    with pytest.raises(UserError, match="ctranslate2 cannot"):
-        CTranslate2(PAIR[0], "float32", "cpu", 1, str(tmp_path))
+def test_hugging_face_folders_are_taken_as_they_are(project, tmp_path):
+    assert project.folders(str(tmp_path)) == PAIR
+    assert list(tmp_path.iterdir()) == []

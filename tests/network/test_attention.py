@@ -1,0 +1,141 @@
+"""Attention: buckets as in transformers, the causal mask in the same gather, long sources."""
+
+import numpy as np
+import pytest
+
+from mlx_t5.backend import mx
+from mlx_t5.network import attention
+from mlx_t5.network.attention import LEAST_QUERIES, RelativeBias, queries_at_once, relative_buckets
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.memory import encoder_bytes
+from model import T5, load
+
+torch = pytest.importorskip("torch")
+from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
+
+SMALL = T5Config(
+    vocab_size=9, d_model=6, d_kv=2, d_ff=4, num_layers=1, num_heads=3,
+    relative_attention_num_buckets=8, relative_attention_max_distance=20,
+)  # fmt: skip
+
+
+def test_buckets_by_hand():
+    distances = np.array([-9, -8, -4, -3, -1, 0, 1, 3, 4, 8, 9])
+    causal = relative_buckets(distances, False, 8, 16)
+    assert causal.tolist() == [6, 6, 4, 3, 1, 0, 0, 0, 0, 0, 0]
+    both = relative_buckets(distances, True, 8, 16)
+    assert both.tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7]
+
+
+def both_buckets(num_buckets, max_distance, bidirectional):
+    """Distances beyond the last bucket on both sides, and their buckets by us and transformers."""
+    distances = np.arange(-max_distance - 99, max_distance + 100)
+    ours = relative_buckets(distances, bidirectional, num_buckets, max_distance)
+    theirs = T5Attention._relative_position_bucket(
+        torch.tensor(distances), bidirectional, num_buckets, max_distance
+    )
+    return distances, ours, theirs.numpy()
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("num_buckets", [4, 5, 6, 8, 10, 12, 16, 21, 32, 36, 64, 100])
+def test_buckets_equal_transformers(num_buckets, bidirectional):
+    """All of the published models'; of others, but for boundaries.
+
+    There the last bit of torch's float32 logarithm decides, which depends on the processor.
+    """
+    one_side = num_buckets // 2 if bidirectional else num_buckets
+    exact = one_side // 2
+    for max_distance in [*range(exact + 1, exact + 60), 100, 127, 128, 129, 200, 256, 512, 1000]:
+        if max_distance <= exact:
+            continue
+        distances, ours, theirs = both_buckets(num_buckets, max_distance, bidirectional)
+        ratio = np.maximum(np.abs(distances), exact) / exact
+        scaled = np.log(ratio) / np.log(max_distance / exact) * (one_side - exact)
+        on_boundary = np.abs(scaled - scaled.round()) < 1e-5
+        differ = ours != theirs
+        published = (num_buckets, max_distance) == (32, 128)
+        assert not np.any(differ if published else differ & ~on_boundary), max_distance
+        assert np.all(np.abs(ours - theirs) <= 1), max_distance
+
+
+def test_boundaries_are_rounded_to_float32():
+    """log(2) / log(32) * 5 is 1, and just below in float64: there 10 would fall into bucket 5."""
+    assert relative_buckets(-np.array([9, 10, 20, 80]), False, 10, 160).tolist() == [5, 6, 7, 9]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("queries", [[[0, 1, 2, 3]], [[37, 38]], [[3, 4], [60, 61], [0, 1]]])
+def test_bias_of_every_pair(queries, causal):
+    """The gather over clipped distances equals a loop over pairs, far past the last bucket."""
+    num_buckets, max_distance, heads, keys = 8, 20, 3, 64
+    bias = RelativeBias(SMALL, causal)
+    out = np.array(bias(bias.index(mx.array(queries), keys)))
+    assert out.shape == (len(queries), heads, len(queries[0]), keys)
+    learned = np.array(bias.weight)
+    for b, row in enumerate(queries):
+        for t, query in enumerate(row):
+            distances = np.arange(keys) - query
+            expected = learned[relative_buckets(distances, not causal, num_buckets, max_distance)]
+            if causal:
+                expected[distances > 0] = -np.inf
+            np.testing.assert_array_equal(out[b, :, t], expected.T)
+
+
+def test_the_table_is_made_once_for_the_same_weights(monkeypatch):
+    bias, made, contiguous = RelativeBias(SMALL, causal=True), [], mx.contiguous
+    index = bias.index(mx.array([[3, 4]]), 8)
+    monkeypatch.setattr(mx, "contiguous", lambda a: made.append(a.ndim) or contiguous(a))
+    old, again = bias(index), bias(index)
+    bias.weight = 2 * bias.weight
+    new = bias(index)
+    assert made == [2, 4, 4, 2, 4]  # tables (H, D) and biases (B, H, T, N)
+    assert mx.array_equal(old, again) and mx.array_equal(new, 2 * old)
+
+
+def test_short_sources_are_read_at_once_and_long_ones_in_chunks():
+    assert queries_at_once(1, 64, 512) == queries_at_once(2, 64, 512) == 512
+    assert queries_at_once(1, 64, 4096) == 128
+    assert queries_at_once(1, 128, 100_000) == LEAST_QUERIES
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5"])  # one bias for all layers, and one a layer
+def test_chunks_give_transformers_states(made, monkeypatch, family):
+    reference = made(family)
+    model = load(reference.folder)[0]
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 96, (2, 150))
+    mask = np.arange(150) < np.array([[150], [97]])
+    at_once = np.array(model.encode(mx.array(ids), mx.array(mask)))
+    monkeypatch.setattr(attention, "MAX_SCORES", 2 * 4 * 150 * 40)
+    queries = []
+    fused = mx.fast.scaled_dot_product_attention
+
+    def watched(q, *rest, **options):
+        queries.append(q.shape[2])
+        return fused(q, *rest, **options)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watched)
+    in_chunks = np.array(model.encode(mx.array(ids), mx.array(mask)))
+    assert queries == [40, 40, 40, 30] * 3
+    expected = reference.encode(ids.tolist(), mask.astype(int).tolist())
+    for states in (at_once, in_chunks):
+        np.testing.assert_allclose(states[mask], expected[mask], atol=2e-4)
+
+
+def test_memory_of_a_long_source(monkeypatch):
+    """A quarter of the scores at once takes less than half of the memory, as is reckoned."""
+    shape = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2}
+    model = T5(T5Config(**shape, num_heads=16))
+    mx.eval(model.parameters())
+    ids = mx.zeros((1, 1000), mx.int32)
+    taken = []
+    for most in (16 * 1000 * 1000, 16 * 1000 * 125):
+        monkeypatch.setattr(attention, "MAX_SCORES", most)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(model.encode(ids))
+        taken.append(mx.get_peak_memory() - before)
+        assert 0.5 * taken[-1] <= encoder_bytes(model.config, 4, 1, 1000)
+    assert taken[1] < taken[0] / 2

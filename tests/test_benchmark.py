@@ -1,0 +1,77 @@
+"""benchmark.py's command line; each subcommand's own options are tested with it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import benchmark
+from benchmarks import compare
+from convert import convert
+from mlx_t5.cli.models import BUNDLED
+from snippets import ROOT
+
+
+def test_the_program_has_all_subcommands():
+    shown = subprocess.run(
+        [sys.executable, str(ROOT / "benchmark.py"), "--help"], capture_output=True, text=True
+    )
+    assert shown.returncode == 0
+    for name in ("compare", "sweep", "peers", "quantize", "memory", "server", "report"):
+        assert f"\n    {name} " in shown.stdout
+
+
+def test_ctrl_c_has_the_status_that_shells_expect(monkeypatch):
+    def interrupted(args, command):
+        assert command == "python benchmark.py compare --prompts 'my file'"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run", interrupted)
+    assert benchmark.main(["compare", "--prompts", "my file"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["compare", "--model", "no/such/model"], "there is no model folder"),
+        (["compare", "--prompts", "no-such-file"], "there is no file no-such-file"),
+        (["compare", "--json", "no-such-folder/x.json"], "there is no folder"),
+        (["compare", "--num-draft", "0"], "give a whole number, at least 1"),
+        (["compare", "--temp", "-1"], "give 0 (greedy), or a number"),
+        (["compare", "--count", "x"], "give a whole number, at least 2"),
+        (["compare", "--count", "1001"], "there are 1000 held-out prompts of translate"),
+        (["compare", "--ways", "x"], "invalid choice: 'x'"),
+        (["sweep", "--delta", "1.5"], "give a number from 0 (lossless) to 1, not '1.5'"),
+        (["sweep", "--num-draft", "auto"], "give a whole number, at least 1, not 'auto'"),
+        (["sweep", "--output", "no-such-folder/x"], "there is no folder"),
+        (["quantize", "--dtype", "float16"], "unrecognized arguments: --dtype float16"),
+        (["quantize", "--model", "quantised"], "quantised is quantised already; give the folder"),
+        (["quantize", "--draft-model", "quantised"], "quantised is quantised already; give the"),
+        (["server", "--model", "no/such/folder"], "there is no model folder no/such/folder"),
+        (["report", "--draft-model", "lookup"], "a report needs a draft model: name one with"),
+        (["report", "--seconds", "0"], "give a whole number, at least 1"),
+        (["peers", "--pause", "61"], "give a number from 0 to 60"),
+        ([], "required: SUBCOMMAND"),
+    ],
+)
+def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "quantised" in argv:
+        folder = tmp_path / "models" / "quantised"
+        convert(BUNDLED / "draft", folder, quantize=True, q_group_size=32)
+        capsys.readouterr()
+    try:
+        status = benchmark.main(argv)
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert status == 2 and error.startswith("error: ") and message in error
+
+
+@pytest.mark.parametrize("package", ["sacrebleu", "matplotlib"])
+def test_what_is_missing_is_said_before_the_work(monkeypatch, capsys, tmp_path, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert benchmark.main(["sweep", "--output", str(tmp_path / "x")]) == 2
+    error = f"error: {package} is not installed; pip install -r requirements/benchmark.txt\n"
+    assert capsys.readouterr().err == error
+    assert list(tmp_path.iterdir()) == []
