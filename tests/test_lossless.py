@@ -17,6 +17,7 @@ from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402
 V, LONGEST = 61, 24
 PROMPTS = [[7, 8, 9, 1], [30, 31, 1], list(range(20, 45)) + [1], [5, 1], [50, 2, 50, 2, 50, 1]]
 NEVER = -1  # an end token that is never written
+slow = pytest.mark.slow
 
 
 # With a tied embedding a random T5 repeats its last token, and with wide random queries it looks
@@ -56,119 +57,74 @@ def reference(seed, perturbation=0.0):
 class Pair:
     target: T5
     draft: T5
-    free: list[list[int]]  # transformers' greedy tokens for PROMPTS, never ended
-    theirs: T5ForConditionalGeneration
+    reference: T5ForConditionalGeneration
     folder: Path  # of the target
 
+    def expected(self, prompt, ends=(), **rules):
+        """What transformers writes, greedily: (tokens without the end token, reason)."""
+        rules = {RENAMED.get(name, name): value for name, value in rules.items()}
+        out = self.reference.generate(
+            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False,
+            eos_token_id=list(ends) or None, **rules,
+        )[0, 1:].tolist()  # fmt: skip
+        return (out[:-1], "stop") if out[-1] in ends else (out, "length")
 
-@pytest.fixture(scope="module", params=[1, 3, 5])
+
+RENAMED = {"min_tokens": "min_new_tokens"}
+
+
+@pytest.fixture(
+    scope="module", params=[1, pytest.param(3, marks=slow), pytest.param(5, marks=slow)]
+)
 def pair(request, tmp_path_factory):
     folders = [tmp_path_factory.mktemp("model") for _ in range(2)]
     theirs = reference(request.param)
     theirs.save_pretrained(folders[0])
     reference(request.param, perturbation=0.07).save_pretrained(folders[1])
-    free = []
-    for prompt in PROMPTS:
-        out = theirs.generate(torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False)
-        free.append(out[0, 1:].tolist())
     (target, _), (draft, _) = (load(folder, mx.float32) for folder in folders)
-    return Pair(ending_with(target, NEVER), ending_with(draft, NEVER), free, theirs, folders[0])
+    return Pair(ending_with(target), ending_with(draft), theirs, folders[0])
 
 
-def ending_with(model, eos):
-    """The same weights with another end token."""
+def ending_with(model, eos=NEVER, *more):
+    """The same weights with other end tokens."""
     other = copy.copy(model)
-    other.config = dataclasses.replace(model.config, eos_token_id=eos)
+    other.config = dataclasses.replace(model.config, eos_token_id=eos, more_eos_token_ids=more)
     return other
 
 
-def until(tokens, eos, max_tokens):
-    tokens = tokens[:max_tokens]
-    if eos in tokens:
-        return tokens[: tokens.index(eos)], "stop"
-    return tokens, "length"
+RULES = [
+    {},
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "min_tokens": 9},
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_draft", range(1, 9))
-def test_greedy_output_is_that_of_transformers(pair, num_draft):
-    ends = [NEVER] + [pair.free[0][k] for k in (0, 1, 4, 11)]
-    for eos in dict.fromkeys(ends):
-        target, draft = ending_with(pair.target, eos), ending_with(pair.draft, eos)
-        decoder = SpeculativeDecoder(target, draft, None, num_draft)
-        for max_tokens in (1, 2, num_draft + 1, LONGEST):
-            results = decoder.generate(PROMPTS, max_tokens=max_tokens)
-            for free, result in zip(pair.free, results, strict=True):
-                assert (result.tokens, result.finish_reason) == until(free, eos, max_tokens)
+@pytest.mark.parametrize("rules", [RULES[0], *(pytest.param(r, marks=slow) for r in RULES[1:])])
+def test_greedy_output_is_that_of_transformers(pair, rules):
+    """With one end token, several or none, whatever is proposed and wherever the text is cut."""
+    free, _ = pair.expected(PROMPTS[0])
+    for ends in ((), (free[0],), (free[4],), (free[9], free[5])):
+        expected = [pair.expected(prompt, ends, **rules) for prompt in PROMPTS]
+        target, draft = ending_with(pair.target, *ends), ending_with(pair.draft, *ends[:1])
+        for num_draft in (0, 1, 2, 4, 7):
+            decoder = SpeculativeDecoder(target, draft if num_draft else None, None, num_draft or 1)
+            for most in (LONGEST,) if rules else (1, 2, num_draft + 1, LONGEST):
+                results = decoder.generate(PROMPTS, max_tokens=most, **rules)
+                cut = [(t, r) if len(t) < most else (t[:most], "length") for t, r in expected]
+                assert [(r.tokens, r.finish_reason) for r in results] == cut
+    if rules:
+        assert pair.expected(PROMPTS[0], **rules)[0] != free
 
 
 def test_the_drafts_in_these_tests_are_neither_perfect_nor_useless(pair):
-    stats = [r.stats for r in SpeculativeDecoder(pair.target, pair.draft).generate(PROMPTS, 24)]
-    rate = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
+    results = SpeculativeDecoder(pair.target, pair.draft).generate(PROMPTS, LONGEST)
+    rate = sum(r.stats.accepted for r in results) / sum(r.stats.drafted for r in results)
     assert 0.2 < rate < 0.95
-    assert len({token for free in pair.free for token in free}) > 6
+    assert len({token for result in results for token in result.tokens}) > 6
 
 
-def test_transformers_ends_where_we_do(pair):
-    for prompt, free in zip(PROMPTS, pair.free, strict=True):
-        eos = free[6]
-        out = pair.theirs.generate(
-            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, eos_token_id=eos
-        )[0, 1:].tolist()
-        ours = SpeculativeDecoder(ending_with(pair.target, eos), ending_with(pair.draft, eos))
-        result = ours.generate(prompt, max_tokens=LONGEST)
-        assert result.tokens + [eos] * (result.finish_reason == "stop") == out
-
-
-def test_several_end_tokens_end_as_in_transformers(pair):
-    for prompt, free in zip(PROMPTS, pair.free, strict=True):
-        ends = [NEVER, free[9], free[5]]
-        out = pair.theirs.generate(
-            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, eos_token_id=ends
-        )[0, 1:].tolist()
-        target = ending_with(pair.target, NEVER)
-        target.config = dataclasses.replace(target.config, more_eos_token_ids=tuple(ends[1:]))
-        result = SpeculativeDecoder(target, pair.draft).generate(prompt, max_tokens=LONGEST)
-        assert result.tokens == out[:-1] and out[-1] in ends and result.finish_reason == "stop"
-
-
-def test_regular_decoding_is_that_of_transformers(pair):
-    results = SpeculativeDecoder(pair.target).generate(PROMPTS, max_tokens=LONGEST)
-    assert [r.tokens for r in results] == pair.free
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "rules",
-    [
-        {"repetition_penalty": 1.4},
-        {"no_repeat_ngram_size": 2},
-        {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3, "min_tokens": 9},
-    ],
-)
-def test_processed_greedy_output_is_that_of_transformers(pair, rules):
-    eos = pair.free[0][4]
-    target, draft = ending_with(pair.target, eos), ending_with(pair.draft, eos)
-    first, *others = (
-        SpeculativeDecoder(target, draft, None, num_draft).generate(
-            PROMPTS, max_tokens=LONGEST, **rules
-        )
-        for num_draft in (1, 2, 4, 7)
-    )
-    names = {"min_tokens": "min_new_tokens"}
-    theirs = {names.get(name, name): value for name, value in rules.items()}
-    for prompt, result in zip(PROMPTS, first, strict=True):
-        out = pair.theirs.generate(
-            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, eos_token_id=eos,
-            **theirs,
-        )[0, 1:].tolist()  # fmt: skip
-        assert result.tokens + [eos] * (result.finish_reason == "stop") == out
-    ends = [(r.tokens, r.finish_reason) for r in first]
-    assert all([(r.tokens, r.finish_reason) for r in results] == ends for results in others)
-    assert [r.tokens for r in first] != [until(f, eos, LONGEST)[0] for f in pair.free]
-
-
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.8, "top_k": 20, "top_p": 0.9}])
 def test_a_row_alone_equals_the_row_in_a_batch(pair, sampling):
     decoder = SpeculativeDecoder(pair.target, pair.draft, None, 3)
@@ -186,12 +142,12 @@ def test_a_draft_equal_to_the_target_is_always_accepted(pair):
             assert result.stats.acceptance_rate == 1.0
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("mode", ["bfloat16", "4 bit"])
 def test_rounding_may_only_break_ties(pair, mode):
     """Where half precision differs from regular decoding, two logits were as good as equal."""
     target, _ = load(pair.folder, mx.bfloat16 if mode == "bfloat16" else mx.float32)
-    target = ending_with(target, NEVER)
+    target = ending_with(target)
     if mode == "4 bit":
         nn.quantize(target, group_size=32, bits=4, class_predicate=quantize_predicate)
     regular = SpeculativeDecoder(target).generate(PROMPTS, max_tokens=LONGEST)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import collected
+from draws import check_draws, keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
-from mlx_t5.backend import mx
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.engine.rows import Row
@@ -22,11 +21,7 @@ SOURCE = (3, 4)
 
 
 def sampling(rows, temp=0.0):
-    return collected([temp] * rows, [0] * rows, [1.0] * rows, [0.0] * rows)
-
-
-def keys(rows):
-    return mx.stack([row_key(0, i) for i in range(rows)])
+    return settings(rows, temp=temp)
 
 
 def started(draft, sources=(SOURCE,)):
@@ -138,9 +133,7 @@ def test_sampled_proposals_come_from_q():
     logits = TABLE(SOURCE, (0,)).astype(np.float64)
     q = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(proposal.q[0, 0], q, atol=1e-6)
-    seen = np.bincount(np.array(proposal.tokens[:, 0]), minlength=V)
-    chi_squared = ((seen - rows * q) ** 2 / (rows * q)).sum()
-    assert chi_squared < 38.3  # 6 degrees of freedom, false alarm 1e-6
+    check_draws(proposal.tokens[:, 0], q)
 
 
 def test_a_wider_draft_proposes_common_ids_only():

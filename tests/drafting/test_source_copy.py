@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import collected
+from draws import keys, settings
 from fake_model import EOS, FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import Copy, Proposal
@@ -121,7 +121,7 @@ def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
     both.insert([SENTENCE] * 3)
     rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
     both.note(rows)
-    sampling = collected([0.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
+    sampling = settings(3, temp=0.0)
     usual = both.propose(rows, [dict.fromkeys(both.usual, 2)] * 3, sampling, None)
     assert (usual.lengths, usual.writers) == ([2, 2, 2], ["copy", "draft", "draft"])
     every = both.propose(rows, [dict.fromkeys(both.kinds, 2)] * 3, sampling, None)
@@ -209,11 +209,9 @@ def test_the_draft_model_rests_while_all_rows_copy():
 def test_merged_proposals():
     tokens = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]])
     copies = Proposal(tokens, None, [3, 0, 1], [Copy("copy", [7, 8, 9])] + [None] * 2, ["copy"] * 3)
-    sampling = collected([1.0] * 3, [0] * 3, [1.0] * 3, [0.0] * 3)
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
     draft.insert([[3]] * 3)
-    keys = mx.stack([row_key(0, i) for i in range(3)])
-    drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], sampling, keys)
+    drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], settings(3), keys(3))
     both = merged(copies, drafts)
     assert both.lengths == [3, 2, 1]
     assert both.writers == ["copy", "draft", "copy"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from byte_tokenizers import Words
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, random_table
 from families import SHAPE
@@ -163,21 +164,12 @@ def test_beams_are_not_streamed():
 
 
 WORDS = ["", "", "a", "b", "ab", "bc", "c", "abc", " ", "d.", "e"]
-
-
-class Words:
-    """A tokenizer whose tokens are the entries of WORDS."""
-
-    def decode(self, tokens, **_):
-        return "".join(WORDS[token] for token in tokens)
-
-    def convert_ids_to_tokens(self, token):
-        return WORDS[token]
+TOKENIZER = Words(WORDS)
 
 
 def test_a_stop_string_ends_a_hypothesis_as_an_end_token_does():
     options = {"max_tokens": 10, "num_beams": 4, "num_return_sequences": 4}
-    stopping = SpeculativeDecoder(FakeModel(TABLE, V), None, Words())
+    stopping = SpeculativeDecoder(FakeModel(TABLE, V), None, TOKENIZER)
     ending = SpeculativeDecoder(FakeModel(TABLE, V, more_eos_token_ids=(9,)))
     (full_stop,) = [i for i, word in enumerate(WORDS) if "." in word]
     found = stopping.generate(SOURCES, stop=".", **options)
@@ -185,19 +177,19 @@ def test_a_stop_string_ends_a_hypothesis_as_an_end_token_does():
         stopped = full_stop in ours.tokens
         assert ours.tokens[: len(ours.tokens) - stopped] == theirs.tokens
         assert (ours.score, ours.finish_reason) == (theirs.score, theirs.finish_reason)
-        assert ours.text == Words().decode(theirs.tokens) + "d" * stopped
+        assert ours.text == TOKENIZER.decode(theirs.tokens) + "d" * stopped
     assert any(full_stop in result.tokens for result in found)
 
 
 def test_a_stop_string_across_tokens_is_seen_in_every_hypothesis():
     options = {"max_tokens": 10, "num_beams": 4, "num_return_sequences": 4, "min_tokens": 4}
-    found = SpeculativeDecoder(FakeModel(TABLE, V), None, Words()).generate(
+    found = SpeculativeDecoder(FakeModel(TABLE, V), None, TOKENIZER).generate(
         SOURCES, stop=["ab", "ca"], **options
     )
-    whole = [Words().decode(result.tokens) for result in found]
+    whole = [TOKENIZER.decode(result.tokens) for result in found]
     cut = [min((w.find(s) for s in ("ab", "ca") if s in w), default=len(w)) for w in whole]
     assert [result.text for result in found] == [w[:c] for w, c in zip(whole, cut, strict=True)]
     assert sum(c < len(w) for w, c in zip(whole, cut, strict=True)) > 3
     for result, text in zip(found, whole, strict=True):
-        before = Words().decode(result.tokens[:-1])
+        before = TOKENIZER.decode(result.tokens[:-1])
         assert not any(stop in before for stop in ("ab", "ca")), text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from draws import collected, keys, settings
+from draws import keys, mixed, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import draws as sampling
 
@@ -20,16 +20,18 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
         scores = theirs.TopKLogitsWarper(top_k)(None, scores)
     if top_p < 1:
         scores = theirs.TopPLogitsWarper(top_p)(None, scores)
-    p = sampling.probabilities(mx.array(logits)[None], settings(1, temp, top_k, top_p))
+    p = sampling.probabilities(
+        mx.array(logits)[None], settings(temp=temp, top_k=top_k, top_p=top_p)
+    )
     np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
 
 
 def test_probabilities_take_each_rows_own_settings():
     logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
-    rows = [(0.0, 0, 1.0), (1.0, 2, 1.0), (0.7, 0, 0.5), (2.0, 0, 1.0)]
-    together = sampling.probabilities(logits, collected(*zip(*rows, strict=True), [0.0] * 4))
+    rows = [{}, {"temp": 1.0, "top_k": 2}, {"temp": 0.7, "top_p": 0.5}, {"temp": 2.0}]
+    together = sampling.probabilities(logits, mixed(*rows))
     for i, row in enumerate(rows):
-        alone = sampling.probabilities(logits[i : i + 1], settings(1, *row))
+        alone = sampling.probabilities(logits[i : i + 1], mixed(row))
         np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
-from draws import rules_of
+from draws import rules
 from fake_model import (
     EOS,
     START,
@@ -75,13 +75,12 @@ def test_padding_in_front_of_a_shorter_row_is_no_n_gram():
 @pytest.mark.parametrize("n", [6, 20_000, 2**31 - 1])
 def test_an_n_gram_longer_than_the_text_costs_nothing(n):
     logits, history = mx.zeros((2, 2, 5)), History.align([[0, 2, 3, 2, 3], [0]])
-    processing = rules_of([1, 1], [n, n], [0, 0], [(), ()], (EOS,))
-    assert processing(history, logits, [2, 2]) is logits
+    assert rules(*[{"no_repeat_ngram_size": n}] * 2)(history, logits, [2, 2]) is logits
 
 
 def test_an_n_gram_as_long_as_the_text_may_be_all_of_it():
     history, logits = History.align([[2, 2, 2]]), mx.zeros((1, 1, 4))
-    processed = rules_of([1], [3], [0], [()], (EOS,))(history, logits, [1])
+    processed = rules({"no_repeat_ngram_size": 3})(history, logits, [1])
     assert processed.tolist() == [[[0, 0, -INF, 0]]]
 
 
@@ -113,28 +112,29 @@ def test_a_ragged_batch_of_blocks_is_processed_as_by_transformers(seed):
     drafts = draw.integers(0, 5, (5, positions - 1))
     logits = draw.normal(0, 3, (5, positions, VOCAB)).astype(np.float32)
     logits[draw.random(logits.shape) < 0.1] = -INF
-    penalty, ngram, least = [1.0, 1.3, 0.7, 2.0, 1.0], [3, 0, 2, 1, 4], [0, 30, 5, 0, 8]
-    processing = rules_of(penalty, ngram, least, [()] * 5, [EOS])
+    values = [(1.0, 3, 0), (1.3, 0, 30), (0.7, 2, 5), (2.0, 1, 0), (1.0, 4, 8)]
+    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens")
+    processing = rules(*(dict(zip(names, row, strict=True)) for row in values))
     history = History.align(committed).then(mx.array(drafts, mx.int32) if positions > 1 else None)
     ours = np.array(processing(history, mx.array(logits), [positions] * 5))
     for b in range(5):
         for t in range(positions):
             tokens = committed[b] + drafts[b, :t].tolist()
-            wanted = theirs(tokens, logits[b, t], penalty[b], ngram[b], least[b])
-            np.testing.assert_allclose(ours[b, t], wanted, rtol=1e-6)
+            expected = theirs(tokens, logits[b, t], *values[b])
+            np.testing.assert_allclose(ours[b, t], expected, rtol=1e-6)
 
 
 def test_no_end_token_comes_too_early():
-    processing = rules_of([1.0], [0], [2], [()], [1, 3])
+    processing = rules({"min_tokens": 2}, eos=[1, 3])
     history = History.align([[0]]).then(mx.array([[4, 4]]))
     allowed = processing(history, mx.zeros((1, 3, 5)), [3]) == 0
     assert allowed.tolist() == [[[1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1] * 5]]
 
 
 def test_nothing_to_do_is_known_beforehand():
-    assert rules_of([1.0, 1], [0, 0], [0, 0], [(), []], [EOS]) is None
-    for on in ([1.1, 0, 0, ()], [1.0, 2, 0, ()], [1.0, 0, 1, ()], [1.0, 0, 0, (min,)]):
-        assert rules_of(*([value] for value in on), [EOS]) is not None
+    assert rules({}, {"logits_processors": []}) is None
+    for one in RULES.values():
+        assert rules({}, one) is not None
 
 
 def test_ids_beyond_the_logits_are_passed_over():
@@ -156,14 +156,14 @@ def test_a_callable_sees_one_row_and_one_position():
 
     logits = mx.arange(12).reshape(2, 2, 3).astype(mx.float32)
     history = History.align([[0, 4], [0, 5, 6]]).then(mx.array([[7], [8]]))
-    processing = rules_of([1, 1], [0, 0], [0, 0], [(watch,), ()], [EOS])
-    processed = processing(history, logits, [2, 2])
+    processed = rules({"logits_processors": (watch,)}, {})(history, logits, [2, 2])
     assert calls == [([0, 4], [[0, 1, 2]]), ([0, 4, 7], [[3, 4, 5]])]
     assert processed.tolist() == [[[1, 2, 3], [4, 5, 6]], [[6, 7, 8], [9, 10, 11]]]
 
 
 def test_callables_follow_the_rules_and_each_other_and_skip_what_does_not_matter():
-    processing = rules_of([2.0], [0], [0], [(lambda t, x: x + 1, lambda t, x: x * 10)], [EOS])
+    after = (lambda tokens, logits: logits + 1, lambda tokens, logits: logits * 10)
+    processing = rules({"repetition_penalty": 2.0, "logits_processors": after})
     history = History.align([[0]]).then(mx.array([[0]]))
     assert processing(history, mx.full((1, 2, 2), 4.0), [1]).tolist() == [[[30, 50], [2, 4]]]
 

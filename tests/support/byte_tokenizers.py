@@ -1,4 +1,4 @@
-"""Tokenizers of a few tokens, some of which are single bytes."""
+"""Tokenizers of a few tokens: words, pieces and single bytes."""
 
 import tokenizers
 import transformers
@@ -17,6 +17,25 @@ def pieces_and_bytes():
     named = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=False))
     more = {"additional_special_tokens": SPECIAL[3:]}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **more)
+
+
+class Words:
+    """A tokenizer whose tokens are these words; text is their concatenation."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def encode(self, text):
+        return [self.words.index(character) for character in text]
+
+    def decode(self, tokens, **_):
+        return "".join(self.words[token] for token in tokens)
+
+    def convert_ids_to_tokens(self, token):
+        return self.words[token]
+
+    def get_vocab(self):
+        return {f"{i}{word}": i for i, word in enumerate(self.words)}
 
 
 def bytes_alone():

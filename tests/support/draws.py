@@ -1,9 +1,8 @@
 """Rows that sample, their keys, and how far from its distribution a fair draw may be."""
 
-from functools import cache
-
 import numpy as np
 
+from fake_model import EOS
 from mlx_t5.backend import mx
 from mlx_t5.sampling.draws import Sampling, fold, row_key
 from mlx_t5.sampling.processors import Processing
@@ -13,21 +12,19 @@ from mlx_t5.settings import Settings
 FALSE_ALARM = 1e-6
 
 
-def settings(rows=1, temp=1.0, top_k=0, top_p=1.0, delta=0.0):
-    return Sampling.of([Settings(temp=temp, top_k=top_k, top_p=top_p, delta=delta)] * rows)
+def settings(rows=1, **values):
+    """What rows of the same settings sample by; they sample unless `temp` says otherwise."""
+    return mixed({"temp": 1.0} | values, times=rows)
 
 
-def collected(temp, top_k, top_p, delta):
+def mixed(*rows, times=1):
     """What rows sample by, of whose settings these are the values."""
-    settings = cache(lambda t, k, p, d: Settings(temp=t, top_k=k, top_p=p, delta=d))
-    return Sampling.of([settings(*row) for row in zip(temp, top_k, top_p, delta, strict=True)])
+    return Sampling.of([Settings(**row) for row in rows] * times)
 
 
-def rules_of(penalty, ngram_size, min_tokens, custom, eos):
+def rules(*rows, eos=(EOS,)):
     """The rules for the texts of rows, of whose settings these are the values."""
-    names = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logits_processors")
-    rows = zip(penalty, ngram_size, min_tokens, custom, strict=True)
-    return Processing.of([Settings(**dict(zip(names, row, strict=True))) for row in rows], eos)
+    return Processing.of([Settings(**row) for row in rows], eos)
 
 
 def keys(rows, seed=0):
@@ -47,3 +44,9 @@ def total_variation_bound(categories, draws):
     P(TV > E[TV] + t) <= exp(-2 draws t^2).
     """
     return np.sqrt(categories / draws) / 2 + np.sqrt(np.log(1 / FALSE_ALARM) / (2 * draws))
+
+
+def check_draws(tokens, p):
+    """Asserts that tokens look as if drawn with the probabilities `p`."""
+    seen = np.bincount(np.array(tokens), minlength=len(p)) / len(tokens)
+    assert np.abs(seen - p).sum() / 2 < total_variation_bound(len(p), len(tokens))

@@ -7,16 +7,9 @@ import pytest
 from mlx_t5.errors import UserError
 from mlx_t5.text.detokenizer import StreamingDetokenizer, decode, same_vocabulary
 from mlx_t5.text.tokenizer import load_tokenizer
-from tokenizer_folders import JSON, RESAVED, SPIECE, TEXTS, make
+from tokenizer_folders import JSON, RESAVED, SPIECE, TEXTS
 
 KINDS = (*SPIECE, *JSON, *RESAVED, "byt5")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tokenizers")
-    make(root)
-    return root
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -27,29 +27,19 @@ def target():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"temp": -0.1}, "temp is -0.1"),
         ({"temp": float("nan")}, "temp is nan"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"num_samples": 0}, "num_samples is 0"),
         ({"num_samples": 2}, "all 2 samples would be equal; raise temp"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": [1, 2, 3]}, "3 seeds for 1 prompts"),
-        ({"prompts": []}, None),
         ({"prompts": "  "}, "a prompt is empty"),
         ({"prompts": "text"}, "tokenizer"),
         ({"prompts": [V]}, f"token id {V} is outside"),
-        ({"prompts": [-1]}, "token id -1 is outside"),
-        ({"prompts": [10**5000]}, "token id too large an int to be shown is outside"),
         ({"prompts": [2.5, 3]}, "token id 2.5 is no whole number"),
-        ({"prompts": [2, None]}, "token id None is no whole number"),
         ({"prompts": [3, True]}, "token id True is no whole number"),
         ({"prompts": None}, "prompts is None; it must be a text or a list of token ids, or a list"),
         ({"prompts": 5}, "prompts is 5; it must be"),
-        ({"prompts": b"text"}, "prompts is b'text'; it must be"),
         ({"prompts": {"prompt": "text"}}, "prompts is {'prompt': 'text'}; it must be"),
         ({"seed": [1, 2.5]}, "seed is 2.5"),
         ({"seed": [None]}, "seed is None"),
@@ -57,12 +47,12 @@ def target():
 )
 def test_bad_arguments(arguments, complaint):
     arguments = {"prompts": SOURCE, **arguments}
-    decoder = SpeculativeDecoder(target())
-    if complaint is None:
-        assert decoder.generate(**arguments) == []
-        return
     with pytest.raises(UserError, match=complaint):
-        decoder.generate(**arguments)
+        SpeculativeDecoder(target()).generate(**arguments)
+
+
+def test_no_prompts_give_no_results():
+    assert SpeculativeDecoder(target()).generate([]) == []
 
 
 @pytest.mark.parametrize(
@@ -80,20 +70,10 @@ def test_bad_construction(arguments, complaint):
         SpeculativeDecoder(target(), **arguments)
 
 
-def test_a_bad_prompt_among_several_is_reported_and_the_others_finish():
-    model = target()
-    prompts = [SOURCE, [], SOURCE[:1], [V], ValueError("could not be read")]
-    results = SpeculativeDecoder(model).generate(prompts, max_tokens=5)
-    assert (results[0].tokens, results[0].finish_reason) == greedy(model, SOURCE, 5)
-    assert (results[2].tokens, results[2].finish_reason) == greedy(model, SOURCE[:1], 5)
-    errors = [results[i].error for i in (1, 3, 4)]
-    assert errors[0].startswith("a prompt is empty")
-    assert errors[1].startswith(f"token id {V} is outside")
-    assert errors[2] == "could not be read"
-    assert {results[i].finish_reason for i in (1, 3, 4)} == {"error"}
-
-
 BAD_PROMPTS = [
+    ([], "a prompt is empty"),
+    ([V], f"token id {V} is outside"),
+    (ValueError("could not be read"), "could not be read"),
     ("half \ud800 a pair", "a prompt is not valid Unicode (character 6 is half of a pair)"),
     (None, "a prompt is None; it must be a text or a list of token ids"),
     (5, "a prompt is 5; it must be"),
@@ -141,6 +121,7 @@ def test_results_takes_several_prompts(several):
     [
         lambda: (prompt for prompt in [SOURCE, SOURCE[:2]]),
         lambda: iter([tuple(SOURCE), np.array(SOURCE[:2], np.uint8)]),
+        lambda: [list(np.array(SOURCE)), SOURCE[:2]],
         lambda: [mx.array(SOURCE), (token for token in SOURCE[:2])],
     ],
 )
@@ -254,9 +235,3 @@ def test_the_bundled_models_prefixes():
     prefix = tuple(tokenizer.encode("fix grammar:")[:-1])
     assert task_prefix(ids, tokenizer) == prefix
     assert task_prefix([10**6, *ids], tokenizer) == (10**6, *prefix)
-
-
-def test_prompts_may_be_numpy_integers():
-    model = target()
-    result = SpeculativeDecoder(model).generate(list(np.array(SOURCE)), max_tokens=5)
-    assert (result.tokens, result.finish_reason) == greedy(model, SOURCE, 5)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import transformers
 
+from byte_tokenizers import Words
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter
 from mlx_t5.drafting.source_copy import SourceCopy
@@ -11,33 +12,17 @@ from mlx_t5.errors import UserError
 from mlx_t5.text.stop_strings import TextWatch
 
 WORDS = ["", "", "a", "b", "ab", "bc", "c", "abc", " ", "d."]
-V = len(WORDS)
-
-
-class Words:
-    """A tokenizer whose tokens are the entries of WORDS; text is their concatenation."""
-
-    def encode(self, text):
-        return [WORDS.index(character) for character in text]
-
-    def decode(self, tokens, **_):
-        return "".join(WORDS[token] for token in tokens)
-
-    def convert_ids_to_tokens(self, token):
-        return WORDS[token]
-
-    def get_vocab(self):
-        return {f"{i}{word}": i for i, word in enumerate(WORDS)}
+V, TOKENIZER = len(WORDS), Words(WORDS)
 
 
 def spoken(tokens, stop):
     """Straight from the definition: (text, how many tokens it took, whether it was stopped)."""
     for count in range(1, len(tokens) + 1):
-        text = Words().decode(tokens[:count])
+        text = TOKENIZER.decode(tokens[:count])
         places = [text.find(s) for s in stop if s in text]
         if places:
             return text[: min(places)], count, True
-    return Words().decode(tokens), len(tokens), False
+    return TOKENIZER.decode(tokens), len(tokens), False
 
 
 def writing(tokens):
@@ -59,7 +44,7 @@ STOPS = [["abc"], ["c"], ["."], ["bcab", "d"], ["aa"], ["ca", "abca"], ["zz"], [
 def test_the_text_ends_before_the_first_stop_string(stop, seed):
     tokens = np.random.default_rng(seed).integers(2, V, 12).tolist()
     text, count, stopped = spoken(tokens, stop)
-    watch, shown = TextWatch(Words(), stop), ""
+    watch, shown = TextWatch(TOKENIZER, stop), ""
     for i, token in enumerate(tokens[:count]):
         assert watch.take([token]) == 1
         shown += watch.pieces[-1]
@@ -67,13 +52,13 @@ def test_the_text_ends_before_the_first_stop_string(stop, seed):
         assert watch.stopped == (stopped and i == count - 1)
     watch.finish()
     assert (watch.text, shown + watch.rest) == (text, text)
-    at_once = TextWatch(Words(), stop)
+    at_once = TextWatch(TOKENIZER, stop)
     assert at_once.take(tokens) == count
     assert at_once.stopped == stopped
 
 
 def test_only_a_possible_beginning_is_held_back():
-    watch = TextWatch(Words(), ["abd"])
+    watch = TextWatch(TOKENIZER, ["abd"])
     watch.take([2, 3, 6, 2, 2])  # a b c a a
     assert watch.pieces == ["", "", "abc", "", "a"]
     watch.finish()
@@ -81,7 +66,7 @@ def test_only_a_possible_beginning_is_held_back():
 
 
 def test_nothing_is_held_back_without_stop_strings():
-    watch = TextWatch(Words())
+    watch = TextWatch(TOKENIZER)
     assert watch.take([2, 4, 9]) == 3
     assert watch.pieces == ["a", "ab", "d."]
     assert not watch.stopped
@@ -97,7 +82,7 @@ def test_a_byte_token_may_complete_a_stop_string():
         def decode(self, tokens, **_):
             return super().decode(tokens).replace(" ", "\n")
 
-    watch = TextWatch(Bytes(), ["\n\n"])
+    watch = TextWatch(Bytes(WORDS), ["\n\n"])
     assert watch.take([2, 8, 3, 8, 8, 8, 2]) == 5
     assert (watch.text, watch.stopped) == ("a\nb", True)
 
@@ -120,7 +105,7 @@ def test_decoding_ends_at_a_stop_string_inside_accepted_tokens(stop, num_draft):
     model = FakeModel(writing(tokens), V)
     text, count, stopped = spoken(tokens, stop)
     for draft in (None, drafter(model.table, model), SourceCopy()):
-        decoder = SpeculativeDecoder(model, draft, Words(), num_draft)
+        decoder = SpeculativeDecoder(model, draft, TOKENIZER, num_draft)
         result = decoder.generate(tokens, max_tokens=40, stop=stop)
         assert (result.text, result.tokens) == (text, tokens[:count])
         assert result.finish_reason == "stop"
@@ -136,7 +121,7 @@ def test_decoding_ends_at_a_stop_string_inside_accepted_tokens(stop, num_draft):
 def test_what_follows_a_stop_string_is_in_no_statistics():
     tokens = [2, 3, 6, 2, 3, 6, 2, 3]
     model = FakeModel(writing(tokens), V)
-    decoder = SpeculativeDecoder(model, drafter(model.table, model), Words(), 7)
+    decoder = SpeculativeDecoder(model, drafter(model.table, model), TOKENIZER, 7)
     stats = decoder.generate([2], stop="ca").stats
     assert (stats.target_calls, stats.drafted, stats.accepted) == (1, 4, 4)
     assert (stats.generated_tokens, stats.tokens_per_call) == (4, 4.0)
@@ -144,7 +129,7 @@ def test_what_follows_a_stop_string_is_in_no_statistics():
 
 def test_a_beginning_that_came_to_nothing_is_shown_at_the_end():
     tokens = [2, 3, 6, 2, 3]
-    decoder = SpeculativeDecoder(FakeModel(writing(tokens), V), None, Words())
+    decoder = SpeculativeDecoder(FakeModel(writing(tokens), V), None, TOKENIZER)
     for max_tokens, reason in ((5, "length"), (9, "stop")):
         result = decoder.generate([2], max_tokens=max_tokens, stop=["abx"])
         assert (result.text, result.tokens) == ("abcab", tokens)
@@ -156,7 +141,7 @@ def test_rows_of_a_batch_stop_by_themselves():
         return writing(list(source))(source, seen)
 
     sources = [[2, 3, 6], [3, 4, 9, 2, 2], [6, 6, 6, 7, 2], [7]]
-    decoder = SpeculativeDecoder(FakeModel(table, V), SourceCopy(), Words(), 2)
+    decoder = SpeculativeDecoder(FakeModel(table, V), SourceCopy(), TOKENIZER, 2)
     results = decoder.generate(sources, stop=["ca", "bab"], batch_size=2)
     for source, result in zip(sources, results, strict=True):
         text, count, _ = spoken(source, ["ca", "bab"])
@@ -165,7 +150,7 @@ def test_rows_of_a_batch_stop_by_themselves():
 
 @pytest.mark.parametrize("stop", ["", ["a", ""]])
 def test_an_empty_stop_string_is_refused(stop):
-    decoder = SpeculativeDecoder(FakeModel(writing([2]), V), None, Words())
+    decoder = SpeculativeDecoder(FakeModel(writing([2]), V), None, TOKENIZER)
     if stop == "":
         assert decoder.generate([2], stop=[]).text == "a"
     with pytest.raises(UserError, match="stop is .*at least one character"):

@@ -19,7 +19,6 @@ from tokenizer_folders import (
     SPECIAL,
     SPIECE,
     TEXTS,
-    make,
     metaspace,
     old_json,
     random_texts,
@@ -41,13 +40,6 @@ def expected(pieces, text, sentinels=0):
     parts = re.split(f"({'|'.join(names)})", text)
     ids = [[names[part]] if part in names else pieces.encode(part) for part in parts]
     return [*sum(ids, []), pieces.eos_id()]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tokenizers")
-    make(root)
-    return root
 
 
 @pytest.mark.parametrize("kind", SPIECE)

@@ -16,16 +16,9 @@ from mlx_t5 import backend
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 from mlx_t5.text.tokenizer import load_tokenizer
-from tokenizer_folders import make, old_json, settings, write
+from tokenizer_folders import old_json, settings, write
 
 ROOT = Path(backend.__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tokenizers")
-    make(root)
-    return root
 
 
 def test_no_tokenizer(folders, tmp_path):
