@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlx_t5.cli.tables import Columns, markdown, percent
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.costs import Costs
 from mlx_t5.requests import Result
+from mlx_t5.sizes import Columns, markdown, percent
 from mlx_t5.timing import Ratio, speed_up, take_turns
 
 Decode = Callable[[int], list[Result]]
