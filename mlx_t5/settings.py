@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # in place of a number of proposals
 # Proposals where nobody says how many. On Apple GPUs a pass over 5 rows reads the weights once and
-# one over 6 twice (docs/choosing.md); on CPUs there is no such step.
+# one over 6 twice (docs/speculation.md); on CPUs there is no such step.
 NUM_DRAFT_ON_GPU, NUM_DRAFT_ON_CPU = 4, 5
 
 
