@@ -46,27 +46,21 @@ def backwards(seen):
     return decode
 
 
-def test_one_by_one_a_turn_is_a_prompt_and_the_first_token_is_timed():
-    seen = []
-    ids = [[5, 1], [6, 1], [7, 1]]
-    table = peers.compare({"regular": backwards(seen)}, ids, 1, args())
-    assert [prompts for prompts, _ in seen] == [[[5, 1]], *[[prompt] for prompt in ids] * 2]
-    assert all(call == {"max_tokens": 9, "batch_size": 1, "first": True} for _, call in seen)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_one_by_one_a_turn_is_a_prompt_and_in_batches_all_of_them(batch_size):
+    seen, ids, single = [], [[5, 1], [6, 1], [7, 1]], batch_size == 1
+    table = peers.compare({"regular": backwards(seen)}, ids, batch_size, args())
+    turns = [[prompt] for prompt in ids] if single else [ids]
+    assert [prompts for prompts, _ in seen] == [turns[0][:2], *turns * 2]
+    expected = {"max_tokens": 9, "batch_size": batch_size, "first": single}
+    assert all(keywords == expected for _, keywords in seen)
     (row,) = table["rows"]
-    assert row["tokens"] == [[[1, 5]], [[1, 6]], [[1, 7]]]
-    assert row["tokens_per_second"] == 9 / 6.0  # the end tokens count
-    assert (row["first_token_seconds"], row["decode_seconds_a_token"]) == (0.5, 0.75)
-
-
-def test_in_batches_a_turn_is_all_prompts():
-    seen = []
-    ids = [[5, 1], [6, 1], [7, 1]]
-    table = peers.compare({"regular": backwards(seen)}, ids, 2, args())
-    assert [prompts for prompts, _ in seen] == [ids[:2], ids, ids]
-    assert all(call["batch_size"] == 2 and not call["first"] for _, call in seen)
-    assert "decode_speed_up" not in table["rows"][0]
+    assert sum(row["tokens"], []) == [[1, 5], [1, 6], [1, 7]]
+    assert row["tokens_per_second"] == 9 / (6.0 if single else 2.0)  # the end tokens count
+    first = (row.get("first_token_seconds"), row.get("decode_seconds_a_token"))
+    assert first == ((0.5, 0.75) if single else (None, None))
     text = peers.written(table, "float32")
-    assert text.startswith("3 prompts, batch 2\n") and "ms/token" not in text
+    assert text.startswith(f"3 prompts, batch {batch_size}\n") and ("ms/token" in text) == single
 
 
 def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
@@ -85,7 +79,11 @@ def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
     cells = [write(rows[0]) for write in peers.COLUMNS.values()]
     ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
     assert cells == ["draft 5", "6", *ratios, "equal"]
-    (row,) = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
+    table = {"batch_size": 4, "count": 2, "rows": rows, "left_out": {}}
+    assert peers.written(table, "float32").endswith(f"not so: {peers.GREEDY}.")
+    assert "rounding" in peers.written(table, "bfloat16")
+    (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
+    assert "rounding" not in peers.written(table, "bfloat16")
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
@@ -123,15 +121,6 @@ def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
     assert peers.written(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
     with pytest.raises(UserError, match="cannot"):  # this project's own failures are not hidden
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
-
-
-def test_differences_are_pointed_out_where_texts_should_be_equal():
-    variants = {"regular": timed([4.0] * 2), peers.CT2: timed([2.0] * 2, [[5], [8]])}
-    table = {"batch_size": 4, "count": 2, "rows": peers.summarise(variants), "left_out": {}}
-    assert peers.written(table, "float32").endswith(f"not so: {peers.CT2}.")
-    assert "rounding" in peers.written(table, "bfloat16")
-    table["rows"] = peers.summarise({"regular": variants["regular"]})
-    assert "rounding" not in peers.written(table, "bfloat16")
 
 
 def test_variants_of_every_program():
