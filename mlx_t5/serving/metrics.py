@@ -128,10 +128,13 @@ class Metrics:
 
 
 def counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """What these rows have so far: tokens decided, target calls, proposals and accepted ones."""
+    """What these rows have so far: tokens decided, target calls, proposals and accepted ones.
+
+    Beams decide a token a call; the best of them may become shorter.
+    """
     stats = [row.stats for row in rows]
     return (
-        sum(row.decided for row in rows),
+        sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows),
         sum(s.target_calls for s in stats),
         sum(s.drafted for s in stats),
         sum(s.accepted for s in stats),

@@ -47,6 +47,8 @@ def test_what_a_request_gives_has_the_names_of_settings():
         "temp": 0, "stop": "a", "num_draft": "auto",
     }  # fmt: skip
     assert given(draft=False, num_draft=3) == {"num_draft": 0}
+    beams = {"num_beams": 2, "early_stopping": "never", "length_penalty": 2}
+    assert given(PredictRequest, **beams) == given(**beams) == beams
     assert given(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
     assert given(ChatRequest, max_completion_tokens=3) == {"max_tokens": 3}
 
