@@ -39,11 +39,10 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.network.ranks import Ranks
-    from mlx_t5.serving.guard import Guard
+    from mlx_t5.serving.http_server import Middleware
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.presets import Presets
-    from mlx_t5.serving.reading import RequestLimits
-    from mlx_t5.serving.service import Service
+    from mlx_t5.serving.service import Presets, Service
+    from mlx_t5.serving.tokenizing import RequestLimits
     from mlx_t5.serving.worker import Worker
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
@@ -152,7 +151,7 @@ def _choose(args: argparse.Namespace) -> Pair:
 def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
-    from mlx_t5.serving.connections import listener, serve
+    from mlx_t5.serving.http_server import listener, serve
 
     with listener(args.host, args.port) as bound:
         with agreeing(ranks):
@@ -194,7 +193,7 @@ def is_loopback(host: str) -> bool:
 
 def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
     from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
-    from mlx_t5.serving.presets import Presets
+    from mlx_t5.serving.service import Presets
 
     tasks = read_tasks(chosen.target)
     if args.ignore_generation_config:
@@ -204,11 +203,11 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
 
 def _application(
     args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Ranks
-) -> tuple[Guard, Service]:
+) -> tuple[Middleware, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.reading import RequestLimits
+    from mlx_t5.serving.tokenizing import RequestLimits
     from mlx_t5.serving.worker import Worker
 
     metrics = Metrics()

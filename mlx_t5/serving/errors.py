@@ -63,6 +63,11 @@ class ApiError(Exception):
         return self.body.model_dump()
 
 
+def internal_error() -> ApiError:
+    """Makes the error of what nobody expected; its cause is in the log alone."""
+    return ApiError(500, "internal error; the server's log says where")
+
+
 def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """Makes an error of a status that the framework raised."""
     message = {
@@ -79,17 +84,16 @@ def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
-    path = [str(part) for part in errors[0]["loc"] if part != "body"]
-    param = shown(path[0], MAX_NAME) if path else None
-    complaints = list(
-        dict.fromkeys(
-            _complaint(error)
-            for error in errors
-            if [str(part) for part in error["loc"] if part != "body"][:1] == path[:1]
-        )
-    )
-    message = ", or: ".join(complaints)
+    fields = [_field(error) for error in errors]
+    param = shown(fields[0], MAX_NAME) if fields[0] is not None else None
+    same = (e for e, field in zip(errors, fields, strict=True) if field == fields[0])
+    message = ", or: ".join(dict.fromkeys(map(_complaint, same)))
     return ApiError(400, f"{param}: {message}" if param else message, param)
+
+
+def _field(error: dict[str, Any]) -> str | None:
+    """The field that pydantic complains of; None where it is the whole body."""
+    return next((str(part) for part in error["loc"] if part != "body"), None)
 
 
 def _complaint(error: dict[str, Any]) -> str:

@@ -10,33 +10,49 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
-from mlx_t5.engine.batching import MAX_JOINING_TOKENS
+from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
-from mlx_t5.scoring.pairs import Pair, Score, ranks_by
+from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Exchange, Job, Pairs, PassJob, Prompts, QueueFull, Stopped
-from mlx_t5.serving.presets import Presets, several
-from mlx_t5.serving.reading import Reader, RequestLimits
-from mlx_t5.serving.spelling import Speller
+from mlx_t5.serving.job_queue import EventStream, QueueFull, Stopped
+from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
+from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-USUAL_MAX_TOKENS = 256  # where a request names none; as in main.py
-PASSES_A_TEXT = 16  # full passes of scores or embeddings that count as one text in the queue
+DEFAULT_MAX_TOKENS = 256  # where a request names none; as in main.py
+PASSES_A_TEXT = 16  # full batches of scores or embeddings that count as one text in the queue
 NO_TASK = Preset("no task")
+
+
+@dataclass(frozen=True)
+class Presets:
+    """What the model's own files want.
+
+    Attributes:
+        general: of every request.
+        tasks: of those that name one.
+    """
+
+    general: Preset = Preset(FILE)
+    tasks: Mapping[str, Preset] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about what is left out: of every request, and of tasks."""
+        names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
+        tasks = Preset("tasks", left_out=tuple(names))
+        return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
 class Service:
@@ -82,17 +98,17 @@ class Service:
             raise
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        self.reader = Reader(decoder.tokenizer, decoder.model.config.vocab_size, limits)
+        self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
-        self.spell = Speller(self.reader.tokenizer)
+        self.spell = TokenSpelling(self.tokenizer.tokenizer)
         self._watching: set[asyncio.Task] = set()
 
     @property
     def capabilities(self) -> list[str]:
         """What the model can do: the last parts of the addresses that it serves."""
         writes = ["completions", "score"] if self._can_decode else []
-        ranks = ["rerank"] if self._can_decode and ranks_by(self.reader.tokenizer) else []
+        ranks = ["rerank"] if self._can_decode and ranks_by(self.tokenizer.tokenizer) else []
         return [*writes, *ranks, "embeddings"]
 
     def log_texts(self, texts: Sequence[str]) -> None:
@@ -105,23 +121,23 @@ class Service:
         body: api.Decoding,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         receive: Callable[[], Any],
-        **wishes: Any,
-    ) -> Exchange:
+        **options: Any,
+    ) -> EventStream:
         """Checks a request and hands it to the thread.
 
         Args:
             body: how to decode.
             prompts: texts or token ids.
             receive: the connection's, to see the client go.
-            **wishes: further attributes of the job.
+            **options: further attributes of `GenerationWork`.
 
         Raises:
             ApiError: it cannot be done, or not now.
         """
         self._require_decoder()
         task = self.task(body.task, prompts)
-        settings = several(self._settings(body, task), body, **wishes)
-        size = len(prompts) * wishes.get("samples", 1)
+        settings = several(self._settings(body, task), body, **options)
+        size = len(prompts) * options.get("samples", 1)
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -129,53 +145,37 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = await self.reader.all_token_ids(prompts, prefix=task.prefix)
+        ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
-        exchange = Exchange(self.worker.cancel)
-        job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        self._hand_in(job)
-        self._watch(exchange, receive)
-        return exchange
+        return self._begin(GenerationWork(ids, settings, seed, **options), size, receive)
 
-    async def embed(
-        self, ids: Sequence[Sequence[int]], normalize: bool, receive: Callable[[], Any]
-    ) -> list[np.ndarray]:
-        """Vectors of prompts, as token ids; arguments and errors as of `submit`."""
-        parts = Prompts(ids, normalize, self.worker.max_batch, MAX_JOINING_TOKENS)
-        return await self._run("embed", parts, len(ids), sum(map(len, ids)), receive)
-
-    async def score(
-        self, kind: str, pairs: Sequence[Pair], receive: Callable[[], Any]
-    ) -> list[Score]:
-        """Scores of pairs; `kind` is for the metrics, the rest as of `submit`."""
-        self._require_decoder()
-        parts = Pairs(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
-        tokens = sum(map(len, {pair.source for pair in pairs}))
-        return await self._run(kind, parts, len(pairs), tokens, receive)
-
-    async def _run(
-        self,
-        kind: str,
-        parts: Pairs | Prompts,
-        count: int,
-        tokens: int,
-        receive: Callable[[], Any],
+    async def score_or_embed(
+        self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
     ) -> list[Any]:
-        """Hands a task to the thread and waits for its values."""
+        """A score of each pair or a vector of each prompt; `receive` and errors as of `submit`."""
+        if isinstance(work, ScoringWork):
+            self._require_decoder()
         # However small the queue is, the largest request finds room in it when nothing waits.
-        size = min(math.ceil(count / self.worker.max_batch / PASSES_A_TEXT), self.limits.rows)
-        exchange = Exchange(self.worker.cancel)
-        exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
-        self._hand_in(exchange.job)
-        self._watch(exchange, receive)
-        return (await exchange.next()).values
+        batches = math.ceil(work.count / self.worker.max_batch / PASSES_A_TEXT)
+        stream = self._begin(work, min(batches, self.limits.rows), receive)
+        return (await stream.next()).values
 
-    def _watch(self, exchange: Exchange, receive: Callable[[], Any]) -> None:
-        task = asyncio.create_task(exchange.watch(receive))
+    def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
+        """Hands work to the thread, to be withdrawn when its client goes."""
+        stream = EventStream(work, size, self.worker.cancel)
+        try:
+            self.worker.submit(stream.job)
+        except QueueFull as error:
+            headers = {"Retry-After": str(error.retry_after)}
+            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
+        except Stopped as error:
+            raise ApiError(503, str(error)) from None
+        task = asyncio.create_task(stream.watch(receive))
         self._watching.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._watching.discard)
+        return stream
 
     def require_model(self, name: str | None) -> None:
         """Raises `ApiError` if a request names another model than the one that is served."""
@@ -187,15 +187,6 @@ class Service:
         if not self._can_decode:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
             raise ApiError(400, message, "model")
-
-    def _hand_in(self, job: Job | PassJob) -> None:
-        try:
-            self.worker.submit(job)
-        except QueueFull as error:
-            headers = {"Retry-After": str(error.retry_after)}
-            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
-        except Stopped as error:
-            raise ApiError(503, str(error)) from None
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
         """The task that a request names; one that wants nothing where it names none.
@@ -232,7 +223,7 @@ class Service:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         given = {name: value for name, value in given.items() if value is not None}
         wishes = combined(self._usual, task.settings, given)
-        longest = wishes.get("max_tokens", USUAL_MAX_TOKENS)
+        longest = wishes.get("max_tokens", DEFAULT_MAX_TOKENS)
         wishes["max_tokens"] = min(longest, self.limits.max_tokens)
         settings = replace(self._unset, **wishes)
         try:
@@ -264,3 +255,46 @@ class Service:
             "dtype": self._dtype,
             "exact": self.exact,
         }
+
+
+def several(
+    settings: Settings,
+    body: api.Decoding,
+    samples: int = 1,
+    stream: bool = False,
+    logprobs: int | None = None,
+    **_: Any,
+) -> Settings:
+    """Settings for so many texts a prompt: those of one search, or sampled ones.
+
+    Args:
+        settings: of the request, its task and the server.
+        body: the request.
+        samples: texts a prompt.
+        stream: as of `Job`.
+        logprobs: as of `Job`.
+
+    Raises:
+        ApiError: they cannot be had, or not in this way.
+    """
+    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
+    refusals = {
+        "stream": (search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        "logprobs": (search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        "n": (
+            search and samples > settings.num_beams,
+            f"n is {samples} and {beams}; n is too many",
+        ),
+        "temperature": (
+            samples > 1 and not search and settings.temp == 0,
+            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
+        ),
+        "num_beams": (
+            not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
+            f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
+        ),
+    }
+    for name, (refused, message) in refusals.items():
+        if refused:
+            raise ApiError(400, message, "n" if name == "temperature" else name)
+    return replace(settings, num_return_sequences=samples) if search else settings

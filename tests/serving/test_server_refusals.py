@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from mlx_t5.serving.guard import MAX_BODY
+from mlx_t5.serving.http_server import MAX_BODY
 from serving_process import Server, kill, raw_request
 
 KEY = "a secret key"

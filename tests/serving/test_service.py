@@ -11,13 +11,12 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.requests import Settings
 from mlx_t5.scoring.pairs import Pair
-from mlx_t5.serving import api, one_pass
+from mlx_t5.serving import api, scoring_routes
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.intake import Intake
-from mlx_t5.serving.jobs import ClientGone
-from mlx_t5.serving.presets import Presets
-from mlx_t5.serving.reading import RequestLimits
-from mlx_t5.serving.service import Service
+from mlx_t5.serving.job_queue import ClientGone, JobQueue
+from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
+from mlx_t5.serving.service import Presets, Service
+from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.text.tokenizer import load_tokenizer
 
 
@@ -76,9 +75,9 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
     def panic(text):
         raise type("PanicException", (BaseException,), {})("byte index 3 is out of bounds")
 
-    service.reader.tokenizer = SimpleNamespace(encode=panic)
+    service.tokenizer.tokenizer = SimpleNamespace(encode=panic)
     with pytest.raises(ApiError, match="cannot read this prompt") as error:
-        asyncio.run(service.reader.token_ids("a"))
+        asyncio.run(service.tokenizer.token_ids(["a"]))
     assert error.value.status == 400
 
 
@@ -86,29 +85,24 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
 def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, waiting):
     """8 and 128 are the defaults, with which there is room for several."""
     service, _ = served(32)
-    intake = Intake(batch, waiting, lambda: 0.0)
+    queue = JobQueue(batch, waiting, lambda: 0.0)
     service.limits = RequestLimits(10, 10, batch + waiting)
     service.worker = SimpleNamespace(
-        max_batch=batch, submit=lambda job: intake.add(job, 0.0), cancel=intake.withdraw
+        max_batch=batch, submit=lambda job: queue.add(job, 0.0), cancel=queue.cancel
     )
 
     async def gone():
         return {"type": "http.disconnect"}
 
-    def ask(largest):
+    pairs = [Pair((5,), (6,))] * (2 * scoring_routes.MAX_DOCUMENTS)
+    largest = EmbeddingWork([[5]] * scoring_routes.MAX_INPUTS, False), ScoringWork("rerank", pairs)
+    for work in largest:
         with pytest.raises(ClientGone):
-            asyncio.run(largest)
-        (job,) = intake.take()
-        taken = intake.admitted
-        intake.release(job, job.size)
-        return taken
-
-    pairs = [Pair((5,), (6,))] * (2 * one_pass.MAX_DOCUMENTS)
-    taken = [
-        ask(service.embed([[5]] * one_pass.MAX_INPUTS, False, gone)),
-        ask(service.score("rerank", pairs, gone)),
-    ]
-    assert taken == [16, 16] if batch == 8 else [batch + waiting] * 2
+            asyncio.run(service.score_or_embed(work, gone))
+        assert queue.admitted == (16 if batch == 8 else batch + waiting)
+        (job,) = queue.next_round(busy=True)
+        assert job.cancelled
+        queue.release(job, job.size)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-45, 1e-40, 1e-38])
@@ -163,4 +157,4 @@ def test_the_prefix_of_a_task_is_part_of_the_prompt():
 
     body = api.PredictRequest(prompt="a cat", task="fixing")
     asyncio.run(service.submit(body, [body.prompt], gone))
-    assert jobs[0].prompts == [tokenizer.encode("fix grammar: a cat")]
+    assert jobs[0].work.prompts == [tokenizer.encode("fix grammar: a cat")]

@@ -5,11 +5,14 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
+from mlx_t5.drafting.costs import longest
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.requests import Settings
-from mlx_t5.serving.jobs import Failure, Job, QueueFull, Stopped
+from mlx_t5.requests import AUTO
+from mlx_t5.serving.job_queue import QueueFull, Stopped
+from mlx_t5.serving.jobs import Failure
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.worker import Worker
+from mlx_t5.serving.worker import Worker, warm_up
 
 
 @pytest.fixture
@@ -94,9 +97,7 @@ def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     worker.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
     until(lambda: worker.rows == (0, 0))
-    batch = worker._queues[1].engine
-    assert batch.rows == [] and batch.cache is None
-    assert worker._flights == {}
+    assert worker._generation._queues[1].engine.cache is None, "its memory is free"
 
 
 def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
@@ -110,8 +111,7 @@ def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
     model.gate.set()
     first.results()
     until(lambda: worker.rows == (0, 0))
-    assert waits.events.empty()
-    assert worker._queues[1].waiting == []
+    assert worker.stop(PATIENCE) and waits.events.empty()
 
 
 def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
@@ -192,14 +192,15 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
 def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
-    make = worker._decoder.codec.rows
+    codec = client().decoder.codec
+    make = codec.rows
 
     def rows(prompt, *others):
         if prompt == [2]:
             raise RuntimeError("of a secret prompt")
         return make(prompt, *others)
 
-    monkeypatch.setattr(worker._decoder.codec, "rows", rows)
+    monkeypatch.setattr(codec, "rows", rows)
     hold(model)
     running = client().submit([[3]], max_tokens=6)
     assert model.arrived.acquire(timeout=PATIENCE)
@@ -265,7 +266,7 @@ def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
     def put(event):
         raise RuntimeError("Event loop is closed")
 
-    worker.submit(Job([[2]], Settings(max_tokens=10**9), 0, put, stream=True))
+    client().submit([[2]], put=put, max_tokens=10**9, stream=True)
     until(lambda: worker.rows == (0, 0))
     assert len(client().submit([[4]], max_tokens=5).results()[0].tokens) == 5
 
@@ -283,3 +284,14 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
 
     with pytest.raises(UserError, match="no such folder"):
         Worker(load, 1, 1, Metrics()).start()
+
+
+@pytest.mark.parametrize("num_draft", [1, 5, AUTO])
+@pytest.mark.parametrize("kind", ["draft", "copy", "none"])
+def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
+    model = FakeModel(ENDLESS, V)
+    drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
+    warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft, costs=FLAT), 2)
+    most = longest() if num_draft == AUTO else num_draft
+    widths = {len(tokens[0]) for _, tokens in model.calls}
+    assert widths == (set(range(1, most + 2)) if drafters[kind] else {1})

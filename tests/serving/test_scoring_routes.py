@@ -15,9 +15,10 @@ from decoder import SpeculativeDecoder
 from fake_serving import PATIENCE
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
+from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.serving.worker import Worker
 from model import load
 from serving_process import Server
@@ -236,17 +237,18 @@ def test_an_encoder_alone_serves_embeddings_and_nothing_else(folder, tmp_path):
 
     async def ask():
         never = asyncio.Event()
-        rows = await service.embed([[5, 1], [6, 7, 1]], False, never.wait)
-        np.testing.assert_allclose(rows, decoder_rows, rtol=1e-4, atol=1e-5)
+        work = EmbeddingWork([[5, 1], [6, 7, 1]], False)
+        vectors = await service.score_or_embed(work, never.wait)
+        np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
         for asked in (
             service.submit(None, ["a"], never.wait),
-            service.score("score", [], never.wait),
+            service.score_or_embed(ScoringWork("score", []), never.wait),
         ):
             with pytest.raises(ApiError, match="encoder is an encoder alone") as error:
                 await asked
             assert error.value.status == 400
 
-    decoder_rows = SpeculativeDecoder(load(folder, "float32")[0]).embed([[5, 1], [6, 7, 1]])
+    expected = SpeculativeDecoder(load(folder, "float32")[0]).embed([[5, 1], [6, 7, 1]])
     try:
         asyncio.run(asyncio.wait_for(ask(), PATIENCE))
     finally:

@@ -1,4 +1,4 @@
-"""The addresses of what takes no decoding: /v1/embeddings, /v1/score and /v1/rerank.
+"""The addresses of what is scored and not decoded: /v1/embeddings, /v1/score and /v1/rerank.
 
 Embeddings have the shape of OpenAI's API, ranks that of Cohere's and Jina's.
 """
@@ -21,6 +21,7 @@ from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import Text, TokenIds
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
@@ -78,7 +79,7 @@ class RerankRequest(Body):
     model: Model = None
 
 
-class PassUsage(BaseModel):
+class ScoringUsage(BaseModel):
     """Token counts of a request, end tokens included."""
 
     prompt_tokens: int
@@ -99,7 +100,7 @@ class EmbeddingList(BaseModel):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
-    usage: PassUsage
+    usage: ScoringUsage
 
 
 class ScoreEntry(BaseModel):
@@ -117,7 +118,7 @@ class ScoreList(BaseModel):
     object: Literal["list"]
     data: list[ScoreEntry]
     model: str
-    usage: PassUsage
+    usage: ScoringUsage
 
 
 class RankedDocument(BaseModel):
@@ -127,7 +128,7 @@ class RankedDocument(BaseModel):
 
 
 class RankEntry(BaseModel):
-    """One document's place; `relevance_score` is the probability that it is relevant."""
+    """One document; `relevance_score` is the probability that it is relevant."""
 
     index: int
     relevance_score: float
@@ -139,10 +140,10 @@ class RankList(BaseModel):
 
     results: list[RankEntry]
     model: str
-    usage: PassUsage
+    usage: ScoringUsage
 
 
-def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
+def add_scoring(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
     """Adds the addresses.
 
     Args:
@@ -160,11 +161,12 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Turns each input into a vector: the mean of the encoder's states over its tokens."""
         service.require_model(body.model)
-        pooling = service.pooling
         prefix = service.task(body.task, body.inputs).prefix
-        ids = await service.reader.all_token_ids(body.inputs, "input", prefix, pooling)
-        rows = await service.embed(ids, bool(body.normalize), request.receive)
-        return await _embedding_list(service.model, rows, body.encoding_format, _usage(ids))
+        tokenizer, pooling = service.tokenizer, service.pooling
+        ids = await tokenizer.token_ids(body.inputs, "input", prefix, pooling)
+        work = EmbeddingWork(ids, bool(body.normalize))
+        vectors = await service.score_or_embed(work, request.receive)
+        return await _embedding_list(service.model, vectors, body.encoding_format, _usage(ids))
 
     @app.post(
         "/v1/score",
@@ -176,24 +178,21 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
         """Says how likely the model is to answer a prompt with each target, token by token."""
         service.require_model(body.model)
         prefix = service.task(body.task, [body.prompt]).prefix
-        source = tuple(await service.reader.token_ids(body.prompt, prefix=prefix))
-        targets = await service.reader.all_token_ids(body.targets, "targets")
-        pairs = [Pair(source, tuple(target)) for target in targets]
-        scores = await service.score("score", pairs, request.receive)
+        (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
+        targets = await service.tokenizer.token_ids(body.targets, "targets")
+        work = ScoringWork("score", [Pair(tuple(source), tuple(target)) for target in targets])
+        scores = await service.score_or_embed(work, request.receive)
         data = [
             ScoreEntry(
                 index=i,
-                logprob=each.logprob,
-                tokens=[service.spell(token).text for token in each.tokens],
-                token_logprobs=each.token_logprobs,
+                logprob=score.logprob,
+                tokens=[service.spell(token).text for token in score.tokens],
+                token_logprobs=score.token_logprobs,
             )
-            for i, each in enumerate(scores)
+            for i, score in enumerate(scores)
         ]
-        return _answer(
-            ScoreList(
-                object="list", data=data, model=service.model, usage=_usage([source], targets)
-            )
-        )
+        usage = _usage([source], targets)
+        return _answer(ScoreList(object="list", data=data, model=service.model, usage=usage))
 
     @app.post(
         "/v1/rerank",
@@ -205,12 +204,12 @@ def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
         """Ranks documents by their relevance to a query, with a monoT5."""
         service.require_model(body.model)
         pairs = await _relevance(service, body.query, body.documents)
-        ranked = ranking(await service.score("rerank", pairs, request.receive), body.top_n)
+        scores = await service.score_or_embed(ScoringWork("rerank", pairs), request.receive)
         entries = []
-        for each in ranked:
-            entry = RankEntry(index=each.index, relevance_score=math.exp(each.score))
+        for ranked in ranking(scores, body.top_n):
+            entry = RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
             if body.return_documents:
-                entry.document = RankedDocument(text=body.documents[each.index])
+                entry.document = RankedDocument(text=body.documents[ranked.index])
             entries.append(entry)
         usage = _usage([pair.source for pair in pairs[::2]])
         return _answer(RankList(results=entries, model=service.model, usage=usage))
@@ -222,39 +221,39 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
     Raises:
         ApiError: a text is empty, the query is too long, or the model is none that ranks.
     """
-    reader = service.reader
-    reader.require_short(query, "query")
+    tokenizer = service.tokenizer
+    tokenizer.require_short(query, "query")
     if not query.strip():
         raise ApiError(400, "the query is empty; write what is looked for", "query")
     of_documents = relevance_pairs(
         query,
-        map(reader.beginning, documents),
-        reader.tokenizer,
-        reader.vocab_size,
+        map(tokenizer.beginning, documents),
+        tokenizer.tokenizer,
+        tokenizer.vocab_size,
         max_prompt_tokens=min(service.limits.prompt_tokens, RERANK_TOKENS),
     )
     pairs: list[Pair] = []
     # Document by document, as other clients' texts have to be read too.
-    while two := await reader.with_tokenizer(lambda _: list(islice(of_documents, 2)), "documents"):
+    while two := await tokenizer.run(lambda _: list(islice(of_documents, 2)), "documents"):
         pairs += two
     return pairs
 
 
-def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> PassUsage:
+def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> ScoringUsage:
     read = sum(map(len, prompts))
-    return PassUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
+    return ScoringUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
 
 
 async def _embedding_list(
-    model: str, rows: Sequence[np.ndarray], encoding: str | None, usage: PassUsage
+    model: str, vectors: Sequence[np.ndarray], encoding: str | None, usage: ScoringUsage
 ) -> Response:
     def make() -> Response:
         entries = []
-        for i, row in enumerate(rows):
-            numbers = np.asarray(row, "<f4")
+        for i, vector in enumerate(vectors):
+            numbers = np.asarray(vector, "<f4")
             coded = base64.b64encode(numbers.tobytes()).decode()
-            vector = coded if encoding == "base64" else numbers.tolist()
-            entries.append({"object": "embedding", "index": i, "embedding": vector})
+            embedding = coded if encoding == "base64" else numbers.tolist()
+            entries.append({"object": "embedding", "index": i, "embedding": embedding})
         counts = usage.model_dump()
         return JSONResponse({"object": "list", "data": entries, "model": model, "usage": counts})
 
