@@ -21,8 +21,9 @@ from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.requests import AUTO, Row
 from mlx_t5.sampling.beams import texts_of
+from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Decoder, Failure, Job, TokenLogprob, Update
+from mlx_t5.serving.jobs import Decoder, Job, TokenLogprob, Update, failure_of
 from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.text.prompts import random_keys
 
@@ -79,9 +80,9 @@ class GenerationBatches:
             keys_of = random_keys(work.seed, work.samples // texts)
             for prompt, keys in zip(work.prompts, keys_of, strict=False):
                 rows += self._decoder.codec.rows(prompt, work.settings, keys, work.watched)
-            failure = next((Failure("input", row.error) for row in rows if row.error), None)
+            failure = next((ApiError(400, row.error) for row in rows if row.error), None)
         except Exception as error:
-            failure = Failure.from_error(error)
+            failure = failure_of(error)
         if failure:
             self._jobs.release(job, job.size)
             self._jobs.put(job, failure)
@@ -108,7 +109,7 @@ class GenerationBatches:
         for queue in self._queues.values():
             running = len(queue.engine.rows)
             for row in queue.admit():  # in an empty batch it would fare no better the next time
-                self._fail(self._job_rows[id(row)], Failure("input", str(row.error)))
+                self._fail(self._job_rows[id(row)], ApiError(400, str(row.error)))
             now = self._jobs.clock()
             for row in queue.engine.rows[running:]:
                 waited = now - self._job_rows[id(row)].job.submitted
@@ -127,7 +128,7 @@ class GenerationBatches:
 
     def recover(self, error: Exception) -> None:
         """Gets over an error in an engine: its rows are lost, waiting ones keep waiting."""
-        failure = Failure.from_error(error)
+        failure = failure_of(error)
         waiting = [row for queue in self._queues.values() for row in queue.waiting]
         kept = set(map(id, waiting))
         for job_row in list(self._job_rows.values()):
@@ -167,7 +168,7 @@ class GenerationBatches:
         row, job = job_row.row, job_row.job
         texts = texts_of(row) if row.finish_reason else [row]
         if error := next((text.error for text in texts if text.error), None):
-            self._fail(job_row, Failure("internal", error))
+            self._fail(job_row, ApiError(500, error))
             return
         if job_row.reported == 0 and row.stats.target_calls == 1:
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
@@ -192,7 +193,7 @@ class GenerationBatches:
         chunk = replace(chunk, stats=copy.copy(text.stats))  # the thread goes on counting
         return Update(job_row.index + i, chunk, logprobs)
 
-    def _fail(self, job_row: JobRow, failure: Failure) -> None:
+    def _fail(self, job_row: JobRow, failure: ApiError) -> None:
         """Ends a row, and the job with it: its other rows leave before the next step."""
         self._end(job_row)
         self._jobs.cancel(job_row.job)

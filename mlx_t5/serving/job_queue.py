@@ -12,15 +12,24 @@ import itertools
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from typing import Any
 
 from mlx_t5.network.ranks import ALONE, Ranks
+from mlx_t5.requests import Settings
+from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Failure, Job, Update, Values, described, work_of
+from mlx_t5.serving.jobs import (
+    EmbeddingWork,
+    GenerationWork,
+    Job,
+    ScoringWork,
+    Update,
+    Values,
+)
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
 IDLE_SECONDS = 0.05  # between two rounds with nothing to do, as waiting in a collective is work
-STATUS = {"input": 400, "memory": 503, "stopping": 503, "internal": 500}  # of `Failure.kind`
 
 
 class QueueFull(Exception):
@@ -151,13 +160,13 @@ class JobQueue:
         self, new: list[Job], cancelled: list[int], last: bool
     ) -> tuple[list[Job], list[int], bool]:
         """What rank 0 knows, on every rank."""
-        told = [[job.number, job.size, *described(job.work)] for job in new]
-        told, cancelled, last = self._ranks.shared([told, cancelled, last])
+        jobs = [[job.number, job.size, type(job.work).__name__, asdict(job.work)] for job in new]
+        jobs, cancelled, last = self._ranks.shared([jobs, cancelled, last])
         if self._ranks.rank:
             # The client is on rank 0, so nobody here waits for an event.
             new = [
                 Job(work_of(kind, fields), size, lambda event: None, number)
-                for number, size, kind, fields in told
+                for number, size, kind, fields in jobs
             ]
             with self._changed:
                 self._jobs |= {job.number: job for job in new}
@@ -167,7 +176,7 @@ class JobQueue:
         """A round has ended."""
         self._progressed = self.clock()
 
-    def put(self, job: Job, event: Update | Values | Failure) -> None:
+    def put(self, job: Job, event: Update | Values | ApiError) -> None:
         """Hands a job an event."""
         try:
             job.put(event)
@@ -180,6 +189,16 @@ class JobQueue:
             job.left -= texts
             if not job.left:
                 del self._jobs[job.number]
+
+
+def work_of(kind: str, fields: dict[str, Any]) -> Any:
+    """Work of which kind and fields came as JSON."""
+    if kind == "GenerationWork":
+        return GenerationWork(**{**fields, "settings": Settings(**fields["settings"])})
+    if kind == "ScoringWork":
+        pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
+        return ScoringWork(fields["kind"], pairs)
+    return EmbeddingWork(**fields)
 
 
 class ClientGone(Exception):
@@ -200,7 +219,7 @@ class EventStream:
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def _put(self, event: Update | Values | Failure) -> None:
+    def _put(self, event: Update | Values | ApiError) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def watch(self, receive: Callable[[], Any]) -> None:
@@ -224,8 +243,8 @@ class EventStream:
         event = await self._events.get()
         if event is None:
             raise ClientGone
-        if isinstance(event, Failure):
-            raise ApiError(STATUS[event.kind], event.message)
+        if isinstance(event, ApiError):
+            raise event
         return event
 
     async def updates(self, first: Update) -> AsyncIterator[Update]:

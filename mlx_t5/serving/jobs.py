@@ -1,4 +1,4 @@
-"""What goes into the thread that owns MLX and what comes out: jobs in, events or a failure out.
+"""What goes into the thread that owns MLX and what comes out: jobs in, events out.
 
 Requests of every kind take the same way: a `Job` with its work, through the `JobQueue`.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.errors import is_out_of_memory
 from mlx_t5.requests import Chunk, Settings
-from mlx_t5.scoring.pairs import LastEncoded, Pair
-from mlx_t5.serving.errors import place
+from mlx_t5.serving.errors import ApiError, internal_error, place
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
     from mlx_t5.network.interface import Seq2Seq
+    from mlx_t5.scoring.pairs import LastEncoded, Pair
     from mlx_t5.scoring.passes import Part
     from mlx_t5.text.codec import Codec
 
@@ -108,26 +108,13 @@ class Values:
     values: list[Any]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The end of a job without a result.
-
-    Attributes:
-        kind: "input", "memory", "stopping" or "internal": why.
-        message: for the client.
-    """
-
-    kind: str
-    message: str
-
-    @classmethod
-    def from_error(cls, error: Exception) -> Failure:
-        """Returns what clients see of an exception; logs where it came from."""
-        log.error("decoding failed: %s", place(error))
-        if is_out_of_memory(error):
-            message = "no memory left for this batch; try again later, or with a shorter prompt"
-            return cls("memory", message)
-        return cls("internal", "internal error; the server's log says where")
+def failure_of(error: Exception) -> ApiError:
+    """Returns what clients see of an exception; logs where it came from."""
+    log.error("decoding failed: %s", place(error))
+    if is_out_of_memory(error):
+        message = "no memory left for this batch; try again later, or with a shorter prompt"
+        return ApiError(503, message)
+    return internal_error()
 
 
 # ---- in ------------------------------------------------------------------------------------------
@@ -218,7 +205,8 @@ class Job:
     Attributes:
         work: one of the three kinds above.
         size: for how many texts it counts in the queue.
-        put: called with every event, from the thread that owns MLX; it must not wait.
+        put: called with every event (`Update`, `Values` or the error that ends it), from the
+            thread that owns MLX; it must not wait.
         number: given by the queue, the same on every rank.
         left: how many of `size` are not done.
         cancelled: whether nobody waits for it any longer, as from the thread's next round on.
@@ -235,18 +223,3 @@ class Job:
 
     def __post_init__(self) -> None:
         self.left = self.size
-
-
-def described(work: GenerationWork | ScoringWork | EmbeddingWork) -> tuple[str, dict[str, Any]]:
-    """Work as JSON, see `work_of`."""
-    return type(work).__name__, asdict(work)
-
-
-def work_of(kind: str, fields: dict[str, Any]) -> Any:
-    """The work that was described."""
-    if kind == "GenerationWork":
-        return GenerationWork(**{**fields, "settings": Settings(**fields["settings"])})
-    if kind == "ScoringWork":
-        pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
-        return ScoringWork(fields["kind"], pairs)
-    return EmbeddingWork(**fields)

@@ -24,17 +24,17 @@ from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded
 from mlx_t5.scoring.passes import NotFinite
-from mlx_t5.serving.errors import STOPPING_MESSAGE, place
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, place
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.job_queue import JobQueue
 from mlx_t5.serving.jobs import (
     Decoder,
     EmbeddingWork,
-    Failure,
     GenerationWork,
     Job,
     ScoringWork,
     Values,
+    failure_of,
 )
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.text.prompts import encoded
@@ -131,7 +131,7 @@ class Worker:
         self._jobs.close(STOPPING_MESSAGE)
         for job in self._jobs.unfinished():
             self.cancel(job)
-            self._jobs.put(job, Failure("stopping", STOPPING_MESSAGE))
+            self._jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     @property
     def alive(self) -> bool:
@@ -168,7 +168,7 @@ class Worker:
         finally:
             self._jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
             for job in self._jobs.clear():  # nobody is left waiting
-                self._jobs.put(job, Failure("internal", BROKEN_MESSAGE))
+                self._jobs.put(job, ApiError(500, BROKEN_MESSAGE))
             if self._broken and self._ranks.size > 1:
                 os._exit(FAILED)  # the others wait for this one, and the launcher ends them
             # MLX aborts the process at its end if streams of a thread outlive it.
@@ -246,13 +246,17 @@ class ScoringTurns:
         if not self._turns:
             return
         job, passes = self._turns.popleft()
-        outcome: Values | Failure | None
+        outcome: Values | ApiError | None
         try:
             outcome = next(passes)
         except RanksApart:
             raise
+        except NotFinite as error:
+            outcome = ApiError(500, str(error))
+        except UserError as error:
+            outcome = ApiError(400, str(error))
         except Exception as error:
-            outcome = scoring_failure(error)
+            outcome = failure_of(error)
         if outcome is None:
             self._turns.append((job, passes))
         else:
@@ -274,15 +278,6 @@ class ScoringTurns:
             yield None
         self._metrics.scored(work.kind, work.count, work.prompt_tokens)
         yield Values([values[i] for i in range(work.count)])
-
-
-def scoring_failure(error: Exception) -> Failure:
-    """What clients see of an exception."""
-    if isinstance(error, NotFinite):
-        return Failure("internal", str(error))
-    if isinstance(error, UserError):
-        return Failure("input", str(error))
-    return Failure.from_error(error)
 
 
 def warm_up(decoder: Decoder, batch_size: int) -> None:

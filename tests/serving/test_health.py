@@ -75,7 +75,7 @@ def test_if_the_thread_dies_every_client_is_told(start, caplog, monkeypatch, bro
     for waiting in clients:
         while isinstance(event := waiting.next(), Update):
             pass
-        assert event.kind == "internal"
+        assert event.status == 500
     worker._thread.join(PATIENCE)
     status, reason = worker.health()
     assert status == "failed" and "has to be restarted" in reason

@@ -13,7 +13,7 @@ from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
 from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Failure, Job, Values
+from mlx_t5.serving.jobs import Job, Values
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import ScoringTurns, Worker
 
@@ -113,16 +113,16 @@ def test_requests_take_turns_pass_by_pass():
 
 
 @pytest.mark.parametrize(
-    "error, kind",
-    [(UserError("too long"), "input"), (NotFinite("NaN"), "internal"), (OSError(), "internal"),
-     (MemoryError(), "memory")],
+    "error, status",
+    [(UserError("too long"), 400), (NotFinite("NaN"), 500), (OSError(), 500),
+     (MemoryError(), 503)],
 )  # fmt: skip
-def test_a_job_that_fails_harms_nobody(start, error, kind):
+def test_a_job_that_fails_harms_nobody(start, error, status):
     worker, decoder = start(FakeModel(random_table(V), V))
     events = queue.Queue()
     worker.submit(job(events, lambda: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
-    assert isinstance(failure, Failure) and failure.kind == kind
+    assert failure.status == status
     assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
     assert worker.rows == (0, 0)
 
