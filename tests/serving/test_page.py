@@ -12,13 +12,12 @@ import pytest
 
 import ranking_models
 from mlx_t5.serving.answers import TextStats
+from page_views import FIX, PHONE, contrast, figure, finished, fits, run, writers
 from serving_process import Server
 
-FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-PHONE = {"width": 375, "height": 700}
 TASKS = {"shorten": {"prefix": "shorten: ", "num_beams": 3, "length_penalty": 2.0, "max_length": 6}}
 TASKS |= {"translate": {"prefix": "translate English to German: "}}
 
@@ -67,50 +66,21 @@ def ranker(browser, tmp_path_factory):
     running.close()
 
 
-def finished(page):
-    """Waits for both texts; returns the verdict."""
-    page.locator("#verdict", has_text="passes").wait_for()
-    return page.inner_text("#verdict")
-
-
-def run(page, prompt=FIX):
-    """Has a prompt decoded in both ways."""
-    page.fill("#prompt", prompt)
-    page.click("#run")
-    return finished(page)
-
-
-def fits(page):
-    """Whether nothing sticks out of a phone's screen."""
-    return page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def figure(page, panel, name):
-    return float(page.inner_text(f"#{panel} [data-figure={name}]"))
-
-
-def written(page, panel):
-    """The tokens of a text: what they say and who wrote them."""
-    tokens = page.locator(f"#{panel} .token").all()
-    return [(t.inner_text(), t.get_attribute("class").split()[1]) for t in tokens]
-
-
 def test_who_wrote_each_token_beside_regular_decoding(visit, server, decoder):
     page = visit(server, viewport={"width": 1040, "height": 900})
     page.get_by_role("button", name="Fix grammar").click()
     assert page.input_value("#prompt") == FIX
     page.get_by_role("button", name=re.compile("^Run")).click()
-    verdict = finished(page)
-    assert "The same text." in verdict
+    assert "The same text." in finished(page)
     result = decoder.generate(FIX)
     for panel in ("speculative", "regular"):
         assert page.inner_text(f"#{panel} .text") == FIXED
     # Every token is marked, but for those that are a space alone.
-    shown = [writer for _, writer in written(page, "speculative")]
+    shown = writers(page, "speculative")
     spaces = [i for i, t in enumerate(result.tokens) if not decoder.tokenizer.decode([t]).strip()]
     assert shown == [w for i, w in enumerate(result.writers) if i not in spaces]
     assert set(shown) == {"draft", "copy", "target"}
-    assert {writer for _, writer in written(page, "regular")} == {"target"}
+    assert set(writers(page, "regular")) == {"target"}
     assert figure(page, "speculative", "perCall") == round(result.stats.tokens_per_call, 2)
     assert figure(page, "speculative", "calls") == result.stats.target_calls
     assert page.locator("#speculative .pass").count() == result.stats.target_calls
@@ -165,7 +135,7 @@ def test_by_keyboard_alone(visit, server):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, server, scheme):
-    page = visit(server, viewport=PHONE, color_scheme=scheme, has_touch=True, is_mobile=True)
+    page = visit(server, **PHONE, color_scheme=scheme)
     page.get_by_role("button", name="Fix grammar").tap()
     page.tap("#run")
     finished(page)
@@ -196,30 +166,16 @@ def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, serve
     assert with_bars == [label.screenshot() for label in labels.all()]
 
 
-def contrast(first, second):
-    """Contrast ratio by WCAG 2 of two colours, each `rgb(r, g, b)`."""
-
-    def luminance(colour):
-        values = [int(v) / 255 for v in re.findall(r"\d+", colour)[:3]]
-        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
-        return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    high, low = sorted(map(luminance, (first, second)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
 def test_text_is_never_taken_for_html(visit, server):
     page = visit(server)
     bold = "<b id=injected>bold</b>"
     tokens = [{"text": " " + bold, "writer": "draft"}]
     stats = dict.fromkeys(TextStats.model_fields, 1)
     choice = {"index": 0, "text": bold, "speculation": {"tokens": tokens, "stats": stats}}
-    body = f'data: {{"choices": [{json.dumps(choice)}]}}\n\ndata: [DONE]\n\n'
-    page.route(
-        "**/v1/completions", lambda r: r.fulfill(body=body, content_type="text/event-stream")
-    )
-    page.click("#run")
-    finished(page)
+    events = f'data: {{"choices": [{json.dumps(choice)}]}}\n\ndata: [DONE]\n\n'
+    answer = {"body": events, "content_type": "text/event-stream"}
+    page.route("**/v1/completions", lambda r: r.fulfill(**answer))
+    run(page)
     assert bold in page.inner_text("#speculative .text")
     assert page.locator("#injected").count() == 0
 
@@ -284,7 +240,7 @@ def test_errors_keys_and_a_server_without_a_draft(visit):
 
 
 def test_beams_show_their_texts_with_scores(visit, server, decoder):
-    page = visit(server, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = visit(server, **PHONE)
     page.fill("#prompt", FIX)
     page.click("summary")
     page.locator("#num-beams").fill("4")
@@ -302,8 +258,7 @@ def test_beams_show_their_texts_with_scores(visit, server, decoder):
     assert page.locator("#panels").is_hidden()
     assert fits(page)
     page.locator("#num-beams").fill("1")
-    page.click("#run")
-    finished(page)
+    run(page)
     assert page.inner_text("#speculative .text") == FIXED and page.locator("#search").is_hidden()
 
 
@@ -325,7 +280,7 @@ def test_a_task_takes_the_place_of_the_prompts_own(visit, ranker):
 
 
 def test_scores_ranks_and_similarities(visit, ranker):
-    page = visit(ranker, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = visit(ranker, **PHONE)
     bold = "<b id=injected>x</b>"
     page.get_by_role("link", name="Score").click()
     page.fill("#score-prompt", "a tale")
