@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mlx_t5.serving.http_server import Middleware
     from mlx_t5.serving.metrics import Metrics
     from mlx_t5.serving.service import Presets, Service
-    from mlx_t5.serving.tokenizing import RequestLimits
     from mlx_t5.serving.worker import Worker
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
@@ -130,13 +129,10 @@ def _main(args: argparse.Namespace) -> int:
 def _follow(args: argparse.Namespace, ranks: Ranks) -> int:
     """What another rank than 0 does: it decodes what rank 0 is asked."""
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.worker import Worker
 
     with agreeing(ranks):
         chosen = _choose(args)
-    metrics = Metrics()
-    load = lambda: _load(args, chosen, ranks)  # noqa: E731
-    return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks).follow()
+    return _worker(args, chosen, Metrics(), ranks).follow()
 
 
 def _choose(args: argparse.Namespace) -> Pair:
@@ -207,35 +203,25 @@ def _application(
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
+    from mlx_t5.serving.service import Service
     from mlx_t5.serving.tokenizing import RequestLimits
-    from mlx_t5.serving.worker import Worker
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
-    load = lambda: _load(args, chosen, ranks)  # noqa: E731
-    worker = Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
-    service = _service(args, worker, chosen, limits, metrics, presets)
+    worker = _worker(args, chosen, metrics, ranks)
+    name = model_name(chosen)
+    service = Service(worker, limits, name, args.delta, args.log_prompts, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, names), service
 
 
-def _service(
-    args: argparse.Namespace,
-    worker: Worker,
-    chosen: Pair,
-    limits: RequestLimits,
-    metrics: Metrics,
-    presets: Presets,
-) -> Service:
-    from mlx_t5.serving.service import Service
+def _worker(args: argparse.Namespace, chosen: Pair, metrics: Metrics, ranks: Ranks) -> Worker:
+    from mlx_t5.serving.worker import Worker
 
-    metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
-    metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
-    metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
-    name, logged = model_name(chosen), args.log_prompts
-    return Service(worker, limits, name, args.delta, logged, presets)
+    load = lambda: _load(args, chosen, ranks)  # noqa: E731
+    return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
 
 
 def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:

@@ -25,6 +25,7 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 Writer = Literal["draft", "copy", "target"]
 Reason = Literal["stop", "length"]
+Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
@@ -180,7 +181,7 @@ class ServedModel(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
-    capabilities: list[Literal["completions", "score", "rerank", "embeddings"]]
+    capabilities: list[Capability]
     max_prompt_tokens: int
     max_tokens: int
     num_draft: int | Literal["auto"]

@@ -28,7 +28,7 @@ from mlx_t5.serving.errors import (
     error_of_status,
     error_of_validation,
     internal_error,
-    place,
+    raised_at,
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
 from mlx_t5.serving.job_queue import ClientGone, EventStream
@@ -234,7 +234,7 @@ async def _events(
     except ApiError as error:
         yield _sse(error.body)
     except Exception as error:
-        log.error("a stream failed: %s", place(error))
+        log.error("a stream failed: %s", raised_at(error))
         yield _sse(internal_error().body)
     finally:
         stream.close()
@@ -254,14 +254,14 @@ def _add_information(app: FastAPI) -> None:
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
     async def models() -> answers.ModelList:
         """The model that is served, with its limits and defaults."""
-        return answers.ModelList(object="list", data=[_model(service)])
+        return answers.ModelList(object="list", data=[service.describe()])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
     async def model(model: str) -> answers.ServedModel:
         """One model."""
         if model != service.model:
             raise ApiError(404, f"the model that is served is {service.model}", "model")
-        return _model(service)
+        return service.describe()
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
@@ -282,16 +282,6 @@ def _add_information(app: FastAPI) -> None:
     async def prometheus() -> Response:
         """Counters in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-def _model(service: Service) -> answers.ServedModel:
-    return answers.ServedModel(
-        id=service.model,
-        object="model",
-        created=service.created,
-        owned_by="local",
-        **service.describe(),
-    )
 
 
 def _add_page(app: FastAPI) -> None:

@@ -80,7 +80,7 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """Makes an error of pydantic's first complaint about a body.
 
-    A union complains once for each of its types; those about the same field are told together.
+    A union complains once for each of its types; those about the same field are joined.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
@@ -107,7 +107,7 @@ def _complaint(error: dict[str, Any]) -> str:
     return message[:1].lower() + message[1:]
 
 
-def place(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """The kind of an exception and where it was raised: all of it that is fit for a log.
 
     Its message, and the lines of a traceback, may show what was being decoded.

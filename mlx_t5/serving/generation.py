@@ -130,9 +130,9 @@ class GenerationBatches:
         """Gets over an error in an engine: its rows are lost, waiting ones keep waiting."""
         failure = failure_of(error)
         waiting = [row for queue in self._queues.values() for row in queue.waiting]
-        kept = set(map(id, waiting))
+        waiting_ids = set(map(id, waiting))
         for job_row in list(self._job_rows.values()):
-            if id(job_row.row) not in kept:
+            if id(job_row.row) not in waiting_ids:
                 self._fail(job_row, failure)
         self._new_batches(waiting)
         mx.clear_cache()

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, internal_error, place
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, internal_error, raised_at
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Middleware:
         except asyncio.CancelledError:  # the server does not wait any longer
             await response.refuse(ApiError(503, STOPPING_MESSAGE))
         except Exception as error:  # no traceback: it may show what a client sent
-            log.error("%s %s failed: %s", scope["method"], path, place(error))
+            log.error("%s %s failed: %s", scope["method"], path, raised_at(error))
             await response.refuse(internal_error())
         finally:
             self._metrics.requests.labels(path, str(response.status)).inc()

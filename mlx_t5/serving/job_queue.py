@@ -84,7 +84,7 @@ class JobQueue:
     def admitted(self) -> int:
         """Texts that are not done."""
         with self._changed:
-            return sum(job.left for job in self._jobs.values())
+            return sum(job.unfinished for job in self._jobs.values())
 
     @property
     def waited(self) -> float:
@@ -102,7 +102,7 @@ class JobQueue:
         with self._changed:
             if self._closed is not None:
                 raise Stopped(self._closed)
-            admitted = sum(other.left for other in self._jobs.values())
+            admitted = sum(other.unfinished for other in self._jobs.values())
             if admitted + job.size > self._max_batch + self._max_queue:
                 seconds = math.ceil(admitted / self._max_batch * row_seconds)
                 raise QueueFull(max(1, min(seconds, LONGEST_RETRY)))
@@ -186,8 +186,8 @@ class JobQueue:
     def release(self, job: Job, texts: int) -> None:
         """So many texts of a job are done."""
         with self._changed:
-            job.left -= texts
-            if not job.left:
+            job.unfinished -= texts
+            if not job.unfinished:
                 del self._jobs[job.number]
 
 

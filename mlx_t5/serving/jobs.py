@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.errors import is_out_of_memory
 from mlx_t5.requests import Chunk, Settings
-from mlx_t5.serving.errors import ApiError, internal_error, place
+from mlx_t5.serving.errors import ApiError, internal_error, raised_at
 
 if TYPE_CHECKING:
     from mlx_t5.drafting.draft_model import Drafter
@@ -110,7 +110,7 @@ class Values:
 
 def failure_of(error: Exception) -> ApiError:
     """Returns what clients see of an exception; logs where it came from."""
-    log.error("decoding failed: %s", place(error))
+    log.error("decoding failed: %s", raised_at(error))
     if is_out_of_memory(error):
         message = "no memory left for this batch; try again later, or with a shorter prompt"
         return ApiError(503, message)
@@ -208,7 +208,7 @@ class Job:
         put: called with every event (`Update`, `Values` or the error that ends it), from the
             thread that owns MLX; it must not wait.
         number: given by the queue, the same on every rank.
-        left: how many of `size` are not done.
+        unfinished: how many of `size` are not done.
         cancelled: whether nobody waits for it any longer, as from the thread's next round on.
         submitted: when, by the queue's clock.
     """
@@ -217,9 +217,9 @@ class Job:
     size: int
     put: Callable[[Any], None]
     number: int = -1
-    left: int = field(init=False)
+    unfinished: int = field(init=False)
     cancelled: bool = False
     submitted: float = 0.0
 
     def __post_init__(self) -> None:
-        self.left = self.size
+        self.unfinished = self.size

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
@@ -20,6 +20,7 @@ from mlx_t5.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
+from mlx_t5.serving.answers import Capability, ServedModel
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import EventStream, QueueFull, Stopped
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
@@ -75,7 +76,7 @@ class Service:
             model: name that clients know the target by.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
-            presets: the model's own wishes.
+            presets: defaults and tasks of the model's own files.
 
         Raises:
             UserError: the models cannot be loaded, or there is no tokenizer.
@@ -85,9 +86,9 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.presets, self._unset = presets or Presets(), decoder.defaults
-        self._usual = combined({"delta": delta}, self.presets.general.settings)
-        self.defaults = replace(self._unset, **self._usual)
+        self.presets, self._base_settings = presets or Presets(), decoder.defaults
+        self._default_settings = combined({"delta": delta}, self.presets.general.settings)
+        self.defaults = replace(self._base_settings, **self._default_settings)
         self.drafts, self.exact = decoder.drafter is not None, decoder.exact
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
@@ -105,11 +106,12 @@ class Service:
         self._watching: set[asyncio.Task] = set()
 
     @property
-    def capabilities(self) -> list[str]:
+    def capabilities(self) -> list[Capability]:
         """What the model can do: the last parts of the addresses that it serves."""
-        writes = ["completions", "score"] if self._can_decode else []
-        ranks = ["rerank"] if self._can_decode and ranks_by(self.tokenizer.tokenizer) else []
-        return [*writes, *ranks, "embeddings"]
+        if not self._can_decode:
+            return ["embeddings"]
+        ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
+        return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, texts: Sequence[str]) -> None:
         """Logs what was written, if that was asked for."""
@@ -205,7 +207,14 @@ class Service:
         return task
 
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
-        given: dict[str, Any] = {
+        if body.max_tokens and body.max_tokens > self.limits.max_tokens:
+            message = (
+                f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
+            )
+            raise ApiError(400, message, "max_tokens")
+        if (body.draft or body.num_draft) and not self.drafts:
+            raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
+        fields: dict[str, Any] = {
             "max_tokens": body.max_tokens,
             "temp": body.temperature,
             "top_p": body.top_p,
@@ -213,19 +222,11 @@ class Service:
             "num_draft": body.wanted_draft,
             "stop": body.stops or None,
         } | body.search
-        if body.max_tokens and body.max_tokens > self.limits.max_tokens:
-            message = (
-                f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
-            )
-            raise ApiError(400, message, "max_tokens")
-        asked = body.draft or body.num_draft
-        if asked and not self.drafts:
-            raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        given = {name: value for name, value in given.items() if value is not None}
-        wishes = combined(self._usual, task.settings, given)
-        longest = wishes.get("max_tokens", DEFAULT_MAX_TOKENS)
-        wishes["max_tokens"] = min(longest, self.limits.max_tokens)
-        settings = replace(self._unset, **wishes)
+        requested = {name: value for name, value in fields.items() if value is not None}
+        values = combined(self._default_settings, task.settings, requested)
+        max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
+        values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
+        settings = replace(self._base_settings, **values)
         try:
             self._check(settings)
         except UserError as error:
@@ -237,24 +238,28 @@ class Service:
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ServedModel:
         """What a client may want to know before it asks."""
         tasks = self.presets.tasks.items()
-        return {
-            "capabilities": self.capabilities,
-            "max_prompt_tokens": self.limits.prompt_tokens,
-            "max_tokens": self.limits.max_tokens,
-            "num_draft": self.defaults.num_draft,
-            "max_num_draft": self.max_num_draft,
-            "delta": self.defaults.delta,
-            "num_beams": self.defaults.num_beams,
-            "max_num_beams": api.MAX_BEAMS,
-            "length_penalty": self.defaults.length_penalty,
-            "draft": self.drafts,
-            "tasks": {name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
-            "dtype": self._dtype,
-            "exact": self.exact,
-        }
+        return ServedModel(
+            id=self.model,
+            object="model",
+            created=self.created,
+            owned_by="local",
+            capabilities=self.capabilities,
+            max_prompt_tokens=self.limits.prompt_tokens,
+            max_tokens=self.limits.max_tokens,
+            num_draft=cast(Any, self.defaults.num_draft),
+            max_num_draft=self.max_num_draft,
+            delta=self.defaults.delta,
+            num_beams=self.defaults.num_beams,
+            max_num_beams=api.MAX_BEAMS,
+            length_penalty=self.defaults.length_penalty,
+            draft=self.drafts,
+            tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
+            dtype=self._dtype,
+            exact=self.exact,
+        )
 
 
 def several(

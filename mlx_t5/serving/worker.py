@@ -24,7 +24,7 @@ from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded
 from mlx_t5.scoring.passes import NotFinite
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, place
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.job_queue import JobQueue
 from mlx_t5.serving.jobs import (
@@ -133,16 +133,11 @@ class Worker:
             self.cancel(job)
             self._jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread takes jobs."""
-        return self._thread.is_alive() and self._jobs.open
-
     def health(self) -> tuple[str, str | None]:
         """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
-        if not self.alive:
+        if not (self._thread.is_alive() and self._jobs.open):
             return "stopping", STOPPING_MESSAGE
         if (waited := self._jobs.waited) > STALL_SECONDS:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
@@ -164,7 +159,7 @@ class Worker:
                     self._jobs.progressed()
         except BaseException as error:  # no traceback: it may show what was being decoded
             self._broken = True
-            log.error("the thread that decodes has ended: %s", place(error))
+            log.error("the thread that decodes has ended: %s", raised_at(error))
         finally:
             self._jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
             for job in self._jobs.clear():  # nobody is left waiting
@@ -185,6 +180,10 @@ class Worker:
         except BaseException as error:
             self._loaded.set_exception(error)
             return False
+        observe = self._metrics.observe
+        observe("t5_batch_rows", "Rows being decoded", lambda: self.rows[0])
+        observe("t5_queue_rows", "Rows waiting for a place", lambda: self.rows[1])
+        observe("t5_batch_capacity", "Rows decoded at most", lambda: self.max_batch)
         self._loaded.set_result(decoder)
         return True
 

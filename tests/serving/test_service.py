@@ -33,7 +33,7 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
         model=model,
         tokenizer=tokenizer,
         drafter=None,
-        defaults=Settings(),
+        defaults=Settings(num_draft=5),
         exact=exact,
         target=lambda batch_size: SimpleNamespace(width=8),
     )
@@ -52,8 +52,8 @@ def test_a_request_for_what_exact_decoding_cannot_do_is_refused(wish, reason):
     with pytest.raises(ApiError, match=reason) as error:
         service._settings(body)
     assert error.value.status == 400
-    assert service.describe()["max_num_draft"] == 7 and service.describe()["exact"]
-    assert served(32)[0].describe()["max_num_draft"] == api.MAX_NUM_DRAFT
+    assert service.describe().max_num_draft == 7 and service.describe().exact
+    assert served(32)[0].describe().max_num_draft == api.MAX_NUM_DRAFT
 
 
 def test_a_server_whose_own_defaults_are_not_exact_does_not_start():
@@ -138,7 +138,7 @@ def test_a_request_overrides_its_task_and_that_the_model():
     assert settings(task="fixing") == (4, 0.5, 3)
     assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
     wanted = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}
-    assert service.describe()["tasks"] == {"fixing": wanted}
+    assert service.describe().tasks == {"fixing": wanted}
     for task, prompt, told in (("x", "a", "it has fixing"), ("fixing", [5], "send that as text")):
         body = api.CompletionRequest(prompt=prompt, task=task)
         with pytest.raises(ApiError, match=told) as error:
