@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from mlx_t5.serving import answers, api
+from mlx_t5.serving import answers, api, scoring_routes
 from mlx_t5.serving.api import StrictRoute
 from mlx_t5.serving.errors import (
     ApiError,
@@ -34,7 +34,6 @@ from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
 from mlx_t5.serving.job_queue import ClientGone, EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.scoring_routes import add_scoring
 from mlx_t5.serving.service import Service
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ def create_app(
     app.state.service, app.state.metrics = service, metrics
     _add_handlers(app)
     _add_generation(app)
-    add_scoring(app, ERRORS)
+    app.include_router(scoring_routes.router, responses=ERRORS)
     _add_information(app)
     _add_page(app)
     _add_description(app, api_key is not None)

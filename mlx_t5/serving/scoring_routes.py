@@ -13,13 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
-from mlx_t5.serving.api import Text, TokenIds
+from mlx_t5.serving.api import StrictRoute, Text, TokenIds
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
 
@@ -143,76 +143,72 @@ class RankList(BaseModel):
     usage: ScoringUsage
 
 
-def add_scoring(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
-    """Adds the addresses.
+router = APIRouter(route_class=StrictRoute)
 
-    Args:
-        app: with the service in its state.
-        errors: the responses that are errors, by status.
-    """
-    service: Service = app.state.service
 
-    @app.post(
-        "/v1/embeddings",
-        response_model=None,
-        responses={**errors, 200: {"model": EmbeddingList}},
-        tags=["OpenAI"],
-    )
-    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """Turns each input into a vector: the mean of the encoder's states over its tokens."""
-        service.require_model(body.model)
-        prefix = service.task(body.task, body.inputs).prefix
-        tokenizer, pooling = service.tokenizer, service.pooling
-        ids = await tokenizer.token_ids(body.inputs, "input", prefix, pooling)
-        work = EmbeddingWork(ids, bool(body.normalize))
-        vectors = await service.score_or_embed(work, request.receive)
-        return await _embedding_list(service.model, vectors, body.encoding_format, _usage(ids))
+def _service(request: Request) -> Service:
+    return request.app.state.service
 
-    @app.post(
-        "/v1/score",
-        response_model=None,
-        responses={**errors, 200: {"model": ScoreList}},
-        tags=["scores"],
-    )
-    async def score(body: ScoreRequest, request: Request) -> Response:
-        """Says how likely the model is to answer a prompt with each target, token by token."""
-        service.require_model(body.model)
-        prefix = service.task(body.task, [body.prompt]).prefix
-        (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
-        targets = await service.tokenizer.token_ids(body.targets, "targets")
-        work = ScoringWork("score", [Pair(tuple(source), tuple(target)) for target in targets])
-        scores = await service.score_or_embed(work, request.receive)
-        data = [
-            ScoreEntry(
-                index=i,
-                logprob=score.logprob,
-                tokens=[service.spell(token).text for token in score.tokens],
-                token_logprobs=score.token_logprobs,
-            )
-            for i, score in enumerate(scores)
-        ]
-        usage = _usage([source], targets)
-        return _answer(ScoreList(object="list", data=data, model=service.model, usage=usage))
 
-    @app.post(
-        "/v1/rerank",
-        response_model=None,
-        responses={**errors, 200: {"model": RankList}},
-        tags=["scores"],
-    )
-    async def rerank(body: RerankRequest, request: Request) -> Response:
-        """Ranks documents by their relevance to a query, with a monoT5."""
-        service.require_model(body.model)
-        pairs = await _relevance(service, body.query, body.documents)
-        scores = await service.score_or_embed(ScoringWork("rerank", pairs), request.receive)
-        entries = []
-        for ranked in ranking(scores, body.top_n):
-            entry = RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
-            if body.return_documents:
-                entry.document = RankedDocument(text=body.documents[ranked.index])
-            entries.append(entry)
-        usage = _usage([pair.source for pair in pairs[::2]])
-        return _answer(RankList(results=entries, model=service.model, usage=usage))
+@router.post(
+    "/v1/embeddings",
+    response_model=None,
+    responses={200: {"model": EmbeddingList}},
+    tags=["OpenAI"],
+)
+async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """Turns each input into a vector: the mean of the encoder's states over its tokens."""
+    service = _service(request)
+    service.require_model(body.model)
+    prefix = service.task(body.task, body.inputs).prefix
+    ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
+    work = EmbeddingWork(ids, bool(body.normalize))
+    vectors = await service.score_or_embed(work, request.receive)
+    return await _embedding_list(service.model, vectors, body.encoding_format, _usage(ids))
+
+
+@router.post(
+    "/v1/score", response_model=None, responses={200: {"model": ScoreList}}, tags=["scores"]
+)
+async def score(body: ScoreRequest, request: Request) -> Response:
+    """Says how likely the model is to answer a prompt with each target, token by token."""
+    service = _service(request)
+    service.require_model(body.model)
+    prefix = service.task(body.task, [body.prompt]).prefix
+    (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
+    targets = await service.tokenizer.token_ids(body.targets, "targets")
+    work = ScoringWork("score", [Pair(tuple(source), tuple(target)) for target in targets])
+    scores = await service.score_or_embed(work, request.receive)
+    data = [
+        ScoreEntry(
+            index=i,
+            logprob=score.logprob,
+            tokens=[service.spell(token).text for token in score.tokens],
+            token_logprobs=score.token_logprobs,
+        )
+        for i, score in enumerate(scores)
+    ]
+    usage = _usage([source], targets)
+    return _answer(ScoreList(object="list", data=data, model=service.model, usage=usage))
+
+
+@router.post(
+    "/v1/rerank", response_model=None, responses={200: {"model": RankList}}, tags=["scores"]
+)
+async def rerank(body: RerankRequest, request: Request) -> Response:
+    """Ranks documents by their relevance to a query, with a monoT5."""
+    service = _service(request)
+    service.require_model(body.model)
+    pairs = await _relevance(service, body.query, body.documents)
+    scores = await service.score_or_embed(ScoringWork("rerank", pairs), request.receive)
+    entries = []
+    for ranked in ranking(scores, body.top_n):
+        entry = RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
+        if body.return_documents:
+            entry.document = RankedDocument(text=body.documents[ranked.index])
+        entries.append(entry)
+    usage = _usage([pair.source for pair in pairs[::2]])
+    return _answer(RankList(results=entries, model=service.model, usage=usage))
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:

@@ -283,23 +283,26 @@ def several(
         ApiError: they cannot be had, or not in this way.
     """
     beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    refusals = {
-        "stream": (search and stream, f"{beams}: a text is known at its end; leave stream out"),
-        "logprobs": (search and logprobs is not None, f"{beams}: beams have none; leave them out"),
-        "n": (
+    refusals = [
+        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        (
+            "n",
             search and samples > settings.num_beams,
             f"n is {samples} and {beams}; n is too many",
         ),
-        "temperature": (
+        (
+            "n",
             samples > 1 and not search and settings.temp == 0,
             f"n is {samples}, but greedy texts would be equal; set temperature above 0",
         ),
-        "num_beams": (
+        (
+            "num_beams",
             not search and any(body.search.get(n) is not None for n in api.OF_BEAMS),
             f"{' and '.join(api.OF_BEAMS)} need num_beams above 1",
         ),
-    }
-    for name, (refused, message) in refusals.items():
+    ]
+    for param, refused, message in refusals:
         if refused:
-            raise ApiError(400, message, "n" if name == "temperature" else name)
+            raise ApiError(400, message, param)
     return replace(settings, num_return_sequences=samples) if search else settings
