@@ -47,6 +47,8 @@ class Usage(BaseModel):
 class TextStats(BaseModel):
     """Counts and times of one text so far; see `requests.Stats`."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     prompt_tokens: int
     generated_tokens: int
     target_calls: int
@@ -57,11 +59,6 @@ class TextStats(BaseModel):
     encode_seconds: float
     decode_seconds: float
     tokens_per_second: float
-
-    @classmethod
-    def from_stats(cls, stats: Stats) -> TextStats:
-        """Takes them from the engine's statistics."""
-        return cls(**{name: getattr(stats, name) for name in cls.model_fields})
 
 
 class WrittenToken(BaseModel):
@@ -230,7 +227,7 @@ def speculation(update: Update) -> SpeculationDetails:
     if rest:
         written.append((rest, "target"))
     tokens = [WrittenToken(text=text, writer=cast(Writer, writer)) for text, writer in written]
-    return SpeculationDetails(tokens=tokens, stats=TextStats.from_stats(chunk.stats))
+    return SpeculationDetails(tokens=tokens, stats=TextStats.model_validate(chunk.stats))
 
 
 @dataclass

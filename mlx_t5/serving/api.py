@@ -165,16 +165,6 @@ class OpenAIRequest(Decoding):
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: str | None = Field(None, description="accepted and not used")
 
-    @property
-    def prompts(self) -> Sequence[str] | Sequence[list[int]]:
-        """The prompts as a list, of texts or of token ids."""
-        raise NotImplementedError
-
-    @property
-    def alternatives(self) -> int | None:
-        """Log-probabilities a token, None for none."""
-        raise NotImplementedError
-
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
@@ -211,13 +201,13 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> Sequence[str] | Sequence[list[int]]:
-        """As in `OpenAIRequest`."""
+        """The prompts as a list, of texts or of token ids."""
         single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str] | list[list[int]]", [self.prompt] if single else self.prompt)
 
     @property
     def alternatives(self) -> int | None:
-        """As in `OpenAIRequest`."""
+        """Log-probabilities a token, None for none."""
         return self.logprobs
 
 
@@ -285,7 +275,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """As in `OpenAIRequest`."""
+        """Log-probabilities a token, None for none."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

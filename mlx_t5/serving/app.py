@@ -31,7 +31,7 @@ from mlx_t5.serving.errors import (
     raised_at,
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
-from mlx_t5.serving.job_queue import ClientGone, EventStream
+from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
@@ -129,10 +129,6 @@ def _add_handlers(app: FastAPI) -> None:
     async def of_framework(request: Request, error: HTTPException) -> Response:
         return respond(error_of_status(error.status_code, error.detail, error.headers))
 
-    @app.exception_handler(ClientGone)
-    async def gone(request: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)  # nobody reads it; it is counted
-
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
         return respond(internal_error())
@@ -169,13 +165,13 @@ def _add_generation(app: FastAPI) -> None:
         text, reason = answers.text_of(update, chunk=False)
         assert reason is not None, "the last update has the result"
         service.log_texts([text])
-        stats = answers.TextStats.from_stats(update.chunk.stats)
+        stats = answers.TextStats.model_validate(update.chunk.stats)
         return answers.Prediction(text=text, finish_reason=reason, stats=stats)
 
 
 async def _openai(
     service: Service,
-    body: api.OpenAIRequest,
+    body: api.CompletionRequest | api.ChatRequest,
     request: Request,
     builder_type: type[answers.CompletionBuilder],
 ) -> Response:
@@ -228,8 +224,6 @@ async def _events(
             yield _sse(builder.answer([], counts, chunk=True))
         service.log_texts(_texts(last))
         yield "data: [DONE]\n\n"
-    except ClientGone:
-        return
     except ApiError as error:
         yield _sse(error.body)
     except Exception as error:

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from mlx_t5.cli.arguments import INTERRUPTED
 from mlx_t5.errors import UserError
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, internal_error, raised_at
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, client_gone, internal_error, raised_at
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class Middleware:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ApiError(499, "the client went away")
+                raise client_gone()
             body += message.get("body", b"")
             if len(body) > MAX_BODY:
                 raise self._too_large()

@@ -18,7 +18,7 @@ from typing import Any
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.requests import Settings
 from mlx_t5.scoring.pairs import Pair
-from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.errors import ApiError, client_gone
 from mlx_t5.serving.jobs import (
     EmbeddingWork,
     GenerationWork,
@@ -30,18 +30,6 @@ from mlx_t5.serving.jobs import (
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
 IDLE_SECONDS = 0.05  # between two rounds with nothing to do, as waiting in a collective is work
-
-
-class QueueFull(Exception):
-    """There is no room for a job; `retry_after` is in whole seconds."""
-
-    def __init__(self, retry_after: int):
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class Stopped(Exception):
-    """The thread takes no more jobs."""
 
 
 class JobQueue:
@@ -96,16 +84,15 @@ class JobQueue:
         """Takes a job; `row_seconds` is how long a text takes on average.
 
         Raises:
-            QueueFull: there is no room for it.
-            Stopped: the queue is closed.
+            ApiError: there is no room for it, or the queue is closed.
         """
         with self._changed:
             if self._closed is not None:
-                raise Stopped(self._closed)
+                raise ApiError(503, self._closed)
             admitted = sum(other.unfinished for other in self._jobs.values())
             if admitted + job.size > self._max_batch + self._max_queue:
                 seconds = math.ceil(admitted / self._max_batch * row_seconds)
-                raise QueueFull(max(1, min(seconds, LONGEST_RETRY)))
+                raise queue_full(max(1, min(seconds, LONGEST_RETRY)))
             job.submitted, job.number = self.clock(), next(self._numbers)
             if not self._jobs:
                 self._progressed = job.submitted
@@ -201,8 +188,10 @@ def work_of(kind: str, fields: dict[str, Any]) -> Any:
     return EmbeddingWork(**fields)
 
 
-class ClientGone(Exception):
-    """Nobody waits for the answer any longer."""
+def queue_full(seconds: int) -> ApiError:
+    """Makes the error of a queue that may have room after so many seconds."""
+    message = f"the queue is full; try again in {seconds} s"
+    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
 
 
 class EventStream:
@@ -231,18 +220,15 @@ class EventStream:
     def close(self) -> None:
         """Withdraws the job, if it is not done."""
         self._cancel(self.job)
-        self._events.put_nowait(None)
+        self._events.put_nowait(client_gone())
 
     async def next(self) -> Any:
         """The next event.
 
         Raises:
-            ApiError: the job has failed.
-            ClientGone: nobody waits for it.
+            ApiError: the job has failed, or its client is gone.
         """
         event = await self._events.get()
-        if event is None:
-            raise ClientGone
         if isinstance(event, ApiError):
             raise event
         return event

@@ -22,7 +22,7 @@ from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import Capability, ServedModel
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.job_queue import EventStream, QueueFull, Stopped
+from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
 
@@ -167,13 +167,7 @@ class Service:
     def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
         """Hands work to the thread, to be withdrawn when its client goes."""
         stream = EventStream(work, size, self.worker.cancel)
-        try:
-            self.worker.submit(stream.job)
-        except QueueFull as error:
-            headers = {"Retry-After": str(error.retry_after)}
-            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
-        except Stopped as error:
-            raise ApiError(503, str(error)) from None
+        self.worker.submit(stream.job)
         task = asyncio.create_task(stream.watch(receive))
         self._watching.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._watching.discard)

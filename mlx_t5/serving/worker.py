@@ -101,8 +101,7 @@ class Worker:
         """Hands in a job.
 
         Raises:
-            QueueFull: there is no room for it.
-            Stopped: the thread is ending.
+            ApiError: there is no room for it, or the thread is ending.
         """
         self._jobs.add(job, self._generation.row_seconds)
 

@@ -11,7 +11,7 @@ from fake_model import drafter, good
 from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.job_queue import Stopped
+from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
@@ -79,7 +79,7 @@ def test_if_the_thread_dies_every_client_is_told(start, caplog, monkeypatch, bro
     worker._thread.join(PATIENCE)
     status, reason = worker.health()
     assert status == "failed" and "has to be restarted" in reason
-    with pytest.raises(Stopped, match="has to be restarted"):
+    with pytest.raises(ApiError, match="has to be restarted"):
         client().submit([[2]])
     assert "Died at" in caplog.text and "secret" not in caplog.text
 
