@@ -78,19 +78,14 @@ def test_one_connection_too_many_is_told_so_and_there_is_room_again_later(connec
         time.sleep(0.01)
 
 
-def test_a_connection_on_which_nothing_is_asked_is_closed(connect, monkeypatch):
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
-    assert connect().recv(1) == b""
-    slow = connect()
-    slow.sendall(ASK[:10])
-    assert slow.recv(1) == b""
-
-
-def test_one_too_many_that_asks_nothing_is_closed_too(connect, monkeypatch):
-    monkeypatch.setattr(http_server, "REFUSAL_SECONDS", 0.05)
-    first, second = connect(), connect()
-    assert answer(first)[0] == answer(second)[0] == 200  # both are known before the third
-    assert connect().recv(1) == b""
+@pytest.mark.parametrize("others, limit", [(0, "HEAD_SECONDS"), (2, "REFUSAL_SECONDS")])
+def test_a_connection_on_which_nothing_is_asked_is_closed(connect, monkeypatch, others, limit):
+    assert [answer(connect())[0] for _ in range(others)] == [200] * others
+    monkeypatch.setattr(http_server, limit, 0.05)
+    for start in (b"", ASK[:10]):
+        silent = connect()
+        silent.sendall(start)
+        assert silent.recv(1) == b""
 
 
 def test_nothing_is_kept_of_a_connection_that_has_ended(connect):

@@ -61,14 +61,6 @@ def test_a_server_whose_own_defaults_are_not_exact_does_not_start():
         served(32, exact=True, delta=0.5)
 
 
-def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
-    service, tokenizer = served(len(load_tokenizer(BUNDLED / "target")) + 28)
-    (token,) = tokenizer.encode("cat", add_special_tokens=False)[:1]
-    text, spelled = service.spell(token)
-    assert text.strip() and text[0] == " " and bytes(spelled).decode() == text
-    assert service.spell(len(tokenizer) + 27) == ("", None)
-
-
 def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
     service, _ = served(9)
 

@@ -210,35 +210,26 @@ def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     until(lambda: worker.rows == (0, 0))
 
 
-def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve, unpadded):
-    class Broken(Gated):
-        def encode(self, ids, mask=None):
-            if ids.shape[1] > 9:
-                raise TypeError("of a secret prompt")
-            return super().encode(ids, mask)
-
-    worker, client = serve(Broken(ENDLESS, V))
-    assert client().submit([[2] * 10]).next().status == 500
-    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
-    until(lambda: worker.rows == (0, 0))
-
-
-def test_a_prompt_without_memory_fails_alone(serve, unpadded):
+@pytest.mark.parametrize(
+    "error, status, message",
+    [
+        (TypeError("of a secret prompt"), 500, "internal error"),
+        # The same request would fail again.
+        (RuntimeError("[malloc] Unable to allocate 1 bytes."), 400, "no memory for a prompt of 10"),
+    ],
+)
+def test_a_prompt_that_the_model_breaks_on_fails_alone(serve, unpadded, error, status, message):
     class Small(Gated):
         def encode(self, ids, mask=None):
             if ids.shape[1] > 9:
-                raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+                raise error
             return super().encode(ids, mask)
 
-    model = Small(ENDLESS, V)
-    worker, client = serve(model)
-    hold(model)
-    large, small = client().submit([[2] * 10]), client().submit([[3]], max_tokens=5)
-    model.gate.set()
-    failure = large.next()
-    assert failure.status == 400, "the same request would fail again"
-    assert "no memory for a prompt of 10 tokens" in str(failure)
-    assert len(small.results()[0].tokens) == 5
+    worker, client = serve(Small(ENDLESS, V))
+    failure = client().submit([[2] * 10]).next()
+    assert failure.status == status and message in str(failure)
+    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
 
 
 def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
