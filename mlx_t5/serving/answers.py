@@ -25,7 +25,6 @@ LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is ve
 
 Writer = Literal["draft", "copy", "target"]
 Reason = Literal["stop", "length"]
-Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
 class TokenDetails(BaseModel):
@@ -164,40 +163,6 @@ class Prediction(BaseModel):
     text: str
     finish_reason: Reason
     stats: TextStats
-
-
-class ServedModel(BaseModel):
-    """The model that is served, with its limits and the defaults of requests.
-
-    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    capabilities: list[Capability]
-    max_prompt_tokens: int
-    max_tokens: int
-    num_draft: int | Literal["auto"]
-    max_num_draft: int
-    delta: float
-    num_beams: int
-    max_num_beams: int
-    length_penalty: float
-    draft: bool
-    tasks: dict[str, dict[str, Any]]
-    dtype: str
-    exact: bool
-
-
-class ModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"]
-    data: list[ServedModel]
 
 
 # ---- filled in -----------------------------------------------------------------------------------

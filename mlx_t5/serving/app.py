@@ -34,7 +34,7 @@ from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import Service
+from mlx_t5.serving.service import ModelList, ServedModel, Service
 
 log = logging.getLogger(__name__)
 
@@ -245,12 +245,12 @@ def _add_information(app: FastAPI) -> None:
     service, metrics = app.state.service, app.state.metrics
 
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
-    async def models() -> answers.ModelList:
+    async def models() -> ModelList:
         """The model that is served, with its limits and defaults."""
-        return answers.ModelList(object="list", data=[service.describe()])
+        return ModelList(object="list", data=[service.describe()])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
-    async def model(model: str) -> answers.ServedModel:
+    async def model(model: str) -> ServedModel:
         """One model."""
         if model != service.model:
             raise ApiError(404, f"the model that is served is {service.model}", "model")

@@ -12,7 +12,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
@@ -20,7 +22,6 @@ from mlx_t5.pooling import Pooling
 from mlx_t5.requests import Settings, check_exact
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
-from mlx_t5.serving.answers import Capability, ServedModel
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
@@ -34,6 +35,42 @@ log = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 256  # where a request names none; as in main.py
 PASSES_A_TEXT = 16  # full batches of scores or embeddings that count as one text in the queue
 NO_TASK = Preset("no task")
+
+Capability = Literal["completions", "score", "rerank", "embeddings"]
+
+
+class ServedModel(BaseModel):
+    """The model that is served, with its limits and the defaults of requests.
+
+    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    capabilities: list[Capability]
+    max_prompt_tokens: int
+    max_tokens: int
+    num_draft: int | Literal["auto"]
+    max_num_draft: int
+    delta: float
+    num_beams: int
+    max_num_beams: int
+    length_penalty: float
+    draft: bool
+    tasks: dict[str, dict[str, Any]]
+    dtype: str
+    exact: bool
+
+
+class ModelList(BaseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
 
 
 @dataclass(frozen=True)
