@@ -1,11 +1,17 @@
-"""Requests: which bounds they have, and how much is said about one that is wrong everywhere."""
+"""Requests: how bodies are read, their bounds, and how much is said of one that is all wrong."""
+
+import asyncio
+import contextlib
+import gc
+import json
 
 import pytest
 from pydantic import ValidationError
 
-from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
+from mlx_t5.serving import api
+from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest, StrictRequest
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.presets import several
+from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings
 
 MANY = 90_000
@@ -119,3 +125,57 @@ def test_what_a_search_cannot_do_is_refused(wishes, job, told):
 def test_the_best_n_texts_of_a_search_are_returned():
     body = CompletionRequest.model_validate({"prompt": "x", "early_stopping": "never"})
     assert several(Settings(num_beams=4), body, samples=3).num_return_sequences == 3
+
+
+# ---- bodies --------------------------------------------------------------------------------------
+
+
+def read(body):
+    """The value of a body."""
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return asyncio.run(StrictRequest({"type": "http", "headers": []}, receive).json())
+
+
+def test_literals_of_json():
+    assert read(b'{"a": [1, 1.5, true, null, "\xc3\xa9\\ud83d\\ude00"]}') == {
+        "a": [1, 1.5, True, None, "é😀"]
+    }
+    assert read(b"\xef\xbb\xbf{}") == {}, "some programs put a mark before UTF-8"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[" * 15_000,
+        b"[NaN]",
+        b"[-Infinity]",
+        b"9" * 10_000,
+        b'"\\ud800"',
+        b'"\\udc00\\ud800"',
+        b'"\xed\xa0\x80"',
+        b'{"\\udfff": 1}',
+        '"x"'.encode("utf-16"),
+    ],
+)
+def test_what_is_not_json(body):
+    with pytest.raises(json.JSONDecodeError):
+        read(body)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("not JSON")])
+def test_no_garbage_is_collected_while_a_body_is_read(monkeypatch, error):
+    enabled = []
+
+    def look(*_, **__):
+        enabled.append(gc.isenabled())
+        if error:
+            raise error
+
+    monkeypatch.setattr(api, "from_json", look)
+    with pytest.raises(json.JSONDecodeError) if error else contextlib.nullcontext():
+        read(b"{}")
+    assert (enabled, gc.isenabled()) == ([False], True)

@@ -9,7 +9,7 @@ import pytest
 
 import server as command
 from convert import convert
-from mlx_t5.serving.connections import listener
+from mlx_t5.serving.http_server import listener
 from serving_process import PATIENCE, ROOT
 
 
