@@ -85,6 +85,13 @@ def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve
     until(lambda: worker.rows == (0, 0))
 
 
+def test_an_update_has_the_counts_of_its_step(serve):
+    _, client = serve(FakeModel(ENDLESS, V))
+    stream = client().submit([[2]], max_tokens=9, num_draft=0, stream=True)
+    updates = [stream.next() for _ in range(9)]
+    assert [update.chunk.stats.target_calls for update in updates] == list(range(1, 10))
+
+
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
@@ -178,12 +185,13 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
     hold(model)
     broken = client().submit([[2]], max_tokens=50)
     assert model.arrived.acquire(timeout=PATIENCE)
-    waits = client().submit([[3]], max_tokens=5)
+    waits = client().submit([[3]], max_tokens=5, logprobs=0)
     model.errors += [error, None]  # when the other one is known to wait
     model.gate.set()
     failure = broken.next()
     assert failure.status == status
-    assert len(waits.results()[0].tokens) == 5
+    update = waits.next()
+    assert len(update.chunk.result.tokens) == len(update.logprobs) == 5
     until(lambda: worker.rows == (0, 0))
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
