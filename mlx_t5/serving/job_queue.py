@@ -59,7 +59,7 @@ class JobQueue:
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}  # by number
         self._new: list[Job] = []
-        self._withdrawn: list[Job] = []  # since the last round
+        self._withdrawn: list[int] = []  # numbers, since the last round
         self._progressed = 0.0  # when a round last ended, or there was something to do again
         self._closed: str | None = None  # why
 
@@ -103,7 +103,8 @@ class JobQueue:
     def cancel(self, job: Job) -> None:
         """Withdraws a job, from the thread's next round on. One that is done stays done."""
         with self._changed:
-            self._withdrawn.append(job)
+            if job.number in self._jobs:
+                self._withdrawn.append(job.number)
 
     def close(self, reason: str) -> None:
         """Takes no more jobs, and says why to clients; of several reasons, the first."""
@@ -134,7 +135,7 @@ class JobQueue:
             timeout = None if self._ranks.size == 1 else IDLE_SECONDS
             self._changed.wait_for(lambda: busy or self._new or not self.open, timeout)
             new, self._new = self._new, []
-            cancelled, self._withdrawn = [job.number for job in self._withdrawn], []
+            cancelled, self._withdrawn = self._withdrawn, []
         last = not (self.open or busy or new)
         if self._ranks.size > 1:
             new, cancelled, last = self._shared(new, cancelled, last)

@@ -92,7 +92,7 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
 
 
 @pytest.mark.parametrize(
-    "wishes, told",
+    "fields, message",
     [
         ({"num_beams": 4, "temperature": 0.7}, "beams do not sample"),
         ({"num_beams": 4, "delta": 0.5}, "draft nothing"),
@@ -100,13 +100,13 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
         ({"num_beams": 4, "early_stopping": "always"}, "early_stopping"),
     ],
 )
-def test_what_does_not_go_with_beams_is_refused(wishes, told):
-    with pytest.raises(ValidationError, match=told):
-        CompletionRequest.model_validate({"prompt": "x", **wishes})
+def test_what_does_not_go_with_beams_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        CompletionRequest.model_validate({"prompt": "x", **fields})
 
 
 @pytest.mark.parametrize(
-    "wishes, job, told",
+    "fields, job, message",
     [
         ({"num_beams": 4}, {"stream": True}, "a text is known at its end"),
         ({"num_beams": 4}, {"logprobs": 0}, "num_beams is 4: beams have none"),
@@ -116,10 +116,10 @@ def test_what_does_not_go_with_beams_is_refused(wishes, told):
         ({"num_beams": 1, "early_stopping": "never"}, {}, "need num_beams above 1"),
     ],
 )
-def test_what_a_search_cannot_do_is_refused(wishes, job, told):
-    body = CompletionRequest.model_validate({"prompt": "x", **wishes})
-    with pytest.raises(ApiError, match=told):
-        several(Settings(num_beams=wishes.get("num_beams", 1)), body, **job)
+def test_what_a_search_cannot_do_is_refused(fields, job, message):
+    body = CompletionRequest.model_validate({"prompt": "x", **fields})
+    with pytest.raises(ApiError, match=message):
+        several(Settings(num_beams=fields.get("num_beams", 1)), body, **job)
 
 
 def test_the_best_n_texts_of_a_search_are_returned():

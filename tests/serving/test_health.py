@@ -120,8 +120,8 @@ async def die_while_clients_wait(app, worker, decoder, model, now):
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
-        def ask(**wishes):
-            body = {"prompt": [2], "max_tokens": 900, **wishes}
+        def ask(**fields):
+            body = {"prompt": [2], "max_tokens": 900, **fields}
             return asyncio.create_task(client.post("/v1/completions", json=body))
 
         stream = ask(stream=True)

@@ -105,8 +105,8 @@ def test_nothing_is_kept_of_a_connection_that_has_ended(connect):
 
 def test_who_wants_a_websocket_gets_http_and_no_advice_is_logged(connect, caplog):
     caplog.set_level(logging.DEBUG)
-    wish = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-    assert answer(connect(), wish)[0] == 200
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    assert answer(connect(), request)[0] == 200
     assert "ebSocket" not in caplog.text and "pgrade" not in caplog.text
 
 

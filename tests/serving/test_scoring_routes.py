@@ -169,7 +169,7 @@ def test_the_bundled_pair_does_not_rank(server):
 
 
 @pytest.mark.parametrize(
-    "path, body, param, told",
+    "path, body, param, message",
     [
         ("embeddings", {}, "input", "needed"),
         ("embeddings", {"input": ""}, "input", "at least 1"),
@@ -200,11 +200,11 @@ def test_the_bundled_pair_does_not_rank(server):
         ("rerank", {"query": "a", "documents": ["b"], "model": "a"}, "model", "no such model"),
     ],
 )
-def test_what_cannot_be(ranker, path, body, param, told):
+def test_what_cannot_be(ranker, path, body, param, message):
     answer = ranker.http.post(f"/v1/{path}", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param), error
-    assert re.search(told, error["message"])
+    assert re.search(message, error["message"])
 
 
 def test_metrics_count_items(ranker):

@@ -40,7 +40,7 @@ PROMPT = {"prompt": SECRET}
 
 
 @pytest.mark.parametrize(
-    "body, param, told",
+    "body, param, message",
     [
         ({}, "prompt", "needed"),
         ({"prompt": 5}, "prompt", "string"),
@@ -77,12 +77,12 @@ PROMPT = {"prompt": SECRET}
         ([SECRET], None, "dictionary"),
     ],
 )
-def test_completions_that_cannot_be(guarded, body, param, told):
-    assert re.search(told, refused(guarded.http.post("/v1/completions", json=body), 400, param))
+def test_completions_that_cannot_be(guarded, body, param, message):
+    assert re.search(message, refused(guarded.http.post("/v1/completions", json=body), 400, param))
 
 
 @pytest.mark.parametrize(
-    "messages, told",
+    "messages, message",
     [
         ([], "at least 1"),
         ([{"role": "assistant", "content": "x"}], "system"),
@@ -93,9 +93,9 @@ def test_completions_that_cannot_be(guarded, body, param, told):
         ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}], "at most 64"),
     ],
 )
-def test_chats_that_cannot_be(guarded, messages, told):
+def test_chats_that_cannot_be(guarded, messages, message):
     answer = guarded.http.post("/v1/chat/completions", json={"messages": messages})
-    assert told in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert answer.status_code == 400
 
 
@@ -138,10 +138,10 @@ def test_a_body_has_to_be_json_and_small(guarded):
     for headers in ({"Content-Type": "text/plain"}, {}):
         refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=headers), 415)
     large = json.dumps({"prompt": "x" * MAX_BODY}).encode()
-    told = f"larger than {MAX_BODY} bytes"
-    assert told in refused(guarded.http.post("/predict", content=large), 413)
+    message = f"larger than {MAX_BODY} bytes"
+    assert message in refused(guarded.http.post("/predict", content=large), 413)
     pieces = (large[i : i + 10_000] for i in range(0, len(large), 10_000))  # its length is not told
-    assert told in refused(guarded.http.post("/predict", content=pieces), 413)
+    assert message in refused(guarded.http.post("/predict", content=pieces), 413)
 
 
 def test_addresses_methods_and_models_that_are_not_there(guarded):
@@ -215,11 +215,11 @@ def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded
 def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
     server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
     try:
-        for wish in ({"draft": True}, {"num_draft": 3}):
-            answer = server.http.post("/predict", json={"prompt": "x", **wish})
+        for fields in ({"draft": True}, {"num_draft": 3}):
+            answer = server.http.post("/predict", json={"prompt": "x", **fields})
             assert "no draft" in refused(answer, 400, "draft")
-        for wish in ({"draft": False}, {"num_draft": 0}, {}):
-            body = {"prompt": "x", "max_tokens": 3, **wish}
+        for fields in ({"draft": False}, {"num_draft": 0}, {}):
+            body = {"prompt": "x", "max_tokens": 3, **fields}
             answer = server.http.post("/predict", json=body)
             assert answer.status_code == 200
         text = answer.json()["text"]

@@ -43,12 +43,12 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
 
 
 @pytest.mark.parametrize(
-    "wish, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
+    "fields, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
 )
-def test_a_request_for_what_exact_decoding_cannot_do_is_refused(wish, reason):
+def test_a_request_for_what_exact_decoding_cannot_do_is_refused(fields, reason):
     service, _ = served(32, exact=True)
     service.drafts = True
-    body = api.PredictRequest(prompt="x", max_tokens=5, **wish)
+    body = api.PredictRequest(prompt="x", max_tokens=5, **fields)
     with pytest.raises(ApiError, match=reason) as error:
         service._settings(body)
     assert error.value.status == 400
@@ -131,9 +131,12 @@ def test_a_request_overrides_its_task_and_that_the_model():
     assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
     wanted = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}
     assert service.describe().tasks == {"fixing": wanted}
-    for task, prompt, told in (("x", "a", "it has fixing"), ("fixing", [5], "send that as text")):
+    for task, prompt, message in (
+        ("x", "a", "it has fixing"),
+        ("fixing", [5], "send that as text"),
+    ):
         body = api.CompletionRequest(prompt=prompt, task=task)
-        with pytest.raises(ApiError, match=told) as error:
+        with pytest.raises(ApiError, match=message) as error:
             asyncio.run(service.submit(body, body.prompts, None))
         assert (error.value.status, error.value.body.error.param) == (400, "task")
 

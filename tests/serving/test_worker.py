@@ -47,7 +47,7 @@ def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
 def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     worker, client = serve(model)
-    wishes = [
+    requests = [
         {"max_tokens": 9},
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
         {"max_tokens": 14, "num_draft": 0},
@@ -55,15 +55,15 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
     ]
     prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3]]
     hold(model)
-    clients = [client().submit([p], **w) for p, w in zip(prompts, wishes, strict=True)]
+    clients = [client().submit([p], **w) for p, w in zip(prompts, requests, strict=True)]
     model.gate.set()
     results = [c.results() for c in clients]
     assert max(len(tokens) for _, tokens in model.calls) == 4
-    for prompt, wish, together in zip(prompts, wishes, results, strict=True):
-        wish = dict(wish)
-        settings = {n: wish.pop(n) for n in ("delta", "num_draft") if n in wish}
+    for prompt, options, together in zip(prompts, requests, results, strict=True):
+        options = dict(options)
+        settings = {n: options.pop(n) for n in ("delta", "num_draft") if n in options}
         alone = SpeculativeDecoder(model, drafter(good(model.table), model)).generate(
-            [prompt], num_samples=wish.pop("samples", 1), **wish, **settings
+            [prompt], num_samples=options.pop("samples", 1), **options, **settings
         )
         assert [r.tokens for r in alone] == [r.tokens for r in together]
 
@@ -83,6 +83,13 @@ def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve
     found = [(r.tokens, r.score, r.stats.generated_tokens) for r in together]
     assert found == [(r.tokens, r.score, r.stats.generated_tokens) for r in alone]
     until(lambda: worker.rows == (0, 0))
+
+
+def test_an_update_has_the_counts_of_its_step(serve):
+    _, client = serve(FakeModel(ENDLESS, V))
+    stream = client().submit([[2]], max_tokens=9, num_draft=0, stream=True)
+    updates = [stream.next() for _ in range(9)]
+    assert [update.chunk.stats.target_calls for update in updates] == list(range(1, 10))
 
 
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
@@ -178,12 +185,13 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
     hold(model)
     broken = client().submit([[2]], max_tokens=50)
     assert model.arrived.acquire(timeout=PATIENCE)
-    waits = client().submit([[3]], max_tokens=5)
+    waits = client().submit([[3]], max_tokens=5, logprobs=0)
     model.errors += [error, None]  # when the other one is known to wait
     model.gate.set()
     failure = broken.next()
     assert failure.status == status
-    assert len(waits.results()[0].tokens) == 5
+    update = waits.next()
+    assert len(update.chunk.result.tokens) == len(update.logprobs) == 5
     until(lambda: worker.rows == (0, 0))
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
