@@ -1,20 +1,11 @@
-"""Measures how much memory a conversion takes over the interpreter with its imports.
-
-    python tests/support/peak_memory.py --format legacy --megabytes 3000 --work /tmp/peak
-
-makes a float32 checkpoint of random numbers with one large embedding, converts it in a process of
-its own, prints the figures and removes what it made.
-"""
+"""Measures how much memory a program takes over the interpreter with its imports."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import resource
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,37 +64,3 @@ def peak_resident() -> int:
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "Linux has it"
     return 1024 * int(found[1])
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--format", choices=("safetensors", "zip", "legacy"), required=True)
-    parser.add_argument("--megabytes", type=int, default=3000)
-    parser.add_argument("--work", type=Path, required=True)
-    args, flags = parser.parse_known_args()
-    source, output = args.work / args.format, args.work / f"{args.format}-mlx"
-    try:
-        largest = make(source, args.format, args.megabytes)
-        size = sum(file.stat().st_size for file in source.iterdir())
-        baseline = peak()
-        start = time.perf_counter()
-        most = peak("--model", str(source), "--mlx-path", str(output), *flags)
-        seconds = time.perf_counter() - start
-    finally:
-        shutil.rmtree(source, ignore_errors=True)
-        shutil.rmtree(output, ignore_errors=True)
-    figures = {
-        "checkpoint": size,
-        "largest tensor": largest,
-        "imports": baseline,
-        "peak": most,
-        "peak - imports": most - baseline,
-    }
-    sizes = ", ".join(f"{name} {figure / 1e6:.0f} MB" for name, figure in figures.items())
-    print(f"{args.format} {' '.join(flags)}: {sizes}, {seconds:.0f} s")
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    main()
