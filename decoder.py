@@ -98,7 +98,7 @@ class Engine(Batch):
         keys = self.sampling.step_keys([row.decided for row in self.rows])
         proposal = self._draft(keys)
         logits = self._verify(proposal)
-        outcome = self._read(self._accept(logits, proposal, keys))  # the only wait
+        outcome = self._accept(logits, proposal, keys).tolist()  # the only wait
         self._commit(proposal, outcome, self.clock() - started)
 
     @property
@@ -140,13 +140,9 @@ class Engine(Batch):
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1:])
-        return outcome
-
-    def _read(self, outcome: mx.array) -> list[list[int]]:
-        """Waits for what `_accept` returns."""
         if self.early:
             self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
-        return outcome.tolist()
+        return outcome
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
         """Gives every row its tokens. Positions move on, and nothing has to be rolled back."""
@@ -164,14 +160,13 @@ class Engine(Batch):
             self.drafter.note(self.committed)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
-    def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch, and collects their settings and keys."""
-        super()._set_rows(rows)
-        if rows:
-            settings = [row.settings for row in rows]
+    def _collect(self) -> None:
+        """Collects the rows' settings and keys."""
+        if self.rows:
+            settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
             rules = Processing.of(settings, self.target.config.eos_token_ids)
             width = self.target.width if isinstance(self.target, ExactTarget) else 0
-            self.sampling = Sampling.of(settings, rules, [row.key for row in rows], width)
+            self.sampling = Sampling.of(settings, rules, keys, width)
 
 
 class SpeculativeDecoder:

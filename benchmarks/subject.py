@@ -19,7 +19,7 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
-from mlx_t5.network.compiled import CompiledStep
+from mlx_t5.network.compiled import compiled_step
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
 
@@ -34,7 +34,7 @@ class Passes:
 
     def __init__(self, model: T5):
         self.model, self.count = model, 0
-        self._step = CompiledStep(model)
+        self._step = compiled_step(model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -45,7 +45,7 @@ class Passes:
         return self.model.decode(*args, **options)
 
     def step(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
-        """As `CompiledStep`, which describes a pass once and runs it many times."""
+        """As `compiled_step` of the draft."""
         self.count += 1
         return self._step(tokens, cache, offsets)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx, on_cpu
-from mlx_t5.network.compiled import CompiledStep
+from mlx_t5.network.compiled import compiled_step
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
@@ -159,7 +159,7 @@ def drafting(
 
     Their sources have so many tokens. All `ranks` get the time of the first.
     """
-    step, caches = CompiledStep(model), dict[int, Any]()
+    step, caches = compiled_step(model), dict[int, Any]()
 
     def seconds(rows: int) -> float:
         if rows not in caches:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.compiled import CompiledStep
+from mlx_t5.network.compiled import compiled_step
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
@@ -51,8 +51,7 @@ class Proposal:
         copies: what each row could have copied, whether it is proposed or not; None if nothing was
             looked for or found.
         writers: who proposed, one of "draft" and "copy" a row.
-        finite: (B, gamma) bool, whether the logits that a token was chosen from were so; None if no
-            model was asked.
+        valid_lengths: (B,) int32, how many of them count: those before logits that were not finite.
     """
 
     tokens: mx.array | None
@@ -60,18 +59,13 @@ class Proposal:
     lengths: list[int]
     copies: list[Copy | None]
     writers: list[str]
-    finite: mx.array | None = None
-
-    @property
-    def valid_lengths(self) -> mx.array:
-        """How many proposals (B,) of each row count: those before logits that were not finite."""
-        lengths = mx.array(self.lengths, mx.int32)
-        return lengths if self.finite is None else accepted_length(self.finite, lengths)
+    valid_lengths: mx.array
 
     @classmethod
     def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
         """No proposal for any of the rows."""
-        return cls(None, None, [0] * rows, copies or [None] * rows, [""] * rows)
+        none = mx.zeros((rows,), mx.int32)
+        return cls(None, None, [0] * rows, copies or [None] * rows, [""] * rows, none)
 
 
 class Drafter(Protocol):
@@ -150,7 +144,7 @@ class DraftModel:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, while
                 the widths of their embeddings may differ.
-            step: feeds the draft one token a row; None is a `CompiledStep` of the model.
+            step: feeds the draft one token a row; None is the model's `compiled_step`.
 
         Raises:
             UserError: the draft is an encoder alone, the special tokens differ, or it uses the
@@ -173,7 +167,7 @@ class DraftModel:
                     "the draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
-        self.step = step or CompiledStep(model)
+        self.step = step or compiled_step(model)
         self.cache: Any = None  # a `Cache` while there are rows
         self.fed: list[int] = []  # positions of each row that the cache has seen
         self.sources: list[int] = []  # source tokens of each row
@@ -225,8 +219,7 @@ class DraftModel:
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
-                logits = self.step(self._known(xs[-1]), self.cache, positions)
-            logits = self._widened(logits[..., : self.target.config.vocab_size])
+                logits = self._feed(self.step, xs[-1], positions)
             if process and history:
                 # Not needed for the output, but it makes the draft guess better.
                 history = history.then(xs[-1] if xs else None)
@@ -243,9 +236,9 @@ class DraftModel:
         # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs else None
-        x, all_finite = mx.concatenate(xs, axis=1), mx.concatenate(finite, axis=1)
-        rows = len(lengths)
-        return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, all_finite)
+        valid = accepted_length(mx.concatenate(finite, axis=1), mx.array(lengths, mx.int32))
+        x, rows = mx.concatenate(xs, axis=1), len(lengths)
+        return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, valid)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""
@@ -272,23 +265,22 @@ class DraftModel:
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
         self.cache.reserve(max(map(len, committed)) + max(width, gamma))
-        logits = self.model.decode(self._known(tokens), self.cache, self.fed)
+        logits = self._feed(self.model.decode, tokens, self.fed)
         last = mx.array([len(row) - 1 for row in pending])
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
-    def _known(self, ids: mx.array) -> mx.array:
-        """Ids that only the target has become padding: the draft may guess badly, not fail."""
-        config = self.model.config
-        if self.target.config.vocab_size <= config.vocab_size:
-            return ids
-        return mx.where(ids < config.vocab_size, ids, config.pad_token_id)
+    def _feed(self, decode: Step, tokens: mx.array, positions: list[int]) -> mx.array:
+        """Logits (B, T, V) after tokens (B, T).
 
-    def _widened(self, logits: mx.array) -> mx.array:
-        """Logits (B, 1, V) in which ids that only the target has are impossible.
-
-        A row's draws depend on how many ids there are, so there are as many in every step.
+        Ids that only the target has are padding to the draft, which may guess badly but not fail,
+        and are impossible as its proposals. There are logits for them all the same: a row's draws
+        depend on how many ids there are.
         """
-        missing = self.target.config.vocab_size - logits.shape[-1]
-        if missing == 0:
-            return logits
-        return mx.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-mx.inf)
+        config, size = self.model.config, self.target.config.vocab_size
+        missing = size - config.vocab_size
+        if missing > 0:
+            tokens = mx.where(tokens < config.vocab_size, tokens, config.pad_token_id)
+        logits = decode(tokens, self.cache, positions)[..., :size]
+        if missing > 0:
+            logits = mx.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-mx.inf)
+        return logits

@@ -152,7 +152,8 @@ class SourceCopy:
         if not any(lengths):
             return Proposal.nothing(len(rows), copies)
         padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
-        return Proposal(mx.array(padded, mx.int32), None, lengths, copies, ["copy"] * len(rows))
+        tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
+        return Proposal(tokens, None, lengths, copies, ["copy"] * len(rows), valid)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
         """Moves the alignments on; the start token is not output."""
@@ -221,7 +222,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     if not any(copies.lengths):
         return replace(drafts, copies=copies.copies)
     a, b = copies.tokens, drafts.tokens
-    assert a is not None and b is not None and drafts.finite is not None, "as both propose"
+    assert a is not None and b is not None, "as both propose"
     width = max(a.shape[1], b.shape[1])
     a, b = (mx.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in (a, b))
     copying = mx.array([n > 0 for n in copies.lengths])[:, None]
@@ -232,6 +233,5 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
     lengths = [copy or draft for copy, draft in pairs]
     writers = ["copy" if copy else "draft" for copy, _ in pairs]
-    missing = width - drafts.finite.shape[1]
-    finite = copying | mx.pad(drafts.finite, ((0, 0), (0, missing)))
-    return Proposal(tokens, q, lengths, copies.copies, writers, finite)
+    valid = mx.where(copying[:, 0], copies.valid_lengths, drafts.valid_lengths)
+    return Proposal(tokens, q, lengths, copies.copies, writers, valid)

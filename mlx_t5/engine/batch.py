@@ -52,7 +52,7 @@ class Batch:
         self.ranks = ranks_of(target)
         self.cache: Any = None
         self.rows: list[Row] = []
-        self._set_rows([])
+        self._collect()
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the source of new rows and adds them to the batch.
@@ -95,7 +95,8 @@ class Batch:
             row.committed = [self.target.config.decoder_start_token_id]
             row.stats.prompt_tokens = len(row.ids)
             row.states = None
-        self._set_rows(self.rows + list(rows))
+        self.rows = [*self.rows, *rows]
+        self._collect()
         clear_large_cache()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -112,8 +113,9 @@ class Batch:
             self.cache.trim(max(len(row.ids) for row in remaining), longest - 1)
         else:
             self.cache = None
-        self._set_rows(remaining)
+        self.rows = remaining
+        self._collect()
 
-    def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch."""
-        self.rows = rows
+    def _collect(self) -> None:
+        """Called when the rows have changed: collects what a step needs of their settings."""
+        raise NotImplementedError

@@ -115,8 +115,7 @@ class Beams(Batch):
         """Of the rows."""
         return [row.search for row in self.rows if row.search]
 
-    def _set_rows(self, rows: list[Row]) -> None:
-        """Makes `rows` the batch, and collects what their beams are processed by."""
-        super()._set_rows(rows)
-        settings = [row.settings for row in rows for _ in range(self.copies)]
+    def _collect(self) -> None:
+        """Collects the rules that every beam is processed by."""
+        settings = [row.settings for row in self.rows for _ in range(self.copies)]
         self._processing = Processing.of(settings, self.target.config.eos_token_ids)

@@ -39,21 +39,6 @@ class Speculation:
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
 
-    def count(self, drafted: int, accepted: int, writer: str) -> None:
-        """Counts one step's proposals."""
-        for counts, size, positions in (
-            (self.steps_by_length, drafted + 1, [drafted]),
-            (self.steps_by_accepted, accepted + 1, [accepted]),
-            (self.drafted_by_position, drafted, range(drafted)),
-            (self.accepted_by_position, drafted, range(accepted)),
-        ):
-            counts += [0] * (size - len(counts))
-            for position in positions:
-                counts[position] += 1
-        if writer == "copy":
-            self.copied += drafted
-            self.copied_accepted += accepted
-
 
 @dataclass
 class Stats:
@@ -96,7 +81,19 @@ class Stats:
         self.target_calls += 1
         self.drafted += drafted
         self.accepted += accepted
-        self.speculation.count(drafted, accepted, writer)
+        speculation = self.speculation
+        for counts, size, positions in (
+            (speculation.steps_by_length, drafted + 1, [drafted]),
+            (speculation.steps_by_accepted, accepted + 1, [accepted]),
+            (speculation.drafted_by_position, drafted, range(drafted)),
+            (speculation.accepted_by_position, drafted, range(accepted)),
+        ):
+            counts += [0] * (size - len(counts))
+            for position in positions:
+                counts[position] += 1
+        if writer == "copy":
+            speculation.copied += drafted
+            speculation.copied_accepted += accepted
 
 
 @dataclass

@@ -181,7 +181,7 @@ class Cache:
 
     def reserve(self, capacity: int) -> None:
         """Grows to at least `capacity` slots, keeping what they hold."""
-        if capacity > self.capacity:
+        if capacity > self.keys[0].shape[2]:
             capacity = round_up(capacity)
             self.keys = [_widened(a, capacity) for a in self.keys]
             self.values = [_widened(a, capacity) for a in self.values]

@@ -9,6 +9,7 @@ Without a GPU nothing is compiled: MLX would call a C++ compiler, for seconds th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
@@ -21,27 +22,26 @@ if TYPE_CHECKING:
 MOST_SHAPES = 64  # what is kept; then it starts over
 
 
+def compiled_step(model: Seq2Seq) -> Callable[[mx.array, Any, list[int]], mx.array]:
+    """`decode` of a model for one new token a row, compiled on a GPU.
+
+    Not where ranks share the model, as sums over them are made on the CPU.
+    """
+    return model.decode if cpu_only() or ranks_of(model).size > 1 else CompiledStep(model)
+
+
 class CompiledStep:
-    """`decode` of a model for one new token a row."""
+    """`decode` of a model for one new token a row, compiled."""
 
-    def __init__(self, model: Seq2Seq, enabled: bool | None = None) -> None:
-        """Prepares to describe a model's pass.
-
-        Args:
-            model: its weights must not be replaced afterwards.
-            enabled: whether to compile; None does it on a GPU only, and not where ranks share the
-                model, as sums over them are made on the CPU.
-        """
+    def __init__(self, model: Seq2Seq) -> None:
+        """Prepares to describe a model's pass; its weights must not be replaced afterwards."""
         self.model = model
-        if enabled is None:
-            enabled = not cpu_only() and ranks_of(model).size == 1
-        self.enabled = enabled
         self._shapes: set[tuple[int | bool, ...]] = set()
         self._run = mx.compile(self._pass)
 
     def __call__(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
         """float32 logits (B, 1, V) after tokens (B, 1), as the model's `decode` returns them."""
-        if not self.enabled or not isinstance(cache, Cache):
+        if not isinstance(cache, Cache):
             return self.model.decode(tokens, cache, offsets)
         shape = *cache.keys[0].shape, *cache.cross[0][0].shape, cache.mask is None
         if shape not in self._shapes and len(self._shapes) == MOST_SHAPES:

@@ -96,7 +96,7 @@ def test_drafts_are_timed_as_they_are_made(monkeypatch):
             steps.append((tokens.tolist(), offsets, mx.argmax(logits, axis=-1).tolist()))
             return logits
 
-    monkeypatch.setattr(costs, "CompiledStep", Step)
+    monkeypatch.setattr(costs, "compiled_step", Step)
     monkeypatch.setattr(mx, "async_eval", handed.append)
     assert costs.drafting(model, lambda: next(clock))(rows) == 8.0 / CHAIN
     fed, offsets, chosen = zip(*steps, strict=True)

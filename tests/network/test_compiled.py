@@ -6,7 +6,7 @@ import pytest
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network import compiled
-from mlx_t5.network.compiled import CompiledStep
+from mlx_t5.network.compiled import CompiledStep, compiled_step
 from mlx_t5.network.config import T5Config
 from mlx_t5.sampling.draws import Sampling
 from mlx_t5.settings import Settings
@@ -27,7 +27,7 @@ def made(model, rows, source, capacity=64):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_several_steps_are_the_plain_ones(draft, rows):
-    step, one, other = CompiledStep(draft, True), made(draft, rows, 8), made(draft, rows, 8)
+    step, one, other = CompiledStep(draft), made(draft, rows, 8), made(draft, rows, 8)
     offsets = [2 * row for row in range(rows)]
     for token in (0, 7, 9):
         tokens = mx.full((rows, 1), token)
@@ -39,7 +39,7 @@ def test_several_steps_are_the_plain_ones(draft, rows):
 
 
 def test_it_is_described_once_for_each_shape(draft, monkeypatch):
-    step, described = CompiledStep(draft, True), []
+    step, described = CompiledStep(draft), []
     decode = type(draft).decode
     monkeypatch.setattr(
         type(draft), "decode", lambda *a, **k: described.append(k) or decode(*a, **k)
@@ -53,7 +53,7 @@ def test_it_is_described_once_for_each_shape(draft, monkeypatch):
 
 def test_what_is_kept_has_a_bound(draft, monkeypatch):
     monkeypatch.setattr(compiled, "MOST_SHAPES", 2)
-    step = CompiledStep(draft, True)
+    step = CompiledStep(draft)
     runs = []
     for source in (4, 5, 4, 6, 4):
         step(mx.array([[5]]), made(draft, 1, source), [0])
@@ -63,9 +63,9 @@ def test_what_is_kept_has_a_bound(draft, monkeypatch):
 
 def test_without_a_gpu_nothing_is_compiled(draft, monkeypatch):
     monkeypatch.setattr(compiled, "cpu_only", lambda: True)
-    assert not CompiledStep(draft).enabled
+    assert compiled_step(draft) == draft.decode
     monkeypatch.setattr(compiled, "cpu_only", lambda: False)
-    assert CompiledStep(draft).enabled
+    assert isinstance(compiled_step(draft), CompiledStep)
 
 
 def test_a_draft_takes_the_compiled_step_for_all_but_its_first_pass(draft, monkeypatch):
