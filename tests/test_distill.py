@@ -88,6 +88,7 @@ def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
     assert left == {"run.json", "answers"}
 
 
+@pytest.mark.slow
 def test_the_text_is_the_targets_with_the_draft_as_without(made):
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(made[0], shared_with=target)
@@ -195,6 +196,7 @@ def unlike(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -194,6 +194,7 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
         assert all(row["different"] == 0 for row in table["rows"])
 
 
+@pytest.mark.slow
 def test_this_projects_models_beside_programs_that_write_something_else(capfd, monkeypatch):
     """The others' models take seconds to load; test_benchmark_peer_programs.py has them.
 

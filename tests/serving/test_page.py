@@ -13,6 +13,7 @@ import pytest
 import ranking_models
 from serving_process import Server
 
+pytestmark = pytest.mark.slow  # starts a browser
 FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
