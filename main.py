@@ -84,19 +84,15 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
             check_output_file(args.output_file, args.input_file)
         chosen = _choose(args)
         presets = _presets(args, chosen.target)
-        settings = Settings(
-            **combined(*(preset.settings for preset in presets), given_settings(args))
-        )
-        vars(args).update(vars(settings))
-        if args.num_samples > 1 and settings.temp == 0:
-            raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+        settings = _settings(args, presets)
         prefix = "".join(preset.prefix for preset in presets)
-        record = RunRecord()
+        record, done = RunRecord(), ResumePoint()
         if args.output_file and (args.parallel or not ranks.rank):
             from mlx_t5.cli.job_facts import record_of
 
             record = record_of(args, settings, prefix, chosen)
-        done = jobs.done_of(prompts, args, record)
+        if args.resume and isinstance(prompts, Lines):
+            done = jobs.done_of(prompts, args, record)
     done = ResumePoint(*ranks.shared(astuple(done)))
     with agreeing(ranks) as facts:
         job = jobs.Job.of(prompts, done, args, ranks, record)
@@ -108,7 +104,8 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
             facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
     if decoder is None:
         return _nothing_left(done, record)
-    _log_resumed(job, done, record)
+    if args.resume:
+        job.log_resumed(done, record)
     _begin(decoder, settings, chosen, args)
     for note in filter(None, (preset.note for preset in presets if not (args.score or args.embed))):
         _log(note)
@@ -120,14 +117,6 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
 def _nothing_left(done: ResumePoint, record: RunRecord) -> int:
     _log(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
     return record.finish(BAD_INPUT if done.failed else 0)
-
-
-def _log_resumed(job: Job, done: ResumePoint, record: RunRecord) -> None:
-    if resumed := job.resumed():
-        _log(f"resuming: {resumed}{f' of {job.count}' if job.count else ''} prompts are done")
-    for prompts, beside in {(done.prompts, record), (job.first, job.record)}:  # a part has another
-        if prompts and not beside.existed:
-            _log(f"warning: there is no {beside.path}, so nothing says what made the output")
 
 
 def _decode(
@@ -180,6 +169,16 @@ def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
     """What the model's own files set; a later one overrides an earlier."""
     presets = [] if args.ignore_generation_config else [read_generation_config(folder)]
     return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
+
+
+def _settings(args: argparse.Namespace, presets: list[Preset]) -> Settings:
+    """What the options set, and otherwise the model's own files; `args` has all of it then."""
+    sources = [preset.settings for preset in presets]
+    settings = Settings(**combined(*sources, given_settings(args)))
+    vars(args).update(vars(settings))
+    if args.num_samples > 1 and settings.temp == 0:
+        raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
+    return settings
 
 
 def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:

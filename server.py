@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.models import Pair
     from mlx_t5.network.ranks import Ranks
-    from mlx_t5.serving.guard import Guard
+    from mlx_t5.serving.http_server import Middleware
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.presets import Presets
-    from mlx_t5.serving.reading import RequestLimits
-    from mlx_t5.serving.service import Service
+    from mlx_t5.serving.service import Presets, Service
     from mlx_t5.serving.worker import Worker
 
 PORTS = Range(int, 0, 65535, "a port from 0 to 65535")
@@ -131,13 +129,10 @@ def _main(args: argparse.Namespace) -> int:
 def _follow(args: argparse.Namespace, ranks: Ranks) -> int:
     """What another rank than 0 does: it decodes what rank 0 is asked."""
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.worker import Worker
 
     with agreeing(ranks):
         chosen = _choose(args)
-    metrics = Metrics()
-    load = lambda: _load(args, chosen, ranks)  # noqa: E731
-    return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks).follow()
+    return _worker(args, chosen, Metrics(), ranks).follow()
 
 
 def _choose(args: argparse.Namespace) -> Pair:
@@ -152,7 +147,7 @@ def _choose(args: argparse.Namespace) -> Pair:
 def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     import mlx_t5.serving.app  # noqa: F401  (what is missing is to show before models are loaded)
-    from mlx_t5.serving.connections import listener, serve
+    from mlx_t5.serving.http_server import listener, serve
 
     with listener(args.host, args.port) as bound:
         with agreeing(ranks):
@@ -194,7 +189,7 @@ def is_loopback(host: str) -> bool:
 
 def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
     from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
-    from mlx_t5.serving.presets import Presets
+    from mlx_t5.serving.service import Presets
 
     tasks = read_tasks(chosen.target)
     if args.ignore_generation_config:
@@ -204,39 +199,29 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
 
 def _application(
     args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Ranks
-) -> tuple[Guard, Service]:
+) -> tuple[Middleware, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
     from mlx_t5.serving.metrics import Metrics
-    from mlx_t5.serving.reading import RequestLimits
-    from mlx_t5.serving.worker import Worker
+    from mlx_t5.serving.service import Service
+    from mlx_t5.serving.tokenizing import RequestLimits
 
     metrics = Metrics()
     rows = min(api.MAX_SAMPLES * api.MAX_PROMPTS, args.max_batch + args.max_queue)
     limits = RequestLimits(args.max_prompt_tokens, args.max_tokens, rows)
-    load = lambda: _load(args, chosen, ranks)  # noqa: E731
-    worker = Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
-    service = _service(args, worker, chosen, limits, metrics, presets)
+    worker = _worker(args, chosen, metrics, ranks)
+    name = model_name(chosen)
+    service = Service(worker, limits, name, args.delta, args.log_prompts, presets)
     # Without a key, a browser must not be led here by a name that a page has made up.
     names = None if args.api_key or args.no_auth else is_loopback
     return create_app(service, metrics, args.api_key, names), service
 
 
-def _service(
-    args: argparse.Namespace,
-    worker: Worker,
-    chosen: Pair,
-    limits: RequestLimits,
-    metrics: Metrics,
-    presets: Presets,
-) -> Service:
-    from mlx_t5.serving.service import Service
+def _worker(args: argparse.Namespace, chosen: Pair, metrics: Metrics, ranks: Ranks) -> Worker:
+    from mlx_t5.serving.worker import Worker
 
-    metrics.observe("t5_batch_rows", "Rows being decoded", lambda: worker.rows[0])
-    metrics.observe("t5_queue_rows", "Rows waiting for a place", lambda: worker.rows[1])
-    metrics.observe("t5_batch_capacity", "Rows decoded at most", lambda: args.max_batch)
-    name, logged = model_name(chosen), args.log_prompts
-    return Service(worker, limits, name, args.delta, logged, presets)
+    load = lambda: _load(args, chosen, ranks)  # noqa: E731
+    return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
 
 
 def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:

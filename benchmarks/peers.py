@@ -23,12 +23,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import printing, workload
 from benchmarks.peer_process import Process
-from benchmarks.peer_programs import Answer
+from benchmarks.peer_programs import Answer, Ids
 from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
@@ -202,34 +203,18 @@ def compare(
     turns = workload.cut(ids, 1 if single else len(ids))
     keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": single}
     left_out: dict[str, str] = {}
+    attempts = {
+        name: or_left_out(name, partial(decode, **keywords), left_out)
+        for name, decode in variants.items()
+    }
+    for attempt in attempts.values():  # a first try, so that no turn waits for what cannot be done
+        attempt(turns[0][:2])
 
-    def decoding(name: str) -> Callable[[Sequence[list[int]]], Answer | None]:
-        """None once it has failed, with the reason in `left_out`; this project must not fail.
+    def of_turn(name: str) -> Callable[[int], Answer | None]:
+        return lambda turn: attempts[name](turns[turn])
 
-        Some releases of transformers fail at certain models, such as those with more layers in the
-        decoder than in the encoder.
-        """
-
-        def decode(prompts: Sequence[list[int]]) -> Answer | None:
-            if name in left_out:
-                return None
-            try:
-                return variants[name](prompts=prompts, **keywords)
-            except UserError as error:
-                if is_project(name):
-                    raise
-                left_out[name] = str(error)
-                return None
-
-        return decode
-
-    def turn_of(name: str) -> Callable[[int], Answer | None]:
-        return lambda turn: decoding(name)(turns[turn])
-
-    for name in variants:  # a first try, so that no turn waits for what cannot be done
-        decoding(name)(turns[0][:2])
     timed = interleave(
-        {name: turn_of(name) for name in variants if name not in left_out},
+        {name: of_turn(name) for name in variants if name not in left_out},
         len(turns),
         args.repeats,
         lambda answer: answer.decided if answer else 0,
@@ -237,6 +222,29 @@ def compare(
     )
     rows = summarise({name: times for name, times in timed.items() if name not in left_out})
     return {"batch_size": batch_size, "count": len(ids), "rows": rows, "left_out": left_out}
+
+
+def or_left_out(
+    name: str, decode: Decode, left_out: dict[str, str]
+) -> Callable[[Ids], Answer | None]:
+    """The same, but once it has failed, why is in `left_out` and all it returns is None.
+
+    Some releases of transformers fail at certain models, such as those with more layers in the
+    decoder than in the encoder. This project's own failures are not caught.
+    """
+
+    def attempt(prompts: Ids) -> Answer | None:
+        if name in left_out:
+            return None
+        try:
+            return decode(prompts=prompts)
+        except UserError as error:
+            if is_project(name):
+                raise
+            left_out[name] = str(error)
+            return None
+
+    return attempt
 
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:

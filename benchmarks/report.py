@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
     num_draft = args.num_draft or usual_num_draft()
     target, draft, dtype = chosen_pair(args)
-    tell(f"loading {target} and {draft}")
+    log(f"loading {target} and {draft}")
     subject = Subject.load(target, draft, dtype)
     record: dict[str, Any] = {
         "command": command,
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
 
-def tell(line: str) -> None:
+def log(line: str) -> None:
     """Says on standard error what is going on."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
@@ -165,7 +165,7 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
     for model, shape_name, name in GROWN:
         if not (models.CONVERTED / name).is_dir():
-            tell(f"growing the bundled {model} to the shape of {shape_name}, once")
+            log(f"growing the bundled {model} to the shape of {shape_name}, once")
             grow(models.BUNDLED / model, models.CONVERTED / name, SHAPES[shape_name], dtype)
     target, draft = (str(models.CONVERTED / name) for _, _, name in GROWN)
     return target, draft, dtype
@@ -199,7 +199,7 @@ def measured(
         seconds: to take, about.
         clock: seconds.
     """
-    tell("timing passes over 1 to 64 positions")
+    log("timing passes over 1 to 64 positions")
     source = source_length(subject, prompts)
     meter = CostMeter(subject.target, subject.draft, source, max(TARGET_POINTS) - 1, clock)
     passes = ladder(meter.target_seconds, TARGET_POINTS, LADDER_SHARE * seconds)
@@ -270,7 +270,7 @@ def in_turns(
         (DRAFT, speculative, "speculative decoding, again"),
         (REGULAR, regular, "regular decoding, closing baseline"),
     ):
-        tell(what)
+        log(what)
         repeat = [timed_turn(decode, turn, decided, clock) for turn in turns]
         turns = range(len(repeat))
         timed[name].add(repeat)
@@ -289,7 +289,7 @@ def exactness(
     Returns:
         holds; why not, if it does not; prompts and tokens that were compared.
     """
-    tell("exact decoding")
+    log("exact decoding")
 
     def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:
         results = decoder.results(texts, batch_size=EXACT_ROWS, max_tokens=EXACT_TOKENS)

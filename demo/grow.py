@@ -78,13 +78,13 @@ class GrownTensor:
         """Type and shape, by name."""
         return {self.name: (self.dtype, self.content.shape)}
 
-    def blocks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
+    def chunks(self, checkpoint: Checkpoint, seed: int) -> Iterator[dict[str, mx.array]]:
         """The tensor a few rows at a time; its random numbers depend on `seed` and its name."""
         source = None
         if self.source is not None:
             source = np.array(checkpoint.read(self.source).astype(mx.float32))
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        for rows in self.content.blocks(source, rng, BLOCK_BYTES):
+        for rows in self.content.chunks(source, rng, BLOCK_BYTES):
             yield {self.name: cast(self.name, mx.array(rows), getattr(mx, self.dtype))}
 
 
@@ -130,7 +130,7 @@ def grow(
             shards = into_shards(tensors, SHARD_BYTES)
             with new_model_folder(path, overwrite, source, shards) as partial:
                 write_shards(
-                    partial, shards, lambda tensor: tensor.blocks(checkpoint, seed), "pt", "growing"
+                    partial, shards, lambda tensor: tensor.chunks(checkpoint, seed), "pt", "growing"
                 )
                 write_json(partial / "config.json", grown_config(raw, widening, dtype))
             sources = (tensor.source for tensor in tensors if tensor.source)
@@ -153,16 +153,19 @@ def plan(widening: Widening, checkpoint: Checkpoint, dtype: str) -> list[GrownTe
     """
     if checkpoint.metadata.get("format") == "mlx":
         raise UserError("the source is an MLX folder; grow the Hugging Face original and convert")
-    sources = {ours: name for name, ours in select_tensors(widening.source, checkpoint).items()}
+    selected = select_tensors(widening.source, checkpoint)
+    sources = {mlx_name: name for name, mlx_name in selected.items()}
     for name in sources.values():
         checkpoint.require_readable(name)
     shapes = expected_parameters(widening.result, separate_head=HEAD in sources)
+
+    def content(mlx_name: str) -> Widened:
+        return widening.tensor(mlx_name, shapes[mlx_name], mlx_name in sources)
+
     return [
-        GrownTensor(
-            name, sources.get(ours), widening.tensor(ours, shapes[ours], ours in sources), dtype
-        )
-        for name, ours in tensor_names(widening.result).items()
-        if ours in shapes
+        GrownTensor(name, sources.get(mlx_name), content(mlx_name), dtype)
+        for name, mlx_name in tensor_names(widening.result).items()
+        if mlx_name in shapes
     ]
 
 

@@ -85,37 +85,37 @@ class Widened:
     columns: np.ndarray = field(default_factory=lambda: np.arange(0))
     factor: float = 1.0
 
-    def blocks(
+    def chunks(
         self, source: np.ndarray | None, rng: np.random.Generator, max_bytes: int
     ) -> Iterator[np.ndarray]:
-        """Yields the tensor in float32 as blocks of whole rows, the same in blocks of any size.
+        """Yields the tensor in float32 as chunks of whole rows, the same in chunks of any size.
 
         Args:
             source: the tensor of the small model, float32; None if it has none.
             rng: gives the random numbers.
-            max_bytes: about the most a block takes.
+            max_bytes: about the most a chunk takes.
         """
         rows, columns = (*self.shape, 1)[:2]
         step = max(1, max_bytes // (4 * columns))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            block = self._random(rng, stop - start, columns)
+            chunk = self._random(rng, stop - start, columns)
             for patch in self.patches:
                 inside = slice(max(0, patch.rows.start - start), max(0, patch.rows.stop - start))
-                block[inside, patch.columns] = patch.value
+                chunk[inside, patch.columns] = patch.value
             here = (self.rows >= start) & (self.rows < stop)
             if source is not None and here.any():
                 values = source.reshape(len(source), -1)[here] * np.float32(self.factor)
-                block[np.ix_(self.rows[here] - start, self.columns)] = values
-            yield block.reshape(-1, *self.shape[1:])
+                chunk[np.ix_(self.rows[here] - start, self.columns)] = values
+            yield chunk.reshape(-1, *self.shape[1:])
 
     def _random(self, rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
         if not self.spread:
             return np.full((rows, columns), self.centre, np.float32)
-        block = rng.random((rows, columns), dtype=np.float32)
-        block *= 2 * self.spread
-        block += self.centre - self.spread
-        return block
+        chunk = rng.random((rows, columns), dtype=np.float32)
+        chunk *= 2 * self.spread
+        chunk += self.centre - self.spread
+        return chunk
 
 
 class Widening:
@@ -161,11 +161,11 @@ class Widening:
         tensor = Widened(shape, centre, spread, self._patches(name, part, has_source))
         if not has_source:
             return tensor
-        rows, columns = (self._places(axis) for axis in _AXES.get(part, ("buckets", "num_heads")))
+        rows, columns = (self._indices(axis) for axis in _AXES.get(part, ("buckets", "num_heads")))
         factor = self._norm_factor(name) if part == "norm" else 1.0
         return replace(tensor, rows=rows, columns=columns, factor=factor)
 
-    def _places(self, axis: str) -> np.ndarray:
+    def _indices(self, axis: str) -> np.ndarray:
         """Where along an axis of the large model the small one's entries lie."""
         fixed = {"buckets": self.source.relative_attention_num_buckets, "one": 1}
         if axis != "inner":

@@ -89,18 +89,6 @@ def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
 
 
 @pytest.mark.slow
-def test_the_text_is_the_targets_with_the_draft_as_without(made):
-    target, tokenizer = load(BUNDLED / "target", "float32")
-    draft, _ = load(made[0], shared_with=target)
-    lines = (BUNDLED / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:8]
-    texts = [json.loads(line)["prompt"] for line in lines]
-    alone = SpeculativeDecoder(target, None, tokenizer).generate(texts)
-    found = SpeculativeDecoder(target, draft, tokenizer, 4).generate(texts)
-    assert [r.tokens for r in found] == [r.tokens for r in alone]
-    assert sum(r.stats.accepted for r in found) > 0
-
-
-@pytest.mark.slow
 def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft(
     made, prompts, tmp_path, monkeypatch, capsys
 ):

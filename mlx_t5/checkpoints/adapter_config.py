@@ -153,32 +153,32 @@ class LoraConfig:
         """
         layers = list(layers)
         modules = [m for m in (self.target_modules, self.exclude_modules) if isinstance(m, str)]
-        wanted = [(WHOLE, pattern) for pattern in modules]
-        wanted += self._blocks() if self.layers_to_transform else []
-        wanted += [(ENDING, p) for p in (*self.rank_pattern, *self.alpha_pattern)]
-        found = matches(wanted, layers)
-        targets = [layer for layer in layers if self._is_target(layer, found)]
-        return {layer: self._change(layer, found) for layer in targets}
+        patterns = [(WHOLE, pattern) for pattern in modules]
+        patterns += self._blocks() if self.layers_to_transform else []
+        patterns += [(ENDING, p) for p in (*self.rank_pattern, *self.alpha_pattern)]
+        matched = matches(patterns, layers)
+        targets = [layer for layer in layers if self._is_target(layer, matched)]
+        return {layer: self._change(layer, matched) for layer in targets}
 
-    def _change(self, layer: str, found: Matches) -> Change:
+    def _change(self, layer: str, matched: Matches) -> Change:
         # As in PEFT the first pattern counts.
-        ranks = (r for p, r in self.rank_pattern.items() if layer in found[ENDING, p])
-        alphas = (a for p, a in self.alpha_pattern.items() if layer in found[ENDING, p])
+        ranks = (r for p, r in self.rank_pattern.items() if layer in matched[ENDING, p])
+        alphas = (a for p, a in self.alpha_pattern.items() if layer in matched[ENDING, p])
         rank, alpha = next(ranks, self.r), next(alphas, self.lora_alpha)
         return Change(rank, alpha / (math.sqrt(rank) if self.use_rslora else rank))
 
-    def _is_target(self, layer: str, found: Matches) -> bool:
-        wanted = self.target_modules
-        if _is_named(layer, self.exclude_modules, found):
+    def _is_target(self, layer: str, matched: Matches) -> bool:
+        targets = self.target_modules
+        if _is_named(layer, self.exclude_modules, matched):
             return False
-        if isinstance(wanted, str) and wanted.lower() == ALL_LINEAR:
+        if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
             return layer.rpartition(".")[2] not in OTHERS
-        if not _is_named(layer, wanted, found):
+        if not _is_named(layer, targets, matched):
             return False
         # A layer's whole name counts whatever its block is.
-        if isinstance(wanted, str) or layer in wanted or not self.layers_to_transform:
+        if isinstance(targets, str) or layer in targets or not self.layers_to_transform:
             return True
-        block = next((found[p][layer] for p in self._blocks() if layer in found[p]), "")
+        block = next((matched[p][layer] for p in self._blocks() if layer in matched[p]), "")
         return block in map(str, self.layers_to_transform)
 
     def _blocks(self) -> list[Pattern]:
@@ -186,10 +186,10 @@ class LoraConfig:
         return [(BLOCK, name) for name in self.layers_pattern] or [(ANY_BLOCK, "")]
 
 
-def _is_named(layer: str, modules: str | tuple[str, ...], found: Matches) -> bool:
+def _is_named(layer: str, modules: str | tuple[str, ...], matched: Matches) -> bool:
     """Whether a list has the layer's name or the end of it, or a pattern matches the whole."""
     if isinstance(modules, str):
-        return layer in found[WHOLE, modules]
+        return layer in matched[WHOLE, modules]
     return any(layer == name or layer.endswith(f".{name}") for name in modules)
 
 
@@ -270,7 +270,7 @@ def _flag(name: str, value: Any) -> bool:
 
 def _several(name: str, value: Any, kind: type) -> tuple:
     listed = isinstance(value, (list, tuple)) and len(value) <= _MAX_NAMES
-    if not listed or not all(type(each) is kind for each in value):
+    if not listed or not all(type(item) is kind for item in value):
         kinds = {int: "whole numbers", str: "names"}
         raise _refusal(name, value, f"a list of at most {_MAX_NAMES} {kinds[kind]}")
     return tuple(value)
@@ -279,8 +279,8 @@ def _several(name: str, value: Any, kind: type) -> tuple:
 def _names(name: str, value: Any) -> tuple[str, ...]:
     """One pattern or several."""
     names = _several(name, [value] if isinstance(value, str) else value, str)
-    for each in names:
-        _short(name, each)
+    for pattern in names:
+        _short(name, pattern)
     return names
 
 
@@ -292,10 +292,10 @@ def _modules(name: str, value: Any) -> str | tuple[str, ...]:
 
 
 def _by_pattern(name: str, raw: Mapping[str, Any], check: Callable[[str, object], Any]) -> dict:
-    found = raw.get(name, {})
-    if not isinstance(found, dict) or len(found) > _MAX_NAMES:
-        raise _refusal(name, found, f"an object of at most {_MAX_NAMES} entries")
-    return {_short(name, pattern): check(name, value) for pattern, value in found.items()}
+    patterns = raw.get(name, {})
+    if not isinstance(patterns, dict) or len(patterns) > _MAX_NAMES:
+        raise _refusal(name, patterns, f"an object of at most {_MAX_NAMES} entries")
+    return {_short(name, pattern): check(name, value) for pattern, value in patterns.items()}
 
 
 def _short(name: str, pattern: str) -> str:

@@ -52,20 +52,20 @@ def matches(
     Raises:
         UserError: a pattern is no regular expression, or the time is over.
     """
-    wanted = list(dict.fromkeys(patterns))
-    if not wanted:
+    unique = list(dict.fromkeys(patterns))
+    if not unique:
         return {}
-    written = [(how.replace("{}", pattern), how == WHOLE) for how, pattern in wanted]
+    written = [(how.replace("{}", pattern), how == WHOLE) for how, pattern in unique]
     command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", _MATCHER]
     request = json.dumps([written, list(names)]).encode()
     try:
         done = subprocess.run(command, input=request, capture_output=True, timeout=seconds)
-        found, wrong = json.loads(done.stdout)
+        results, wrong = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         cause = f"its patterns take more than {seconds:g} s, or too much memory, to match"
         raise UserError(f"{CONFIG}: {cause}; write them more simply") from None
     if wrong:
-        (how, pattern), reason = wanted[wrong[0]], shown(wrong[1])
+        (how, pattern), reason = unique[wrong[0]], shown(wrong[1])
         behind = "" if how == WHOLE else " behind a name, where PEFT puts it"
         raise UserError(f"{CONFIG}: {shown(pattern)} is no regular expression{behind} ({reason})")
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(unique, results, strict=True))

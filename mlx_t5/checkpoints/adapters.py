@@ -158,12 +158,12 @@ def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -
 
     `unused` is the prefix of further ones that there may be; "" for none.
     """
-    found = set(checkpoint.names)
+    names = set(checkpoint.names)
     for name in checkpoint.names:
         if name not in expected and not (unused and name.startswith(unused)):
             raise UserError(f"the adapter does not fit this model: {_stranger(name)}")
     for name, shape in expected.items():
-        if name not in found:
+        if name not in names:
             raise UserError(f"the adapter is incomplete: {name} is missing; fetch it again")
         if checkpoint.shape(name) != shape:
             shapes = f"{checkpoint.shape(name)} instead of {shape}"

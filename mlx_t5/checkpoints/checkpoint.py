@@ -14,9 +14,10 @@ from io import FileIO
 from pathlib import Path
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_small, require_own
-from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
 
@@ -95,11 +96,11 @@ class Checkpoint:
         """Bytes of a tensor as they are stored, from places spread evenly over it."""
         tensor = self._tensors[name]
         file, size = self._open(tensor.path), tensor.extent * tensor.itemsize
-        found = []
+        samples = []
         for i in range(places):
             file.seek(tensor.offset + max(size - width, 0) * i // max(places - 1, 1))
-            found.append(file.read(min(width, size)))
-        return b"".join(found)
+            samples.append(file.read(min(width, size)))
+        return b"".join(samples)
 
     def items(self) -> Iterator[tuple[str, mx.array]]:
         """Yields every (name, tensor), one at a time, in the order of `names`."""
@@ -149,10 +150,10 @@ def open_checkpoint(
                 return _open_sharded(index, root)
     except OSError as error:
         raise UserError(f"cannot read the checkpoint: {error}") from error
-    kept = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+    there = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
     raise UserError(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
-        + (f"; it holds {', '.join(kept[:8])}" if kept else "; the folder is empty or not there")
+        + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or not there")
     )
 
 
@@ -220,14 +221,14 @@ def _merge(paths: list[Path], weight_map: dict[str, str] | None, root: Path | No
         require_own(path, root)
         _refuse_pointer(path)
         if path.suffix == ".safetensors":
-            found, facts = read_header(path)
+            listed, facts = read_header(path)
             metadata |= facts
         else:
-            found = read_torch(path)
-        count += len(found)
+            listed = read_torch(path)
+        count += len(listed)
         if count > MAX_TENSORS:
             raise UserError(f"{path.parent} has more than {MAX_TENSORS} tensors; that is no T5")
-        for tensor in found:
+        for tensor in listed:
             if not weight_map or weight_map.get(tensor.name, path.name) == path.name:
                 tensors[tensor.name] = tensor
     return Checkpoint(list(tensors.values()), metadata)

@@ -1,4 +1,4 @@
-"""What a model's own files want of generation: generation_config.json and config.json's tasks.
+"""What a model's own files set of generation: generation_config.json and config.json's tasks.
 
 Both have the entries of transformers' `GenerationConfig`, and so has, as in transformers 5, the
 config.json of a folder without generation_config.json. Those that this project has too become

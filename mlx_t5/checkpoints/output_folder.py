@@ -119,17 +119,18 @@ def _ended_by_exceptions() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    signals = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]  # Windows has one
+    names: tuple[str, ...] = ("SIGTERM", "SIGHUP")  # Windows has one
     if threading.current_thread() is not threading.main_thread():
-        signals = []
-    taken = [each for each in signals if each and signal.getsignal(each) is signal.SIG_DFL]
+        names = ()
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    handled = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
     try:
-        for each in taken:
-            signal.signal(each, end)
+        for number in handled:
+            signal.signal(number, end)
         yield
     finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def require_space(path: Path, needed: int) -> None:

@@ -79,15 +79,15 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         listed = json.loads(text)
         if type(listed) is not list or len(listed) > _MAX_MODULES:
             raise ValueError(f"it is no list, or one of more than {_MAX_MODULES}")
-        found = [(each["type"], each["path"]) for each in listed]
-        if len({str(each.get("name", i)) for i, each in enumerate(listed)}) < len(listed):
+        pairs = [(entry["type"], entry["path"]) for entry in listed]
+        if len({str(entry.get("name", i)) for i, entry in enumerate(listed)}) < len(listed):
             raise ValueError("two modules have one name")
-        kinds = [(t.rpartition(".")[2] if t.startswith(_PACKAGE) else t, p) for t, p in found]
+        kinds = [(t.rpartition(".")[2] if t.startswith(_PACKAGE) else t, p) for t, p in pairs]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         cause = shown(str(error))
         raise UserError(f"{file}: no list of modules ({cause}): fetch it again") from None
-    for each in listed:
-        require_known(file, each, ("idx", "name", "path", "type", "kwargs"))
+    for entry in listed:
+        require_known(file, entry, ("idx", "name", "path", "type", "kwargs"))
     for _, path in kinds:
         if type(path) is not str or path in (".", "..") or set(path) & set("/\\\0"):
             raise UserError(f"{file}: names {shown(path)!r}, which is no folder of its own")
@@ -108,20 +108,20 @@ def copy_modules(source: Path, target: Path) -> None:
     if not os.path.lexists(source / MODULES):
         return
     listed = []
-    for i, (kind, place) in enumerate(modules(source)):
-        path = f"{i}_{kind}" if place != source else ""
+    for i, (kind, module) in enumerate(modules(source)):
+        path = f"{i}_{kind}" if module != source else ""
         listed.append({"idx": i, "name": str(i), "path": path, "type": _CLASSES + kind})
-        if not path or not os.path.lexists(place / CONFIG):
+        if not path or not os.path.lexists(module / CONFIG):
             continue
         (target / path).mkdir()
-        (target / path / CONFIG).write_bytes(read_small(place / CONFIG, root=source))
-        if has_weights(place):
-            _copy_weights(place, source, target / path / SAFETENSORS)
+        (target / path / CONFIG).write_bytes(read_small(module / CONFIG, root=source))
+        if has_weights(module):
+            _copy_weights(module, source, target / path / SAFETENSORS)
     (target / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_weights(place: Path, root: Path, path: Path) -> None:
-    with open_checkpoint(place, root=root) as stored:
+def _copy_weights(module: Path, root: Path, path: Path) -> None:
+    with open_checkpoint(module, root=root) as stored:
         for name in stored.names:
             stored.require_readable(name)
         tensors = {name: (stored.dtype(name), stored.shape(name)) for name in stored.names}
@@ -147,11 +147,11 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
         raise UserError(f"{folder / MODULES}: the first module must be the folder's Transformer")
     build = {"Pooling": _pooled, "Dense": _dense, "Normalize": _normalize}
     forms, built = {TOKENS: Form(True, d_model)}, []
-    for kind, place in listed[1:]:
+    for kind, module in listed[1:]:
         if kind not in build:
             cause = f"module {shown(kind)} is not supported; known: {', '.join(build)}"
             raise UserError(f"{folder / MODULES}: {cause}")
-        built.append(build[kind](place / CONFIG, folder, forms))
+        built.append(build[kind](module / CONFIG, folder, forms))
     if VECTOR not in forms or forms[VECTOR].of_tokens:
         raise UserError(f"{folder / MODULES} has no Pooling module for its vectors: fetch it again")
     return Pooling(tuple(built), **read_settings(folder))
@@ -170,8 +170,8 @@ def _pooled(file: Path, root: Path, forms: dict[str, Form]) -> Module:
     modes = given if isinstance(given, list) else [given]
     unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in MODES]
     if unknown or not 1 <= len(modes) <= _MAX_MODULES:
-        found = shown(unknown[0]) if unknown else f"a list of {len(modes)}"
-        raise UserError(f"{file}: pooling mode {found}; known: {', '.join(MODES)}")
+        wrong = shown(unknown[0]) if unknown else f"a list of {len(modes)}"
+        raise UserError(f"{file}: pooling mode {wrong}; known: {', '.join(MODES)}")
     if not forms[TOKENS].of_tokens:
         raise UserError(f"{file}: there are no tokens left to pool: fetch it again")
     forms[VECTOR] = Form(False, len(modes) * forms[TOKENS].width)
@@ -233,20 +233,20 @@ def _features(file: Path, raw: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _activation(file: Path, name: Any) -> Any:
-    found = str(name).removeprefix(_TORCH).rpartition(".")[2]
-    if not str(name).startswith(_TORCH) or found not in ACTIVATIONS:
+    activation = str(name).removeprefix(_TORCH).rpartition(".")[2]
+    if not str(name).startswith(_TORCH) or activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise UserError(f"{file}: activation_function {shown(name)} is not known; known: {known}")
-    return ACTIVATIONS[found]
+    return ACTIVATIONS[activation]
 
 
 def _weights(
-    place: Path, root: Path, expected: Mapping[str, tuple[int, ...]]
+    module: Path, root: Path, expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, mx.array]:
     """A module's tensors in float32, which must be these, by name and shape."""
-    with open_checkpoint(place, root=root) as stored:
+    with open_checkpoint(module, root=root) as stored:
         if {name: stored.shape(name) for name in stored.names} != expected:
-            raise UserError(f"{place}: its tensors are not {dict(expected)}: fetch it again")
+            raise UserError(f"{module}: its tensors are not {dict(expected)}: fetch it again")
         weights = {name: stored.read(name).astype(mx.float32) for name in expected}
         mx.eval(weights)
     return weights

@@ -97,12 +97,12 @@ def read_object(path: Path, cure: str, root: Path | None = None) -> dict[str, An
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}; {cure}") from None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no valid JSON ({error}): fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UserError(f"{path} holds no object: fetch it again")
-    return found
+    return value
 
 
 def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = None) -> None:
@@ -133,10 +133,10 @@ def require_own(path: Path, root: Path | None = None) -> None:
         UserError: the path, or a folder on the way to it, is a link that leads elsewhere.
     """
     folder = Path(os.path.realpath(root or path.parent))
-    own, repository = [folder], folder.parent.parent
+    allowed, repository = [folder], folder.parent.parent
     if folder.parent.name == SNAPSHOTS and repository.name.startswith(_REPOSITORY):
-        own += [repository / BLOBS, repository.parent / BLOBS]
-    if not any(Path(os.path.realpath(path)).is_relative_to(place) for place in own):
+        allowed += [repository / BLOBS, repository.parent / BLOBS]
+    if not any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in allowed):
         raise UserError(f"{path} is a link out of its folder; put a copy of the file there")
 
 

@@ -11,7 +11,7 @@ the system takes them back, and a file cut short while it is mapped kills the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -26,15 +26,6 @@ from mlx_t5.errors import UserError, shown
 READABLE = {"float32": (4, np.float32), "float16": (2, np.float16), "bfloat16": (2, np.uint16)}
 # What MLX folders hold besides: quantised weights, and the scales of some modes.
 PACKED = {"uint32": (4, np.uint32), "uint8": (1, np.uint8)}
-# What is checked of a checkpoint before anything is computed from it, so that no small file takes
-# long to refuse. t5-11b has 560 tensors of at most two dimensions.
-MAX_TENSORS = 1 << 15
-MAX_RANK = 8
-
-
-def natural(values: Sequence[object]) -> bool:
-    """Whether values can be the shape, strides or offsets of a tensor."""
-    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 
 @dataclass(frozen=True)

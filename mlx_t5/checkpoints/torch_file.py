@@ -16,7 +16,8 @@ import io
 import zipfile
 from pathlib import Path
 
-from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
+from mlx_t5.checkpoints.limits import MAX_TENSORS
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_pickle import MAX_HEAD, MAX_PICKLE, Machine, Tensor
 from mlx_t5.errors import UserError, shown
 
@@ -37,8 +38,8 @@ def read_torch(path: Path) -> list[StoredTensor]:
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"
-        found, places = _read_zip(path) if is_zip else _read_legacy(path)
-        return [_place(path, name, tensor, places) for name, tensor in found.items()]
+        tensors, places = _read_zip(path) if is_zip else _read_legacy(path)
+        return [_place(path, name, tensor, places) for name, tensor in tensors.items()]
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -128,8 +129,8 @@ def _state_dict(state: object) -> dict[str, Tensor]:
         raise UserError(f"not a state dict of a T5: more than {MAX_TENSORS} tensors")
     for name, value in state.items():
         if type(name) is not str or type(value) is not Tensor:
-            found = f"{shown(name)!r} is a {type(value).__name__}, not a tensor"
-            raise UserError(f"not a state dict: {found}")
+            cause = f"{shown(name)!r} is a {type(value).__name__}, not a tensor"
+            raise UserError(f"not a state dict: {cause}")
     return state
 
 

@@ -42,7 +42,7 @@ def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
         raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
 
 
-def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> ResumePoint:
+def done_of(prompts: Lines, args: argparse.Namespace, record: RunRecord) -> ResumePoint:
     """What `--resume` keeps of the output; draws as many prompts.
 
     Args:
@@ -53,8 +53,6 @@ def done_of(prompts: Any, args: argparse.Namespace, record: RunRecord) -> Resume
     Raises:
         UserError: the output cannot be resumed.
     """
-    if not (args.resume and isinstance(prompts, Lines)):
-        return ResumePoint()
     done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
     return replace(done, failed=record.failed_of(done.prompts) or done.failed)
 
@@ -121,6 +119,14 @@ class Job:
         """How many prompts all ranks have done before."""
         return self.first
 
+    def log_resumed(self, done: ResumePoint, record: RunRecord) -> None:
+        """Says what is resumed, of all prompts and of a part, and what is unknown of them."""
+        if resumed := self.resumed():
+            _log(f"resuming: {resumed}{f' of {self.count}' if self.count else ''} prompts are done")
+        for prompts, beside in {(done.prompts, record), (self.first, self.record)}:
+            if prompts and not beside.existed:
+                _log(f"warning: there is no {beside.path}, so nothing says what made the output")
+
     def outcomes(self, compute: Compute, in_hand: InHand) -> Iterator[Any]:
         """What becomes of the prompts, in order.
 
@@ -142,7 +148,7 @@ class Job:
 
     def log_error(self, line: str) -> None:
         """Tells what went wrong with a prompt."""
-        print(f"error: {line}", file=sys.stderr, flush=True)
+        _log(f"error: {line}")
 
     def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
         """Called at the end; returns the totals of all ranks, and the worst status."""
@@ -206,7 +212,7 @@ class PartJob(Job):
                 super().log_error(line)
         if self._args.verbose:
             results = [f"{rank}: {sums['results']}" for rank, (sums, *_) in enumerate(reports)]
-            print("results by rank: " + ", ".join(results), file=sys.stderr, flush=True)
+            _log("results by rank: " + ", ".join(results))
         worst = max(status for _, status, *_ in reports)
         return totals.of_all([sums for sums, *_ in reports]), worst
 
@@ -233,3 +239,7 @@ def _form(args: argparse.Namespace) -> Form:
         return Form(1, "logprob" if args.score else "embedding")
     texts = args.num_samples * args.num_return_sequences  # one of them is 1
     return Form(texts, "text" if args.json else None)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

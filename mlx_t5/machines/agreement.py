@@ -41,9 +41,9 @@ def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
     for rank, (reason, _) in enumerate(reports):
         if reason is not None:
             raise Disagreement(f"rank {rank}: {reason}" if rank else reason) from failed
-    for rank, (_, theirs) in enumerate(reports):
+    for rank, (_, reported) in enumerate(reports):
         for name, fact in reports[0][1].items():
-            if theirs.get(name) != fact:
+            if reported.get(name) != fact:
                 raise Disagreement(f"rank {rank} has another {name} than rank 0; {CURE}")
 
 

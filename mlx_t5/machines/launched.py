@@ -56,11 +56,11 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
     rank = rank_of(os.environ)
     if rank is None:
         return command(options())
-    told = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    log = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     if rank == 0:
-        sys.stderr = told
+        sys.stderr = log
         return command(options())
     os.dup2(null, 1)
     try:
@@ -77,7 +77,7 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
         if not (isinstance(error, Disagreement) or is_lost_rank(error)):
             expected = isinstance(error, (UserError, OSError)) or is_out_of_memory(error)
             reason = str(error).split("\n")[0] if expected else f"internal error: {error!r}"
-            print(f"error: {UserError(f'rank {rank}: {reason}')}", file=told, flush=True)
+            print(f"error: {UserError(f'rank {rank}: {reason}')}", file=log, flush=True)
         return BAD_INPUT
 
 

@@ -48,10 +48,10 @@ class SharedPrompts:
 
     def _share(self, wait: bool) -> None:
         """Draws some on rank 0, and has all ranks get them."""
-        told: list[Any] = [[], None, False]
+        message: list[Any] = [[], None, False]
         if self._ranks.rank == 0:
-            told = self._drawn(wait)
-        items, self._error, self._ended = self._ranks.shared(told)
+            message = self._drawn(wait)
+        items, self._error, self._ended = self._ranks.shared(message)
         self._here.extend(map(_unpacked, items))
 
     def _drawn(self, wait: bool) -> list[Any]:

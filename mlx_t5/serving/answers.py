@@ -1,4 +1,9 @@
-"""Answers to requests, whole or chunk by chunk, made of what the thread that decodes has told."""
+"""Answers to requests, whole or chunk by chunk: the shapes of OpenAI's API, and what fills them.
+
+Fields that are OpenAI's are what the official client expects. Some say more: in `usage`, the
+prediction tokens that were accepted and rejected are the draft's; `speculation`, on request, says
+who wrote each token; `score` is that of a beam search.
+"""
 
 from __future__ import annotations
 
@@ -8,73 +13,190 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from mlx_t5.engine.rows import Stats
-from mlx_t5.serving.jobs import Progress
-from mlx_t5.serving.logprobs import TokenLogprob
-from mlx_t5.serving.shapes import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatMessage,
-    ChatToken,
-    ChatTokenLogprob,
-    Choice,
-    Completion,
-    Counts,
-    Logprobs,
-    Reason,
-    SpeculationDetails,
-    TokenDetails,
-    Usage,
-    Writer,
-    WrittenToken,
-)
-from mlx_t5.serving.spelling import Spelling
+from mlx_t5.serving.jobs import TokenLogprob, Update
+from mlx_t5.serving.tokenizing import Spelling
 
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
+Writer = Literal["draft", "copy", "target"]
+Reason = Literal["stop", "length"]
+
+
+class TokenDetails(BaseModel):
+    """What became of the draft's tokens."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    """Token counts of a request; each prompt counts once, end tokens of texts do not."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: TokenDetails
+
+
+class TextStats(BaseModel):
+    """Counts and times of one text so far; see `requests.Stats`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    prompt_tokens: int
+    generated_tokens: int
+    target_calls: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float
+    tokens_per_call: float
+    encode_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+
+
+class WrittenToken(BaseModel):
+    """A token's text, and who wrote it."""
+
+    text: str
+    writer: Writer
+
+
+class SpeculationDetails(BaseModel):
+    """Who wrote the tokens of a choice; their texts joined are the choice's text."""
+
+    tokens: list[WrittenToken]
+    stats: TextStats
+
+
+class Logprobs(BaseModel):
+    """Log-probabilities of a completion, entry by entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Choice(BaseModel):
+    """One text of a completion."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Reason | None
+    speculation: SpeculationDetails | None = None
+    score: float | None = None
+
+
+class Completion(BaseModel):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class ChatToken(BaseModel):
+    """A likely token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(ChatToken):
+    """A token of the answer."""
+
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a chat's answer."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(BaseModel):
+    """The answer, or in a chunk what is added to it."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer; chunks have `delta` in place of `message`."""
+
+    index: int
+    message: ChatMessage | None = None
+    delta: ChatMessage | None = None
+    logprobs: ChatLogprobs | None
+    finish_reason: Reason | None
+    speculation: SpeculationDetails | None = None
+    score: float | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
+class Prediction(BaseModel):
+    """The answer of /predict."""
+
+    text: str
+    finish_reason: Reason
+    stats: TextStats
+
+
+# ---- filled in -----------------------------------------------------------------------------------
+
 
 def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
-    """The counts of a request.
-
-    Args:
-        prompt_tokens: of all its prompts.
-        results: statistics of all its texts.
-    """
-    written, drafted = (
-        sum(getattr(s, n) for s in results) for n in ("generated_tokens", "drafted")
-    )
-    accepted = sum(s.accepted for s in results)
+    """The counts of a request, of the tokens of its prompts and the statistics of its texts."""
+    written = sum(stats.generated_tokens for stats in results)
+    accepted = sum(stats.accepted for stats in results)
+    rejected = sum(stats.drafted for stats in results) - accepted
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=written,
         total_tokens=prompt_tokens + written,
         completion_tokens_details=TokenDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
         ),
     )
 
 
-def speculation(progress: Progress) -> SpeculationDetails:
+def speculation(update: Update) -> SpeculationDetails:
     """Says who wrote what in a chunk; text after its last token counts as the target's."""
-    chunk = progress.chunk
+    chunk = update.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
     # Of a stop string that several tokens make, the last ones have no piece.
-    tokens = [
-        WrittenToken(text=text, writer=cast(Writer, writer))
-        for text, writer in zip(chunk.pieces, chunk.writers, strict=False)
-    ]
+    written = [*zip(chunk.pieces, chunk.writers, strict=False)]
     if rest:
-        tokens.append(WrittenToken(text=rest, writer="target"))
-    return SpeculationDetails(tokens=tokens, stats=Counts.from_stats(progress.stats))
+        written.append((rest, "target"))
+    tokens = [WrittenToken(text=text, writer=cast(Writer, writer)) for text, writer in written]
+    return SpeculationDetails(tokens=tokens, stats=TextStats.model_validate(chunk.stats))
 
 
 @dataclass
-class CompletionForm:
+class CompletionBuilder:
     """Makes the parts of one completion.
 
     Attributes:
@@ -92,39 +214,35 @@ class CompletionForm:
     created: int = field(default_factory=lambda: int(time.time()))
     offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
 
-    def whole(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
+    def answer(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
         """The answer, or a chunk of it; `counts` is left out if None."""
-        more = {} if counts is None else {"usage": counts}
-        return Completion(
-            id=f"cmpl-{self.id}",
-            object="text_completion",
-            created=self.created,
-            model=self.model,
-            choices=list(choices),
-            **more,
-        )
+        return Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
-    def choice(self, progress: Progress, chunk: bool) -> BaseModel:
+    def _fields(self, kind: str, choices: Sequence[Any], counts: Usage | None) -> dict[str, Any]:
+        fields = {"id": f"{kind}-{self.id}", "created": self.created, "model": self.model}
+        return fields | {"choices": list(choices)} | ({} if counts is None else {"usage": counts})
+
+    def choice(self, update: Update, chunk: bool) -> BaseModel:
         """One choice of a chunk, or of the whole answer."""
-        text, reason = text_of(progress, chunk)
+        text, reason = text_of(update, chunk)
         return Choice(
-            index=progress.index,
+            index=update.index,
             text=text,
-            logprobs=self._logprobs(progress) if self.logprobs else None,
+            logprobs=self._logprobs(update) if self.logprobs else None,
             finish_reason=reason,
-            **self._details(progress),
+            **self._details(update),
         )
 
-    def _details(self, progress: Progress) -> dict[str, Any]:
-        result = progress.chunk.result
+    def _details(self, update: Update) -> dict[str, Any]:
+        result = update.chunk.result
         score = {"score": result.score} if result and result.score is not None else {}
-        return score | ({"speculation": speculation(progress)} if self.detailed else {})
+        return score | ({"speculation": speculation(update)} if self.detailed else {})
 
-    def _logprobs(self, progress: Progress) -> Logprobs:
-        entries, tokens = progress.logprobs, completed(progress)
-        start = self.offsets.get(progress.index, 0)
+    def _logprobs(self, update: Update) -> Logprobs:
+        entries, tokens = update.logprobs, completed(update)
+        start = self.offsets.get(update.index, 0)
         *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
-        self.offsets[progress.index] = end
+        self.offsets[update.index] = end
         return Logprobs(
             tokens=tokens,
             token_logprobs=[json_number(entry.logprob) for entry in entries],
@@ -146,70 +264,58 @@ class CompletionForm:
         return named
 
 
-class ChatForm(CompletionForm):
+class ChatBuilder(CompletionBuilder):
     """Makes the parts of one chat completion."""
 
-    def whole(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
-        """As in `CompletionForm`."""
-        more = {} if counts is None else {"usage": counts}
-        return ChatCompletion(
-            id=f"chatcmpl-{self.id}",
-            object="chat.completion.chunk" if chunk else "chat.completion",
-            created=self.created,
-            model=self.model,
-            choices=list(choices),
-            **more,
-        )
+    def answer(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
+        """As in `CompletionBuilder`."""
+        kind: Any = "chat.completion.chunk" if chunk else "chat.completion"
+        return ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
-    def choice(self, progress: Progress, chunk: bool) -> BaseModel:
-        """As in `CompletionForm`."""
-        text, reason = text_of(progress, chunk)
-        first = self.offsets.setdefault(progress.index, 0) == 0
-        self.offsets[progress.index] = 1
-        role: dict[str, Any] = {"role": "assistant"} if first or not chunk else {}
+    def choice(self, update: Update, chunk: bool) -> BaseModel:
+        """As in `CompletionBuilder`."""
+        text, reason = text_of(update, chunk)
+        is_first = update.index not in self.offsets
+        self.offsets[update.index] = 0
+        role: dict[str, Any] = {"role": "assistant"} if is_first else {}
         message: dict[str, Any] = {
             "delta" if chunk else "message": ChatMessage(content=text, **role)
         }
+        content = [self._entry(entry) for entry in update.logprobs]
         return ChatChoice(
-            index=progress.index,
-            logprobs=self._chat_logprobs(progress.logprobs) if self.logprobs else None,
+            index=update.index,
+            logprobs=ChatLogprobs(content=content, refusal=None) if self.logprobs else None,
             finish_reason=reason,
             **message,
-            **self._details(progress),
+            **self._details(update),
         )
 
-    def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-        def named(token: int, value: float) -> dict:
+    def _entry(self, entry: TokenLogprob) -> ChatTokenLogprob:
+        def named(token: int, value: float) -> dict[str, Any]:
             text, spelled = self.spell(token)
             return {"token": text, "logprob": json_number(value), "bytes": spelled}
 
-        content = [
-            ChatTokenLogprob(
-                **named(entry.token, entry.logprob),
-                top_logprobs=[ChatToken(**named(*other)) for other in entry.top],
-            )
-            for entry in entries
-        ]
-        return ChatLogprobs(content=content, refusal=None)
+        top = [ChatToken(**named(*other)) for other in entry.top]
+        return ChatTokenLogprob(**named(entry.token, entry.logprob), top_logprobs=top)
 
 
-def text_of(progress: Progress, chunk: bool) -> tuple[str, Reason | None]:
+def text_of(update: Update, chunk: bool) -> tuple[str, Reason | None]:
     """Returns the text, of this chunk or whole, and why it ended (None if it goes on)."""
-    result = progress.chunk.result
+    result = update.chunk.result
     if result is None:
-        return progress.chunk.text, None
-    text = progress.chunk.text if chunk else result.text or ""
+        return update.chunk.text, None
+    text = update.chunk.text if chunk else result.text or ""
     return text, cast(Reason, result.finish_reason)
 
 
-def completed(progress: Progress) -> list[str]:
+def completed(update: Update) -> list[str]:
     """For each entry of log-probabilities, the text that its token completed.
 
     Joined they are the chunk's text, whatever tokens look like by themselves: of a character's
     bytes the last one completes it, a special token nothing, and what may begin a stop string is
     held back until a later token decides about it.
     """
-    chunk, count = progress.chunk, len(progress.logprobs)
+    chunk, count = update.chunk, len(update.logprobs)
     texts = [*chunk.pieces, *[""] * count][:count]
     if texts:
         texts[-1] += chunk.text[sum(map(len, texts)) :]

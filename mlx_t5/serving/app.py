@@ -1,11 +1,13 @@
-"""The HTTP addresses: completions and chats as OpenAI's clients expect them, and the page."""
+"""The HTTP addresses: completions and chats as OpenAI's clients expect them, the page, /docs."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,23 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
-from mlx_t5.serving import answers, api, shapes
-from mlx_t5.serving.description import add_description
-from mlx_t5.serving.errors import ApiError, ErrorBody, error_of_status, error_of_validation, place
-from mlx_t5.serving.guard import Guard, has_key
-from mlx_t5.serving.jobs import ClientGone, Exchange
+from mlx_t5.serving import answers, api, scoring_routes
+from mlx_t5.serving.api import StrictRoute
+from mlx_t5.serving.errors import (
+    ApiError,
+    ErrorBody,
+    error_of_status,
+    error_of_validation,
+    internal_error,
+    raised_at,
+)
+from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
+from mlx_t5.serving.job_queue import EventStream
+from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.one_pass import add_one_pass
-from mlx_t5.serving.service import Service
-from mlx_t5.serving.strict_json import StrictRoute
+from mlx_t5.serving.service import ModelList, ServedModel, Service
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +62,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()
 }
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+WITH_MODEL = [f"{name}Request" for name in ("Completion", "Chat", "Embedding", "Score", "Rerank")]
+TURN = ("system", "user")  # what a chat may consist of, or the second alone
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
@@ -62,14 +73,14 @@ def create_app(
     metrics: Metrics,
     api_key: str | None,
     is_own_name: Callable[[str], bool] | None = None,
-) -> Guard:
+) -> Middleware:
     """The whole application.
 
     Args:
         service: what decodes; stopped with the application.
         metrics: shown at /metrics.
         api_key: that clients have to send, or None.
-        is_own_name: which hosts may be asked for, see `Guard`.
+        is_own_name: which hosts may be asked for, see `Middleware`.
     """
 
     @asynccontextmanager
@@ -91,12 +102,12 @@ def create_app(
     app.state.service, app.state.metrics = service, metrics
     _add_handlers(app)
     _add_generation(app)
-    add_one_pass(app, ERRORS)
+    app.include_router(scoring_routes.router, responses=ERRORS)
     _add_information(app)
     _add_page(app)
-    add_description(app, api_key is not None)
+    _add_description(app, api_key is not None)
     paths = {getattr(route, "path", "") for route in app.routes}
-    return Guard(app, api_key, metrics, paths, is_own_name)
+    return Middleware(app, api_key, metrics, paths, is_own_name)
 
 
 def _add_handlers(app: FastAPI) -> None:
@@ -118,13 +129,9 @@ def _add_handlers(app: FastAPI) -> None:
     async def of_framework(request: Request, error: HTTPException) -> Response:
         return respond(error_of_status(error.status_code, error.detail, error.headers))
 
-    @app.exception_handler(ClientGone)
-    async def gone(request: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)  # nobody reads it; it is counted
-
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        return respond(ApiError(500, "internal error; the server's log says where"))
+        return respond(internal_error())
 
 
 def _add_generation(app: FastAPI) -> None:
@@ -133,43 +140,43 @@ def _add_generation(app: FastAPI) -> None:
     @app.post(
         "/v1/completions",
         response_model=None,
-        responses={**ERRORS, 200: {"model": shapes.Completion, "content": EVENTS}},
+        responses={**ERRORS, 200: {"model": answers.Completion, "content": EVENTS}},
         tags=["OpenAI"],
     )
     async def completions(body: api.CompletionRequest, request: Request) -> Response:
         """Completes prompts: the text that T5 makes of each, whole or as a stream of events."""
-        return await _openai(service, body, request, answers.CompletionForm)
+        return await _openai(service, body, request, answers.CompletionBuilder)
 
     @app.post(
         "/v1/chat/completions",
         response_model=None,
-        responses={**ERRORS, 200: {"model": shapes.ChatCompletion, "content": EVENTS}},
+        responses={**ERRORS, 200: {"model": answers.ChatCompletion, "content": EVENTS}},
         tags=["OpenAI"],
     )
     async def chat(body: api.ChatRequest, request: Request) -> Response:
         """Answers a single turn; a system message is put in front of the user's."""
-        return await _openai(service, body, request, answers.ChatForm)
+        return await _openai(service, body, request, answers.ChatBuilder)
 
     @app.post("/predict", responses=ERRORS, tags=["simple"])
-    async def predict(body: api.PredictRequest, request: Request) -> shapes.Prediction:
+    async def predict(body: api.PredictRequest, request: Request) -> answers.Prediction:
         """A prompt in, its text out."""
-        exchange = await service.submit(body, [body.prompt], request.receive)
-        (last,) = await exchange.finished()
-        text, reason = answers.text_of(last, chunk=False)
-        assert reason is not None, "its last event has the result"
+        stream = await service.submit(body, [body.prompt], request.receive)
+        (update,) = await stream.finished()
+        text, reason = answers.text_of(update, chunk=False)
+        assert reason is not None, "the last update has the result"
         service.log_texts([text])
-        return shapes.Prediction(
-            text=text,
-            finish_reason=reason,
-            stats=shapes.Counts.from_stats(last.stats),
-        )
+        stats = answers.TextStats.model_validate(update.chunk.stats)
+        return answers.Prediction(text=text, finish_reason=reason, stats=stats)
 
 
 async def _openai(
-    service: Service, body: api.OpenAIRequest, request: Request, form: type[answers.CompletionForm]
+    service: Service,
+    body: api.CompletionRequest | api.ChatRequest,
+    request: Request,
+    builder_type: type[answers.CompletionBuilder],
 ) -> Response:
     service.require_model(body.model)
-    exchange = await service.submit(
+    stream = await service.submit(
         body,
         body.prompts,
         request.receive,
@@ -179,18 +186,19 @@ async def _openai(
         logprobs=body.alternatives,
     )
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
-    made = form(service.model, service.spell, logprobs, detailed)
-    prompt_tokens = sum(len(prompt) for prompt in exchange.job.prompts)
+    builder = builder_type(service.model, service.spell, logprobs, detailed)
+    prompt_tokens = sum(map(len, stream.job.work.prompts))
     if not body.stream:
-        last = await exchange.finished()
-        service.log_texts([answers.text_of(event, chunk=False)[0] for event in last])
-        counts = answers.usage(prompt_tokens, [event.stats for event in last])
-        whole = made.whole([made.choice(event, chunk=False) for event in last], counts, False)
-        return JSONResponse(whole.model_dump(mode="json", exclude_unset=True))
-    first = await exchange.next()  # before the status is sent: it may be an error
+        updates = await stream.finished()
+        service.log_texts(_texts(updates))
+        counts = answers.usage(prompt_tokens, [update.chunk.stats for update in updates])
+        choices = [builder.choice(update, chunk=False) for update in updates]
+        answer = builder.answer(choices, counts, chunk=False)
+        return JSONResponse(answer.model_dump(mode="json", exclude_unset=True))
+    first = await stream.next()  # before the status is sent: it may be an error
     usage = prompt_tokens if body.stream_options and body.stream_options.include_usage else None
     return StreamingResponse(
-        _events(service, exchange, made, first, usage),
+        _events(service, stream, builder, first, usage),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -198,33 +206,35 @@ async def _openai(
 
 async def _events(
     service: Service,
-    exchange: Exchange,
-    made: answers.CompletionForm,
+    stream: EventStream,
+    builder: answers.CompletionBuilder,
     first: Any,
     prompt_tokens: int | None,
 ) -> AsyncIterator[str]:
     """Server-sent events; usage last, if the tokens of the prompts are given for it."""
     last = []
     try:
-        async for event in exchange.events(first):
-            if event.chunk.result:
-                last.append(event)
-            if event.chunk.text or event.chunk.result or made.logprobs or made.detailed:
-                yield _sse(made.whole([made.choice(event, chunk=True)], None, True))
+        async for update in stream.updates(first):
+            if update.chunk.result:
+                last.append(update)
+            if update.chunk.text or update.chunk.result or builder.logprobs or builder.detailed:
+                yield _sse(builder.answer([builder.choice(update, chunk=True)], None, chunk=True))
         if prompt_tokens is not None:
-            counts = answers.usage(prompt_tokens, [event.stats for event in last])
-            yield _sse(made.whole([], counts, True))
-        service.log_texts([answers.text_of(event, chunk=False)[0] for event in last])
+            counts = answers.usage(prompt_tokens, [update.chunk.stats for update in last])
+            yield _sse(builder.answer([], counts, chunk=True))
+        service.log_texts(_texts(last))
         yield "data: [DONE]\n\n"
-    except ClientGone:
-        return
     except ApiError as error:
         yield _sse(error.body)
     except Exception as error:
-        log.error("a stream failed: %s", place(error))
-        yield _sse(ApiError(500, "internal error; the server's log says where").body)
+        log.error("a stream failed: %s", raised_at(error))
+        yield _sse(internal_error().body)
     finally:
-        exchange.close()
+        stream.close()
+
+
+def _texts(updates: Sequence[Update]) -> list[str]:
+    return [answers.text_of(update, chunk=False)[0] for update in updates]
 
 
 def _sse(body: Any) -> str:
@@ -235,16 +245,16 @@ def _add_information(app: FastAPI) -> None:
     service, metrics = app.state.service, app.state.metrics
 
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
-    async def models() -> shapes.ModelList:
+    async def models() -> ModelList:
         """The model that is served, with its limits and defaults."""
-        return shapes.ModelList(object="list", data=[_model(service)])
+        return ModelList(object="list", data=[service.describe()])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
-    async def model(model: str) -> shapes.ServedModel:
+    async def model(model: str) -> ServedModel:
         """One model."""
         if model != service.model:
             raise ApiError(404, f"the model that is served is {service.model}", "model")
-        return _model(service)
+        return service.describe()
 
     @app.get("/health", responses={503: {"description": "takes no requests"}}, tags=["operation"])
     async def health(request: Request) -> Response:
@@ -267,16 +277,6 @@ def _add_information(app: FastAPI) -> None:
         return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _model(service: Service) -> shapes.ServedModel:
-    return shapes.ServedModel(
-        id=service.model,
-        object="model",
-        created=service.created,
-        owned_by="local",
-        **service.describe(),
-    )
-
-
 def _add_page(app: FastAPI) -> None:
     def add(path: str, file: Path) -> None:
         content = file.read_bytes()
@@ -291,3 +291,51 @@ def _add_page(app: FastAPI) -> None:
     for file in sorted(PAGE.iterdir()):
         if file.suffix in STATIC:
             add(f"/page/{file.name}", file)
+
+
+def _add_description(app: FastAPI, with_key: bool) -> None:
+    """Describes the addresses; the model's name is for those who may see it."""
+
+    @functools.cache
+    def description(named: bool) -> dict[str, Any]:
+        schema = copy.deepcopy(app.openapi())
+        return _described(schema, app.state.service.model if named else None, with_key)
+
+    async def describe(request: Request) -> Response:
+        return JSONResponse(description(named=has_key(request.scope)))
+
+    path = str(app.openapi_url)
+    (index,) = (i for i, route in enumerate(app.routes) if getattr(route, "path", None) == path)
+    app.routes[index] = Route(path, describe)
+
+
+def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dict[str, Any]:
+    """An OpenAPI description as it is true here.
+
+    FastAPI's own validation error is never sent, one model is served, and a key may be needed.
+    """
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            if with_key and path not in PUBLIC_PATHS:
+                operation["security"] = [{"key": []}]
+    if with_key:
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schemas = schema["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for name in WITH_MODEL if model else ():
+        schemas[name]["properties"]["model"]["anyOf"] = [{"const": model}, {"type": "null"}]
+    schemas["ChatRequest"]["properties"]["messages"] = {"oneOf": [_turn("user"), _turn(*TURN)]}
+    return schema
+
+
+def _turn(*roles: str) -> dict[str, Any]:
+    """JSON schema of messages of exactly these roles."""
+
+    def message(role: str) -> dict[str, Any]:
+        fixed = {"properties": {"role": {"const": role}}}
+        return {"allOf": [{"$ref": "#/components/schemas/Message"}, fixed]}
+
+    items = list(map(message, roles))
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}

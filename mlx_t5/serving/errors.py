@@ -63,6 +63,16 @@ class ApiError(Exception):
         return self.body.model_dump()
 
 
+def client_gone() -> ApiError:
+    """Makes the error of a client that does not wait for its answer; nobody reads it."""
+    return ApiError(499, "the client went away")
+
+
+def internal_error() -> ApiError:
+    """Makes the error of what nobody expected; its cause is in the log alone."""
+    return ApiError(500, "internal error; the server's log says where")
+
+
 def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """Makes an error of a status that the framework raised."""
     message = {
@@ -75,21 +85,20 @@ def error_of_status(status: int, detail: str, headers: Mapping[str, str] | None 
 def error_of_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """Makes an error of pydantic's first complaint about a body.
 
-    A union complains once for each of its types; those about the same field are told together.
+    A union complains once for each of its types; those about the same field are joined.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
-    path = [str(part) for part in errors[0]["loc"] if part != "body"]
-    param = shown(path[0], MAX_NAME) if path else None
-    complaints = list(
-        dict.fromkeys(
-            _complaint(error)
-            for error in errors
-            if [str(part) for part in error["loc"] if part != "body"][:1] == path[:1]
-        )
-    )
-    message = ", or: ".join(complaints)
+    fields = [_field(error) for error in errors]
+    param = shown(fields[0], MAX_NAME) if fields[0] is not None else None
+    same = (e for e, field in zip(errors, fields, strict=True) if field == fields[0])
+    message = ", or: ".join(dict.fromkeys(map(_complaint, same)))
     return ApiError(400, f"{param}: {message}" if param else message, param)
+
+
+def _field(error: dict[str, Any]) -> str | None:
+    """The field that pydantic complains of; None where it is the whole body."""
+    return next((str(part) for part in error["loc"] if part != "body"), None)
 
 
 def _complaint(error: dict[str, Any]) -> str:
@@ -103,7 +112,7 @@ def _complaint(error: dict[str, Any]) -> str:
     return message[:1].lower() + message[1:]
 
 
-def place(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """The kind of an exception and where it was raised: all of it that is fit for a log.
 
     Its message, and the lines of a traceback, may show what was being decoded.

@@ -24,59 +24,52 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         """Starts at zero; `clock` gives seconds."""
-        self.registry = CollectorRegistry()
-        self._clock = clock
+        self.registry, self._clock = CollectorRegistry(), clock
         self._written: deque[tuple[float, int]] = deque()
-        self._requests(self.registry)
-        self._decoding(self.registry)
+        self._request_metrics()
+        self._decoding_metrics()
 
-    def _requests(self, r: CollectorRegistry) -> None:
-        self.requests = Counter("t5_requests", "HTTP requests", ["path", "status"], registry=r)
-        self.request_seconds = Histogram(
+    def _request_metrics(self) -> None:
+        counter, seconds = self._counter, self._seconds
+        self.requests = counter("t5_requests", "HTTP requests", "path", "status")
+        self.request_seconds = seconds(
             "t5_request_seconds",
             "From the first byte of a request to the last of its response",
-            ["path"],
-            buckets=BUCKET_SECONDS,
-            registry=r,
+            "path",
         )
-        self.queue_seconds = Histogram(
-            "t5_queue_seconds", "A row's wait for a place", buckets=BUCKET_SECONDS, registry=r
-        )
-        self.first_token_seconds = Histogram(
-            "t5_first_token_seconds",
-            "From request to first token",
-            buckets=BUCKET_SECONDS,
-            registry=r,
-        )
-        self._cancelled = Counter("t5_cancelled_rows", "Rows whose client went away", registry=r)
-        self._finished = Counter("t5_finished_rows", "Rows decoded", ["reason"], registry=r)
-        self._passed = Counter(
+        self.queue_seconds = seconds("t5_queue_seconds", "A row's wait for a place")
+        self.first_token_seconds = seconds("t5_first_token_seconds", "From request to first token")
+        self._cancelled = counter("t5_cancelled_rows", "Rows whose client went away")
+        self._finished = counter("t5_finished_rows", "Rows decoded", "reason")
+        self._scored = counter(
             "t5_one_pass_items",
             "Prompts embedded, targets scored, answers scored to rank documents",
-            ["kind"],
-            registry=r,
+            "kind",
         )
 
-    def _decoding(self, r: CollectorRegistry) -> None:
-        self._prompt_tokens = Counter("t5_prompt_tokens", "Source tokens read", registry=r)
-        self._tokens = Counter(
-            "t5_generated_tokens", "Tokens decided, end tokens included", registry=r
-        )
-        self._calls = Counter(
-            "t5_target_calls", "Passes of the target, summed over rows", registry=r
-        )
-        self._drafted = Counter("t5_drafted_tokens", "Proposals verified", registry=r)
-        self._accepted = Counter("t5_accepted_tokens", "Proposals kept", registry=r)
-        self._step_seconds = Histogram(
-            "t5_step_seconds", "A step of the whole batch", buckets=BUCKET_SECONDS, registry=r
-        )
+    def _decoding_metrics(self) -> None:
+        counter = self._counter
+        self._prompt_tokens = counter("t5_prompt_tokens", "Source tokens read")
+        self._tokens = counter("t5_generated_tokens", "Tokens decided, end tokens included")
+        self._calls = counter("t5_target_calls", "Passes of the target, summed over rows")
+        self._drafted = counter("t5_drafted_tokens", "Proposals verified")
+        self._accepted = counter("t5_accepted_tokens", "Proposals kept")
+        self._step_seconds = self._seconds("t5_step_seconds", "A step of the whole batch")
         self._occupancy = Histogram(
-            "t5_batch_occupancy", "Rows in a step", buckets=[2**i for i in range(9)], registry=r
+            "t5_batch_occupancy",
+            "Rows in a step",
+            buckets=[2**i for i in range(9)],
+            registry=self.registry,
         )
-        speed = Gauge("t5_tokens_per_second", f"Over the last {WINDOW_SECONDS:.0f} s", registry=r)
-        speed.set_function(self.tokens_per_second)
-        rate = Gauge("t5_acceptance_rate", "Proposals kept / verified", registry=r)
-        rate.set_function(self.acceptance_rate)
+        window = f"Over the last {WINDOW_SECONDS:.0f} s"
+        self.observe("t5_tokens_per_second", window, self.tokens_per_second)
+        self.observe("t5_acceptance_rate", "Proposals kept / verified", self.acceptance_rate)
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, labels, registry=self.registry)
+
+    def _seconds(self, name: str, help: str, *labels: str) -> Histogram:
+        return Histogram(name, help, labels, buckets=BUCKET_SECONDS, registry=self.registry)
 
     def observe(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Adds a gauge that is read when metrics are asked for."""
@@ -103,10 +96,10 @@ class Metrics:
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._finished.labels(reason).inc()
 
-    def passed(self, kind: str, items: int, prompt_tokens: int) -> None:
+    def scored(self, kind: str, items: int, prompt_tokens: int) -> None:
         """Counts a finished request that took no decoding: "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
-        self._passed.labels(kind).inc(items)
+        self._scored.labels(kind).inc(items)
 
     def cancelled(self, rows: int) -> None:
         """Counts rows whose clients withdrew them."""
@@ -128,10 +121,13 @@ class Metrics:
 
 
 def counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """What these rows have so far: tokens decided, target calls, proposals and accepted ones."""
+    """What these rows have so far: tokens decided, target calls, proposals and accepted ones.
+
+    Beams decide a token a call; the best of them may become shorter.
+    """
     stats = [row.stats for row in rows]
     return (
-        sum(row.decided for row in rows),
+        sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows),
         sum(s.target_calls for s in stats),
         sum(s.drafted for s in stats),
         sum(s.accepted for s in stats),

@@ -10,32 +10,87 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
+from pydantic import BaseModel, ConfigDict
 
-from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
-from mlx_t5.engine.batching import MAX_JOINING_TOKENS
+from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
-from mlx_t5.scoring.pairs import Pair, Score, ranks_by
+from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Exchange, Job, Pairs, PassJob, Prompts, QueueFull, Stopped
-from mlx_t5.serving.presets import Presets, several
-from mlx_t5.serving.reading import Reader, RequestLimits
-from mlx_t5.serving.spelling import Speller
-from mlx_t5.settings import Settings, check_exact
+from mlx_t5.serving.job_queue import EventStream
+from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
+from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
+from mlx_t5.settings import SETTINGS, Settings, check_exact
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-PASSES_A_TEXT = 16  # full passes of scores or embeddings that count as one text in the queue
+PASSES_A_TEXT = 16  # full batches of scores or embeddings that count as one text in the queue
+OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
+
+Capability = Literal["completions", "score", "rerank", "embeddings"]
+
+
+class ServedModel(BaseModel):
+    """The model that is served, with its limits and the defaults of requests.
+
+    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    capabilities: list[Capability]
+    max_prompt_tokens: int
+    max_tokens: int
+    num_draft: int | Literal["auto"]
+    max_num_draft: int
+    delta: float
+    num_beams: int
+    max_num_beams: int
+    length_penalty: float
+    draft: bool
+    tasks: dict[str, dict[str, Any]]
+    dtype: str
+    exact: bool
+
+
+class ModelList(BaseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+@dataclass(frozen=True)
+class Presets:
+    """What the model's own files want.
+
+    Attributes:
+        general: of every request.
+        tasks: of those that name one.
+    """
+
+    general: Preset = Preset(FILE)
+    tasks: Mapping[str, Preset] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about what is left out: of every request, and of tasks."""
+        names = dict.fromkeys(name for task in self.tasks.values() for name in task.left_out)
+        tasks = Preset("tasks", left_out=tuple(names))
+        return [preset.note for preset in (self.general, tasks) if preset.left_out]
 
 
 class Service:
@@ -58,7 +113,7 @@ class Service:
             model: name that clients know the target by.
             delta: where a request names none.
             log_prompts: whether prompts and texts are logged.
-            presets: the model's own wishes.
+            presets: defaults and tasks of the model's own files.
 
         Raises:
             UserError: the models cannot be loaded, or there is no tokenizer.
@@ -68,9 +123,9 @@ class Service:
             worker.stop()
             raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
-        self.presets, self._unset = presets or Presets(), decoder.defaults
-        self._usual = combined({"delta": delta}, self.presets.general.settings)
-        self.defaults = replace(self._unset, **self._usual)
+        self.presets, self._base_settings = presets or Presets(), decoder.defaults
+        self._default_settings = combined({"delta": delta}, self.presets.general.settings)
+        self.defaults = replace(self._base_settings, **self._default_settings)
         self.drafts, self.exact = decoder.drafter is not None, decoder.exact
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
@@ -81,18 +136,19 @@ class Service:
             raise
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        self.reader = Reader(decoder.tokenizer, decoder.model.config.vocab_size, limits)
+        self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
-        self.spell = Speller(self.reader.tokenizer)
+        self.spell = TokenSpelling(self.tokenizer.tokenizer)
         self._watching: set[asyncio.Task] = set()
 
     @property
-    def capabilities(self) -> list[str]:
+    def capabilities(self) -> list[Capability]:
         """What the model can do: the last parts of the addresses that it serves."""
-        writes = ["completions", "score"] if self._can_decode else []
-        ranks = ["rerank"] if self._can_decode and ranks_by(self.reader.tokenizer) else []
-        return [*writes, *ranks, "embeddings"]
+        if not self._can_decode:
+            return ["embeddings"]
+        ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
+        return ["completions", "score", *ranks, "embeddings"]
 
     def log_texts(self, texts: Sequence[str]) -> None:
         """Logs what was written, if that was asked for."""
@@ -104,23 +160,23 @@ class Service:
         body: api.Decoding,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         receive: Callable[[], Any],
-        **wishes: Any,
-    ) -> Exchange:
+        **options: Any,
+    ) -> EventStream:
         """Checks a request and hands it to the thread.
 
         Args:
             body: how to decode.
             prompts: texts or token ids.
             receive: the connection's, to see the client go.
-            **wishes: further attributes of the job.
+            **options: further attributes of `GenerationWork`.
 
         Raises:
             ApiError: it cannot be done, or not now.
         """
         self._require_decoder()
         task = self.task(body.task, prompts)
-        settings = several(self._settings(body, task), body, **wishes)
-        size = len(prompts) * wishes.get("samples", 1)
+        settings = several(self._settings(body, task), body, **options)
+        size = len(prompts) * options.get("samples", 1)
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -128,53 +184,31 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = await self.reader.all_token_ids(prompts, prefix=task.prefix)
+        ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
-        exchange = Exchange(self.worker.cancel)
-        job = exchange.job = Job(ids, settings, seed, exchange.put, **wishes)
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        self._hand_in(job)
-        self._watch(exchange, receive)
-        return exchange
+        return self._begin(GenerationWork(ids, settings, seed, **options), size, receive)
 
-    async def embed(
-        self, ids: Sequence[Sequence[int]], normalize: bool, receive: Callable[[], Any]
-    ) -> list[np.ndarray]:
-        """Vectors of prompts, as token ids; arguments and errors as of `submit`."""
-        parts = Prompts(ids, normalize, self.worker.max_batch, MAX_JOINING_TOKENS)
-        return await self._run("embed", parts, len(ids), sum(map(len, ids)), receive)
-
-    async def score(
-        self, kind: str, pairs: Sequence[Pair], receive: Callable[[], Any]
-    ) -> list[Score]:
-        """Scores of pairs; `kind` is for the metrics, the rest as of `submit`."""
-        self._require_decoder()
-        parts = Pairs(pairs, self.worker.max_batch, MAX_JOINING_TOKENS)
-        tokens = sum(map(len, {pair.source for pair in pairs}))
-        return await self._run(kind, parts, len(pairs), tokens, receive)
-
-    async def _run(
-        self,
-        kind: str,
-        parts: Pairs | Prompts,
-        count: int,
-        tokens: int,
-        receive: Callable[[], Any],
+    async def score_or_embed(
+        self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
     ) -> list[Any]:
-        """Hands a task to the thread and waits for its values."""
+        """A score of each pair or a vector of each prompt; `receive` and errors as of `submit`."""
+        if isinstance(work, ScoringWork):
+            self._require_decoder()
         # However small the queue is, the largest request finds room in it when nothing waits.
-        size = min(math.ceil(count / self.worker.max_batch / PASSES_A_TEXT), self.limits.rows)
-        exchange = Exchange(self.worker.cancel)
-        exchange.job = PassJob(kind, parts, count, tokens, size, exchange.put)
-        self._hand_in(exchange.job)
-        self._watch(exchange, receive)
-        return (await exchange.next()).values
+        batches = math.ceil(work.count / self.worker.max_batch / PASSES_A_TEXT)
+        stream = self._begin(work, min(batches, self.limits.rows), receive)
+        return (await stream.next()).values
 
-    def _watch(self, exchange: Exchange, receive: Callable[[], Any]) -> None:
-        task = asyncio.create_task(exchange.watch(receive))
+    def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
+        """Hands work to the thread, to be withdrawn when its client goes."""
+        stream = EventStream(work, size, self.worker.cancel)
+        self.worker.submit(stream.job)
+        task = asyncio.create_task(stream.watch(receive))
         self._watching.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._watching.discard)
+        return stream
 
     def require_model(self, name: str | None) -> None:
         """Raises `ApiError` if a request names another model than the one that is served."""
@@ -186,15 +220,6 @@ class Service:
         if not self._can_decode:
             message = f"{self.model} is an encoder alone and writes no text; ask for embeddings"
             raise ApiError(400, message, "model")
-
-    def _hand_in(self, job: Job | PassJob) -> None:
-        try:
-            self.worker.submit(job)
-        except QueueFull as error:
-            headers = {"Retry-After": str(error.retry_after)}
-            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
-        except Stopped as error:
-            raise ApiError(503, str(error)) from None
 
     def task(self, name: str | None, prompts: Sequence[str | Sequence[int]]) -> Preset:
         """The task that a request names; one that wants nothing where it names none.
@@ -221,10 +246,10 @@ class Service:
             raise ApiError(400, message, "max_tokens")
         if (body.draft or given.get("num_draft")) and not self.drafts:
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        wishes = combined(self._usual, task.settings, given)
-        longest = wishes.get("max_tokens", self._unset.max_tokens)
-        wishes["max_tokens"] = min(longest, self.limits.max_tokens)
-        settings = replace(self._unset, **wishes)
+        values = combined(self._default_settings, task.settings, given)
+        max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
+        values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
+        settings = replace(self._base_settings, **values)
         try:
             self._check(settings)
         except UserError as error:
@@ -236,21 +261,71 @@ class Service:
         if self.exact:
             check_exact(settings, self.max_num_draft + 1)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ServedModel:
         """What a client may want to know before it asks."""
         tasks = self.presets.tasks.items()
-        return {
-            "capabilities": self.capabilities,
-            "max_prompt_tokens": self.limits.prompt_tokens,
-            "max_tokens": self.limits.max_tokens,
-            "num_draft": self.defaults.num_draft,
-            "max_num_draft": self.max_num_draft,
-            "delta": self.defaults.delta,
-            "num_beams": self.defaults.num_beams,
-            "max_num_beams": api.MAX_BEAMS,
-            "length_penalty": self.defaults.length_penalty,
-            "draft": self.drafts,
-            "tasks": {name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
-            "dtype": self._dtype,
-            "exact": self.exact,
-        }
+        return ServedModel(
+            id=self.model,
+            object="model",
+            created=self.created,
+            owned_by="local",
+            capabilities=self.capabilities,
+            max_prompt_tokens=self.limits.prompt_tokens,
+            max_tokens=self.limits.max_tokens,
+            num_draft=cast(Any, self.defaults.num_draft),
+            max_num_draft=self.max_num_draft,
+            delta=self.defaults.delta,
+            num_beams=self.defaults.num_beams,
+            max_num_beams=api.MAX_BEAMS,
+            length_penalty=self.defaults.length_penalty,
+            draft=self.drafts,
+            tasks={name: {"prefix": task.prefix, **task.settings} for name, task in tasks},
+            dtype=self._dtype,
+            exact=self.exact,
+        )
+
+
+def several(
+    settings: Settings,
+    body: api.Decoding,
+    samples: int = 1,
+    stream: bool = False,
+    logprobs: int | None = None,
+    **_: Any,
+) -> Settings:
+    """Settings for so many texts a prompt: those of one search, or sampled ones.
+
+    Args:
+        settings: of the request, its task and the server.
+        body: the request.
+        samples: texts a prompt.
+        stream: as of `Job`.
+        logprobs: as of `Job`.
+
+    Raises:
+        ApiError: they cannot be had, or not in this way.
+    """
+    beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
+    refusals = [
+        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
+        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
+        (
+            "n",
+            search and samples > settings.num_beams,
+            f"n is {samples} and {beams}; n is too many",
+        ),
+        (
+            "n",
+            samples > 1 and not search and settings.temp == 0,
+            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
+        ),
+        (
+            "num_beams",
+            not search and not body.given.keys().isdisjoint(OF_BEAMS),
+            f"{' and '.join(OF_BEAMS)} need num_beams above 1",
+        ),
+    ]
+    for param, refused, message in refusals:
+        if refused:
+            raise ApiError(400, message, param)
+    return replace(settings, num_return_sequences=samples) if search else settings

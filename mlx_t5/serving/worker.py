@@ -1,45 +1,50 @@
-"""The one thread that owns MLX: it loads the models, and requests join and leave its running batch.
+"""The one thread that owns MLX: it loads the models, and takes every job from the queue to its end.
 
 MLX's streams belong to the thread that made them, so everything that touches an array happens in
-here. Other threads hand in jobs (`submit`) and withdraw them (`cancel`); what becomes of a job is
-told through its `put`, which must not wait: a client that reads slowly, or not at all, delays
-nobody. Between two steps of the engine, rows that are done or withdrawn leave and waiting ones take
-their place; prompts, rows, chunks and results are made by the decoder that `generate` uses.
+here. Other threads hand in jobs (`submit`) and withdraw them (`cancel`); events go back through the
+job's `put`, which must not wait: a client that reads slowly, or not at all, delays nobody. In every
+round jobs leave and join, scoring and embedding make one forward pass, and every batch of texts one
+step.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.engine import batching
-from mlx_t5.engine.rows import Row
+from mlx_t5.drafting.costs import longest
+from mlx_t5.errors import RanksApart, UserError
+from mlx_t5.network.encoding import encoded
 from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.sampling.beams import texts_of
-from mlx_t5.sampling.draws import random_keys
-from mlx_t5.serving.errors import STOPPING_MESSAGE, place
-from mlx_t5.serving.intake import Intake
-from mlx_t5.serving.jobs import Decoder, Failure, Flight, Job, PassJob, Progress
-from mlx_t5.serving.logprobs import LogprobRecorder
-from mlx_t5.serving.metrics import Metrics, counts
-from mlx_t5.serving.pass_queue import PassQueue
-from mlx_t5.serving.shared_intake import SharedIntake
-from mlx_t5.serving.warm_up import warm_up
-from mlx_t5.settings import AUTO
+from mlx_t5.scoring.pairs import LastEncoded
+from mlx_t5.scoring.passes import NotFinite
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, raised_at
+from mlx_t5.serving.generation import GenerationBatches
+from mlx_t5.serving.job_queue import JobQueue
+from mlx_t5.serving.jobs import (
+    Decoder,
+    EmbeddingWork,
+    GenerationWork,
+    Job,
+    ScoringWork,
+    Values,
+    failure_of,
+)
+from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # without a step, although there is something to do
 FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
+DUMMY_TOKENS = 8  # tokens of the dummy prompt
 
 
 class Worker:
@@ -60,21 +65,16 @@ class Worker:
             load: loads the models, in the thread.
             max_batch: rows decoded at the same time.
             max_queue: rows that wait for a place at most.
-            metrics: told what happens.
+            metrics: of what happens.
             clock: seconds.
             ranks: that share the model; each has a thread like this.
         """
-        self.max_batch, self.max_queue = max_batch, max_queue
-        self._load, self._metrics, self._clock = load, metrics, clock
-        self._broken, self._ranks = False, ranks
+        self.max_batch = max_batch
+        self._load, self._metrics, self._ranks = load, metrics, ranks
+        self._jobs = JobQueue(max_batch, max_queue, clock, ranks)
+        self._broken = False
         self._loaded: Future[Decoder] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        taken = max_batch, max_queue, clock
-        self._intake = Intake(*taken) if ranks.size == 1 else SharedIntake(*taken, ranks)
-        # Of the thread alone:
-        self._flights: dict[int, Flight] = {}  # by id(row); holding the row keeps the id
-        self._row_seconds = 0.0  # a row stays in the batch so long, on average over the last ones
-        self._recorder = LogprobRecorder()
 
     # ---- from other threads ----------------------------------------------------------------------
 
@@ -97,22 +97,21 @@ class Worker:
             self._thread.join()
             raise
 
-    def submit(self, job: Job | PassJob) -> None:
-        """Hands in a job or a task.
+    def submit(self, job: Job) -> None:
+        """Hands in a job.
 
         Raises:
-            QueueFull: there is no room for its rows.
-            Stopped: the thread is ending.
+            ApiError: there is no room for it, or the thread is ending.
         """
-        self._intake.add(job, self._row_seconds)
+        self._jobs.add(job, self._generation.row_seconds)
 
-    def cancel(self, job: Job | PassJob) -> None:
-        """Withdraws a job: its rows leave before the next step. One that is done stays done."""
-        self._intake.withdraw(job)
+    def cancel(self, job: Job) -> None:
+        """Withdraws a job: it leaves before the next step. One that is done stays done."""
+        self._jobs.cancel(job)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Takes no more jobs and finishes the others; returns whether that was in time."""
-        self._intake.close(STOPPING_MESSAGE)
+        self._jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -127,240 +126,181 @@ class Worker:
         return 0
 
     def give_up(self) -> None:
-        """Takes no more jobs, withdraws the others and tells whoever waits for them."""
-        self._intake.close(STOPPING_MESSAGE)
-        for job in self._intake.unfinished():
+        """Takes no more jobs, withdraws the others and says so to whoever waits for them."""
+        self._jobs.close(STOPPING_MESSAGE)
+        for job in self._jobs.unfinished():
             self.cancel(job)
-            self._put(job, Failure("stopping", STOPPING_MESSAGE))
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread takes jobs."""
-        return self._thread.is_alive() and self._intake.open
+            self._jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
         """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
-        if not self.alive:
+        if not (self._thread.is_alive() and self._jobs.open):
             return "stopping", STOPPING_MESSAGE
-        if (waited := self._intake.waited) > STALL_SECONDS:
+        if (waited := self._jobs.waited) > STALL_SECONDS:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
         return "ok", None
 
     @property
     def rows(self) -> tuple[int, int]:
         """The number of rows in the batch, and the number that wait for a place."""
-        admitted, running = self._intake.admitted, len(self._running)
+        admitted, running = self._jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
 
     # ---- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            self._prepare()
-            while self._wait():
-                self._round()
-                self._intake.progressed()
+            if self._prepare():
+                while (jobs := self._next_round()) is not None:
+                    self._round(jobs)
+                    self._jobs.progressed()
         except BaseException as error:  # no traceback: it may show what was being decoded
             self._broken = True
-            log.error("the thread that decodes has ended: %s", place(error))
+            log.error("the thread that decodes has ended: %s", raised_at(error))
         finally:
-            self._abandon()
+            self._jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
+            for job in self._jobs.clear():  # nobody is left waiting
+                self._jobs.put(job, ApiError(500, BROKEN_MESSAGE))
             if self._broken and self._ranks.size > 1:
                 os._exit(FAILED)  # the others wait for this one, and the launcher ends them
             # MLX aborts the process at its end if streams of a thread outlive it.
             mx.synchronize()
             mx.clear_streams()
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> bool:
+        """Loads the models; returns whether it could."""
         try:
-            self._decoder = self._load()
-            warm_up(self._decoder, self.max_batch)
-            told = self._metrics, self._clock, self._intake.release, self._put
-            self._passes = PassQueue(self._decoder, *told)
-            self._new_batches()
+            decoder = self._load()
+            warm_up(decoder, self.max_batch)
+            shared = decoder, self.max_batch, self._jobs, self._metrics
+            self._generation, self._scoring = GenerationBatches(*shared), ScoringTurns(*shared)
         except BaseException as error:
-            self._intake.close(STOPPING_MESSAGE)
             self._loaded.set_exception(error)
-        else:
-            self._loaded.set_result(self._decoder)
+            return False
+        observe = self._metrics.observe
+        observe("t5_batch_rows", "Rows being decoded", lambda: self.rows[0])
+        observe("t5_queue_rows", "Rows waiting for a place", lambda: self.rows[1])
+        observe("t5_batch_capacity", "Rows decoded at most", lambda: self.max_batch)
+        self._loaded.set_result(decoder)
+        return True
 
-    def _new_batches(self, waiting: Sequence[Row] = ()) -> None:
-        """An engine, which is always there; rows that search have a batch for each width."""
-        # With "auto" the costs of steps are measured, so that any request may ask for it.
-        usual = replace(self._decoder.defaults, num_draft=AUTO, num_beams=1)
-        engine = self._decoder.engine(usual, self.max_batch)
-        engine.on_verified = self._recorder
-        self._queues = {1: batching.Queue(engine, self.max_batch)}
-        self._enqueue(waiting)
-
-    def _enqueue(self, rows: Sequence[Row]) -> None:
-        """Lets rows wait for a place in the batch for as many beams."""
-        for row in rows:
-            beams = row.settings.num_beams
-            if beams not in self._queues:
-                batch = self._decoder.beams(row.settings)
-                self._queues[beams] = batching.Queue(batch, self.max_batch)
-            self._queues[beams].waiting.append(row)
-
-    @property
-    def _running(self) -> list[Row]:
-        """The rows of all batches."""
-        return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
-
-    def _wait(self) -> bool:
-        """Waits for work; returns False if no more will come."""
-        busy = bool(self._flights or self._passes)
+    def _next_round(self) -> list[Job] | None:
+        """Waits for work; returns the new jobs, or None if no more will come."""
+        busy = bool(self._generation or self._scoring)
         if not busy:
             mx.clear_cache()  # buffers kept for the next step; there may be none for long
-        return self._intake.wait(busy)
+        return self._jobs.next_round(busy)
 
-    def _round(self) -> None:
-        """One round: rows leave, rows join, a step, and everybody is told."""
+    def _round(self, new: list[Job]) -> None:
         try:
-            self._leave()
-            self._join()
-            self._passes.advance()
-            rows = self._running
-            before = counts(rows)
-            for queue in self._queues.values():
-                if queue.engine.rows:
-                    self._step(queue.engine)
-            self._metrics.wrote(*(b - a for a, b in zip(before, counts(rows), strict=True)))
-            for row in rows:
-                self._tell(self._flights[id(row)])
+            for job in new:
+                is_generation = isinstance(job.work, GenerationWork)
+                (self._generation if is_generation else self._scoring).add(job)
+            self._generation.drop_cancelled()
+            self._scoring.drop_cancelled()
+            self._generation.admit()
+            self._scoring.advance()
+            self._generation.step()
         except Exception as error:
             if self._ranks.size > 1:
                 raise  # the others may have got further
-            self._recover(error)
+            self._generation.recover(error)
 
-    def _step(self, batch: Any) -> None:
-        began, rows = self._clock(), len(batch.rows)
-        batch.step()
-        self._record()
-        self._metrics.stepped(rows, self._clock() - began)
 
-    def _leave(self) -> None:
-        """Takes the rows of cancelled jobs out."""
-        if not self._intake.take_withdrawn():
+class ScoringTurns:
+    """Jobs that take single forward passes and no decoding: scores, ranks and embeddings.
+
+    They take turns, pass by pass. So a request of many inputs delays the texts that are being
+    decoded no more than a prompt that joins them, and another such request by one pass for each of
+    its own.
+    """
+
+    def __init__(self, decoder: Decoder, max_batch: int, jobs: JobQueue, metrics: Metrics):
+        """Makes forward passes of at most `max_batch` items."""
+        self._decoder, self._max_batch = decoder, max_batch
+        self._jobs, self._metrics = jobs, metrics
+        self._turns: deque[tuple[Job, Iterator[Values | None]]] = deque()
+        self._last_encoded = LastEncoded()  # of all jobs, as they take turns
+
+    def __bool__(self) -> bool:
+        """Whether there are jobs."""
+        return bool(self._turns)
+
+    def add(self, job: Job) -> None:
+        """Lets a job wait for its turn."""
+        self._turns.append((job, self._passes(job)))
+
+    def drop_cancelled(self) -> None:
+        """Forgets cancelled jobs."""
+        for job in [job for job, _ in self._turns if job.cancelled]:
+            self._jobs.release(job, job.size)
+            self._metrics.cancelled(job.size)
+        self._turns = deque(turn for turn in self._turns if not turn[0].cancelled)
+
+    def advance(self) -> None:
+        """Makes one forward pass, for the job whose turn it is."""
+        if not self._turns:
             return
-        gone = [flight for flight in self._flights.values() if flight.job.cancelled]
-        for flight in gone:
-            self._end(flight)
-        self._metrics.cancelled(len(gone))
-        for queue in self._queues.values():
-            batch = queue.engine
-            batch.keep([i for i, row in enumerate(batch.rows) if id(row) in self._flights])
-            queue.remove([flight.row for flight in gone])
-
-    def _join(self) -> None:
-        """Makes rows of new jobs, and lets as many as there is room for into the batch."""
-        for job in self._intake.take():
-            if isinstance(job, PassJob):
-                self._passes.add(job)
-            else:
-                self._take(job)
-        for queue in self._queues.values():
-            running = len(queue.engine.rows)
-            for row in queue.admit():  # alone it would fare no better the next time
-                self._fail(self._flights[id(row)], Failure("input", str(row.error)))
-            now = self._clock()
-            for row in queue.engine.rows[running:]:
-                self._metrics.queue_seconds.observe(now - self._flights[id(row)].job.submitted)
-
-    def _take(self, job: Job) -> None:
-        """Turns a new job into waiting rows, unless its client has gone already."""
-        rows: list[Row] = []
-        failure, texts = None, job.settings.num_return_sequences
+        job, passes = self._turns.popleft()
+        outcome: Values | ApiError | None
         try:
-            keys_of = random_keys(job.seed, job.samples // texts)
-            for prompt, keys in zip(job.prompts, keys_of, strict=False):
-                rows += self._decoder.codec.rows(prompt, job.settings, keys, job.watched)
-            failure = next((Failure("input", row.error) for row in rows if row.error), None)
+            outcome = next(passes)
+        except RanksApart:
+            raise
+        except NotFinite as error:
+            outcome = ApiError(500, str(error))
+        except UserError as error:
+            outcome = ApiError(400, str(error))
         except Exception as error:
-            failure = Failure.from_error(error)
-        if failure or job.cancelled:
-            self._intake.release(job, job.size)
-            if failure:
-                self._put(job, failure)
-            else:
-                self._metrics.cancelled(job.size)
-            return
-        for index, row in enumerate(rows):
-            self._flights[id(row)] = Flight(row, job, index * texts)
-            if job.logprobs is not None:
-                self._recorder.watch(row, job.logprobs)
-        self._enqueue(rows)
+            outcome = failure_of(error)
+        if outcome is None:
+            self._turns.append((job, passes))
+        else:
+            self._jobs.release(job, job.size)
+            self._jobs.put(job, outcome)
 
-    def _record(self) -> None:
-        for row, logprobs in self._recorder.collect():
-            self._flights[id(row)].logprobs += logprobs
+    def _passes(self, job: Job) -> Iterator[Values | None]:
+        """Yields after each forward pass; the values after the last one."""
+        self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
+        work: ScoringWork | EmbeddingWork = job.work
+        values: dict[int, Any] = {}
+        for part in work.batches(self._decoder, self._max_batch, self._last_encoded):
+            values |= dict(part)
+            error = next((value for _, value in part if isinstance(value, Exception)), None)
+            if error is not None:
+                raise error
+            if len(values) == work.count:
+                break
+            yield None
+        self._metrics.scored(work.kind, work.count, work.prompt_tokens)
+        yield Values([values[i] for i in range(work.count)])
 
-    def _tell(self, flight: Flight) -> None:
-        """Tells a job what the last step did for one of its rows."""
-        row, job = flight.row, flight.job
-        texts = texts_of(row) if row.finish_reason else [row]
-        if error := next((text.error for text in texts if text.error), None):
-            self._fail(flight, Failure("internal", error))
-            return
-        first = flight.seen == 0 and row.stats.target_calls == 1
-        if first:
-            self._metrics.first_token_seconds.observe(self._clock() - job.submitted)
-        if not (job.stream or row.finish_reason):
-            return
-        progress = [self._progress(flight, text, i) for i, text in enumerate(texts)]
-        flight.seen = row.decided
-        if row.finish_reason:
-            self._metrics.finished(row.stats, row.finish_reason)
-            seconds = row.stats.encode_seconds + row.stats.decode_seconds
-            self._row_seconds += (seconds - self._row_seconds) / 8
-            self._end(flight)
-        for event in progress:  # last: a client that knows may look at the metrics
-            self._put(job, event)
 
-    def _progress(self, flight: Flight, text: Row, i: int) -> Progress:
-        """What one of a row's texts has gained."""
-        chunk = self._decoder.codec.chunk(text, flight.seen)
-        # The end token counts where it alone decides about text that was held back.
-        count = len(chunk.tokens) or bool(chunk.text)
-        logprobs, flight.logprobs = flight.logprobs[:count], []
-        return Progress(flight.index + i, chunk, copy.copy(text.stats), logprobs)
+def warm_up(decoder: Decoder, batch_size: int) -> None:
+    """Does what the first requests would otherwise wait for: reads weights, compiles kernels.
 
-    def _put(self, job: Job | PassJob, event: Any) -> None:
-        try:
-            job.put(event)
-        except RuntimeError:  # the event loop that the client belonged to has ended
-            self._intake.withdraw(job)
+    Decodes a dummy prompt, then makes a pass of the target of every width there may be: 1 to
+    num_draft + 1 positions, or with "auto" 1 to `longest()` + 1. Drafters need not propose so many
+    for a dummy prompt, so the passes are made whatever they say; and the page decodes its first
+    text regularly too, for comparison. In exact decoding all passes are of one width, and were
+    checked when it was found.
 
-    def _fail(self, flight: Flight, failure: Failure) -> None:
-        """Ends a row, and the job with it: its other rows leave before the next step."""
-        self._end(flight)
-        self.cancel(flight.job)
-        self._put(flight.job, failure)
-
-    def _end(self, flight: Flight) -> None:
-        del self._flights[id(flight.row)]
-        self._recorder.forget(flight.row)
-        self._intake.release(flight.job, flight.row.settings.num_return_sequences)
-
-    def _abandon(self) -> None:
-        """The thread ends; if it was not meant to, nobody is left waiting."""
-        reason = BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE
-        for job in self._intake.abandon(reason):
-            self._put(job, Failure("internal", BROKEN_MESSAGE))
-
-    def _recover(self, error: Exception) -> None:
-        """Recovers from an error in the engine: its rows are lost, waiting ones keep waiting."""
-        failure = Failure.from_error(error)
-        left = [row for queue in self._queues.values() for row in queue.waiting]
-        waiting = set(map(id, left))
-        for flight in list(self._flights.values()):
-            if id(flight.row) not in waiting:
-                self._fail(flight, failure)
-        self._recorder = LogprobRecorder()
-        for flight in self._flights.values():
-            if flight.job.logprobs is not None:
-                self._recorder.watch(flight.row, flight.job.logprobs)
-        self._new_batches(left)
-        mx.clear_cache()
+    Args:
+        decoder: with the models.
+        batch_size: rows decoded at the same time; in exact decoding all passes have them.
+    """
+    model, num_draft = decoder.model, decoder.defaults.num_draft
+    filler = model.config.eos_token_id
+    if not model.can_decode:
+        decoder.embed([[filler] * DUMMY_TOKENS])
+        return
+    decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8, batch_size=batch_size)
+    if decoder.exact:
+        return
+    most = num_draft if isinstance(num_draft, int) else longest()
+    cache = encoded(model, [[filler] * DUMMY_TOKENS])
+    for width in range(1, most + 2 if decoder.drafter else 2):
+        cache.reserve(width)
+        mx.eval(model.decode(mx.array([[filler] * width], mx.int32), cache, [0]))

@@ -16,6 +16,8 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +49,15 @@ class LabelledExample:
         answer: (T,) tokens of the answer.
         top_ids: (T, K) the target's likeliest tokens in the place of each.
         top_p: (T, K) float32, their probabilities.
-        states: (S, d_model) the target's encoder output: in 16 bits on the disk, from where it is
-            read when it is used; None if it is not kept.
+        states: returns the target's encoder output (S, d_model), which an example that lies on the
+            disk reads from there each time, in 16 bits; None if it is not kept.
     """
 
     source: np.ndarray
     answer: np.ndarray
     top_ids: np.ndarray
     top_p: np.ndarray
-    states: np.ndarray | None = None
+    states: Callable[[], np.ndarray] | None = None
 
 
 class Answers:
@@ -134,8 +136,10 @@ class Answers:
             raise ValueError("it is of other prompts")
         states: list[Any] = [None] * len(sources)
         if keep_states:
-            mapped = np.load(self._states(shard), mmap_mode="r" if sources else None)
-            states = _cut(mapped, lengths[:, 0])
+            file, ends = self._states(shard), [0, *np.cumsum(lengths[:, 0]).tolist()]
+            if len(np.load(file, mmap_mode="r" if sources else None)) != ends[-1]:
+                raise ValueError(f"{file.name} is of other prompts")
+            states = [partial(_rows, file, *span) for span in pairwise(ends)]
         return list(map(LabelledExample, sources, *columns, states))
 
     def _file(self, shard: int) -> Path:
@@ -147,7 +151,7 @@ class Answers:
     def _write(self, shard: int, labelled: Sequence[LabelledExample], keep_states: bool) -> None:
         """Writes a file of answers and, before it, that of the encoder's output."""
         if keep_states:
-            states = _joined([e.states for e in labelled], np.float16)
+            states = _joined([e.states() for e in labelled if e.states], np.float16)
             replace_file(self._states(shard), lambda file: np.save(file, states))
         lengths = [(len(e.source), len(e.answer)) for e in labelled]
         arrays: dict[str, Any] = {
@@ -183,7 +187,8 @@ def label(
         for row, i in enumerate(group):
             ids, p = (np.array(top[row, : len(answers[row])]) for top in (top_ids, top_p))
             source, answer = np.array(sources[row]), np.array(answers[row])
-            labelled[i] = LabelledExample(source, answer, ids, p, np.array(wide[row]))
+            states_of_row = partial(np.array, wide[row])
+            labelled[i] = LabelledExample(source, answer, ids, p, states_of_row)
     return [labelled[i] for i in range(len(pairs))]
 
 
@@ -214,6 +219,11 @@ def _groups(
         yield group
 
 
+def _rows(file: Path, start: int, end: int) -> np.ndarray:
+    """Some rows of a file, which is not kept open: there may be thousands of them."""
+    return np.array(np.load(file, mmap_mode="r")[start:end])
+
+
 def _joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
     """Arrays one below the other; one without rows if there are none."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
@@ -226,5 +236,5 @@ def _cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
         ValueError: the array has another length.
     """
     if len(array) != sum(lengths.tolist()):
-        raise ValueError("it lacks some of its rows, or is of other prompts")
+        raise ValueError("it lacks some of its rows")
     return np.split(array, np.cumsum(lengths)[:-1]) if len(lengths) else []

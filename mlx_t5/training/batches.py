@@ -82,7 +82,7 @@ def micro_batches(
     """The batch of a step, in micro-batches of at most so many rows."""
     config, chosen = draft.config, [labelled[i] for i in batch_at(labelled, size, seed, step)]
     tokens = config.decoder_start_token_id, config.pad_token_id
-    kept = draft.shares_with is not None and all(e.states is not None for e in chosen)
+    kept = draft.shares_with is not None and all(e.states for e in chosen)
     starts = range(0, len(chosen), rows)
     return [collate(chosen[i : i + rows], *tokens, keep_states=kept) for i in starts]
 
@@ -103,7 +103,7 @@ def collate(
     sources = _padded([example.source for example in labelled], width, pad_token)
     fed = [np.concatenate([[start_token], example.answer[:-1]]) for example in labelled]
     lengths = np.array([[len(example.source)] for example in labelled])
-    states = [example.states for example in labelled if example.states is not None]
+    states = [example.states() for example in labelled if keep_states and example.states]
     counted = [np.ones(len(example.answer)) for example in labelled]
     return TrainingBatch(
         mx.array(sources.astype(np.int32)),

@@ -112,8 +112,7 @@ class RunFolder:
 
     def save(self, state: State, progress: TrainingProgress) -> None:
         """Writes the state."""
-        arrays = {f"weights.{name}": array for name, array in state.weights.items()}
-        arrays |= {f"moments.{name}": array for name, array in state.moments.items()}
+        arrays = _by_name(state)
         facts = {"step": str(state.step), "progress": json.dumps(asdict(progress))}
         replace_file(self.path / STATE, lambda path: mx.save_safetensors(str(path), arrays, facts))
 
@@ -128,17 +127,13 @@ class RunFolder:
         """
         if not (self.path / STATE).exists():
             return None
-        try:
-            arrays, facts = mx.load(str(self.path / STATE), return_metadata=True)
+        with self._reading(STATE):
+            arrays, facts = self._load(STATE, _by_name(like))
             step, progress = int(facts["step"]), TrainingProgress(**json.loads(facts["progress"]))
-            weights, moments = (_under(f"{kind}.", arrays) for kind in ("weights", "moments"))
-            _require_like(weights, like.weights)
-            _require_like(moments, like.moments)
-            mx.eval(weights, moments)
-        except (RuntimeError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._damaged(STATE, error) from None
+        weights = {name: arrays[f"weights.{name}"] for name in like.weights}
+        moments = {name: arrays[f"moments.{name}"] for name in like.moments}
         if progress.best is not None:
-            self.best(like.weights)  # better now than after hours
+            self.best(weights)  # better now than after hours
         return State(weights, moments, step), progress
 
     def save_best(self, weights: Arrays) -> None:
@@ -154,13 +149,8 @@ class RunFolder:
         Raises:
             UserError: they cannot be read, or are another draft's.
         """
-        try:
-            weights = mx.load(str(self.path / BEST))
-            _require_like(weights, like)
-            mx.eval(weights)
-        except (RuntimeError, ValueError) as error:
-            raise self._damaged(BEST, error) from None
-        return weights
+        with self._reading(BEST):
+            return self._load(BEST, like)[0]
 
     def finish(self) -> int:
         """Removes the state, which is needed no longer; returns the bytes of what remains."""
@@ -181,25 +171,32 @@ class RunFolder:
                     f"{self.path} is no folder of an earlier run; choose another --output"
                 )
             return None
-        try:
+        with self._reading(SETTINGS, "the folder to begin anew"):
             settings = json.loads(file.read_text(encoding="utf-8"))
             return {name: dict(settings[name]) for name in ("answers", "training")}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._damaged(SETTINGS, error, "the folder to begin anew") from None
 
-    def _damaged(
-        self, name: str, error: Exception, removed: str = f"{STATE} and {BEST} to train anew"
-    ) -> UserError:
-        reason = shown(str(error).split("\n")[0])
-        return UserError(f"{self.path / name} is damaged ({reason}); remove {removed}")
+    def _load(self, name: str, like: Arrays) -> tuple[Arrays, dict[str, str]]:
+        """Arrays and metadata of a file; ValueError unless they are named and shaped as `like`."""
+        arrays, facts = mx.load(str(self.path / name), return_metadata=True)
+        if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
+            raise ValueError("it is another draft's")
+        mx.eval(arrays)
+        return arrays, facts
+
+    @contextlib.contextmanager
+    def _reading(
+        self, name: str, damaged: str = f"{STATE} and {BEST} to train anew"
+    ) -> Iterator[None]:
+        """What goes wrong while a file is read is a `UserError` that says what to remove."""
+        try:
+            yield
+        except (RuntimeError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = shown(str(error).split("\n")[0])
+            raise UserError(f"{self.path / name} is damaged ({reason}); remove {damaged}") from None
 
 
-def _under(prefix: str, arrays: Arrays) -> Arrays:
-    """The arrays whose names begin so, under the rest of their names."""
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-
-
-def _require_like(arrays: Arrays, like: Arrays) -> None:
-    """Raises `ValueError` unless two sets of arrays have the same names and shapes."""
-    if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
-        raise ValueError("it is another draft's")
+def _by_name(state: State) -> Arrays:
+    """All arrays of a state, as a file names them."""
+    return {f"weights.{name}": array for name, array in state.weights.items()} | {
+        f"moments.{name}": array for name, array in state.moments.items()
+    }

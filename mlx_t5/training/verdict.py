@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlx_t5.cli.tables import Columns, markdown, percent
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.costs import Costs
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
+from mlx_t5.sizes import Columns, markdown, percent
 from mlx_t5.timing import Ratio, interleave, speed_up
 
 Decode = Callable[[int], list[Result]]

@@ -1,5 +1,7 @@
 """`compare`: its tables by the letter, and small runs. What it measures is not judged."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -59,43 +61,53 @@ def test_a_table_as_it_is_printed():
     assert compare.table_text(table | {"costs": None}, 0).splitlines() == lines[:6]
 
 
-def test_every_proposer_writes_the_same(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where auto keeps what it measures
-    file = tmp_path / "figures.json"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One run of everything: its lines, and its tables by temperature, batch size and task."""
+    folder = tmp_path_factory.mktemp("compare")
     argv = ["compare", "--count", "3", "--num-draft", "2", "auto", "--task", "mixed", *SMALL]
-    assert benchmark.main([*argv, "--json", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    argv += ["--temp", "0", "0.7", "--batch-size", "1", "2", "--json", str(folder / "x.json")]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setenv("XDG_CACHE_HOME", str(folder))  # where auto keeps what it measures
+        assert benchmark.main(argv) == 0
+    tables = json.loads((folder / "x.json").read_text())["tables"]
+    return out.getvalue().splitlines(), {(t["temp"], t["batch_size"], t["task"]): t for t in tables}
+
+
+APART = ("translate, in a mixed run", "fix, in a mixed run")
+NAMES = [f"{name} {n}" for name in ("draft", "lookup", "draft+lookup") for n in (2, "auto")]
+
+
+@pytest.mark.slow
+def test_every_proposer_writes_the_same(made):
+    lines, tables = made
     assert lines[0].startswith("python benchmark.py compare --count 3")
     assert all(fact in lines[1] for fact in ("mlx ", "dtype float32", "prompts 3 of mixed"))
-    record = json.loads(file.read_text())
-    counts = {table["task"]: table["count"] for table in record["tables"]}
-    assert counts == {"translate, in a mixed run": 2, "fix, in a mixed run": 1}
-    ways = [f"{way} {n}" for way in ("draft", "lookup", "draft+lookup") for n in (2, "auto")]
-    for table in record["tables"]:
-        assert [row["way"] for row in table["rows"]] == ["regular", *ways]
+    for task, count in zip(APART, (2, 1), strict=True):
+        table = tables[0.0, 1, task]
+        assert [row["way"] for row in table["rows"]] == ["regular", *NAMES]
         regular, fixed, *others = table["rows"]
         assert regular["target_calls"] == regular["decided"] == regular["steps_by_accepted"][0]
         assert fixed["target_calls"] == sum(fixed["steps_by_accepted"]) < regular["target_calls"]
         assert fixed["predicted"] > 0 and fixed["decode_speed_up"]["value"] > 0
         for row in table["rows"]:
-            assert row["different"] == 0 and len(row["seconds"][0]) == table["count"]
+            assert row["different"] == 0 and len(row["seconds"][0]) == table["count"] == count
         assert list(table["costs"]["v"]) == [str(m) for m in range(1, 17)]
-    assert sum(line.startswith("| draft auto |") for line in lines) == 4
+    # Two tables each with their theory, and one of the batch.
+    assert sum(line.startswith("| draft auto |") for line in lines) == 2 * (2 * 2 + 1)
 
 
 @pytest.mark.slow
-def test_a_larger_batch_and_sampling(capsys, tmp_path):
-    file = tmp_path / "figures.json"
-    argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "mixed", "--ways", "draft"]
-    argv += ["--temp", "0", "0.7", "--batch-size", "1", "2", "--json", str(file), *SMALL]
-    assert benchmark.main(argv) == 0
-    *apart, greedy, _, _, sampled = json.loads(file.read_text())["tables"]
-    assert (greedy["task"], greedy["count"], greedy["batch_size"]) == ("mixed", 2, 2)
-    assert [row["different"] for row in greedy["rows"]] == [0, 0]
-    assert greedy["rows"][0]["decided"] == sum(table["rows"][0]["decided"] for table in apart)
-    assert [row["way"] for row in sampled["rows"]] == ["regular", "draft 2"]
-    assert [row["different"] for row in sampled["rows"]] == [None] * 2
-    assert all(table["costs"] for table in apart) and greedy["costs"] is None
+def test_a_larger_batch_and_sampling(made):
+    _, tables = made
+    together = tables[0.0, 2, "mixed"]
+    assert together["count"] == 3 and together["costs"] is None
+    assert {row["different"] for row in together["rows"]} == {0}
+    apart = sum(tables[0.0, 1, task]["rows"][0]["decided"] for task in APART)
+    assert together["rows"][0]["decided"] == apart
+    for key in ((0.7, 2, "mixed"), *((0.7, 1, task) for task in APART)):
+        assert [row["way"] for row in tables[key]["rows"]] == ["regular", *NAMES]
+        assert {row["different"] for row in tables[key]["rows"]} == {None}
 
 
 def test_a_difference_is_an_exit_status(monkeypatch, capsys):

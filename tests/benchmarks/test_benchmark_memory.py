@@ -30,31 +30,25 @@ def test_shapes_are_those_of_the_published_models(name):
 
 
 def test_what_a_model_takes():
-    own = need(MODELS["t5-11b"], 512, 512)
-    assert own.weights[None] == 2 * PUBLISHED["t5-11b"]
+    size = need(MODELS["t5-11b"], 512, 512)
+    assert size.weights[None] == 2 * PUBLISHED["t5-11b"]
     # 4 bits and a scale and an offset of 2 bytes for every 64; the embedding stays as it is.
     embedding = 2 * 32128 * 1024
-    assert own.weights[4] == pytest.approx(
-        4.5 / 16 * (own.weights[None] - embedding) + embedding, rel=1e-3
-    )
+    quantised = 4.5 / 16 * (size.weights[None] - embedding)
+    assert size.weights[4] == pytest.approx(quantised + embedding, rel=1e-3)
     # 24 layers, keys and values, 128 heads of 128, 2 bytes, source and text.
-    assert own.prompt > 24 * 2 * 128 * 128 * 2 * 1024
+    assert size.prompt > 24 * 2 * 128 * 128 * 2 * 1024
 
 
 def test_a_target_is_counted_with_its_draft_and_a_prompt_in_both():
     needs = {name: need(config, 64, 64) for name, config in MODELS.items()}
-    assert (draft_of("flan-t5-xl"), draft_of("t5-small"), draft_of("byt5-small")) == (
-        "flan-t5-small",
-        None,
-        None,
-    )
+    drafts = [draft_of(name) for name in ("flan-t5-xl", "t5-small", "byt5-small")]
+    assert drafts == ["flan-t5-small", None, None]
     large, small = needs["t5-large"], needs["t5-small"]
     others = large.prompt + small.weights[None] + small.prompt
     assert together("t5-large", needs) == {b: w + others for b, w in large.weights.items()}
-    assert (
-        together("byt5-small", needs)[8]
-        == needs["byt5-small"].weights[8] + needs["byt5-small"].prompt
-    )
+    byt5 = needs["byt5-small"]
+    assert together("byt5-small", needs)[8] == byt5.weights[8] + byt5.prompt
 
 
 def test_the_table(capsys):

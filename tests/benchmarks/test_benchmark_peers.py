@@ -46,27 +46,21 @@ def backwards(seen):
     return decode
 
 
-def test_one_by_one_a_turn_is_a_prompt_and_the_first_token_is_timed():
-    seen = []
-    ids = [[5, 1], [6, 1], [7, 1]]
-    table = peers.compare({"regular": backwards(seen)}, ids, 1, args())
-    assert [prompts for prompts, _ in seen] == [[[5, 1]], *[[prompt] for prompt in ids] * 2]
-    assert all(call == {"max_tokens": 9, "batch_size": 1, "first": True} for _, call in seen)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_one_by_one_a_turn_is_a_prompt_and_in_batches_all_of_them(batch_size):
+    seen, ids, single = [], [[5, 1], [6, 1], [7, 1]], batch_size == 1
+    table = peers.compare({"regular": backwards(seen)}, ids, batch_size, args())
+    turns = [[prompt] for prompt in ids] if single else [ids]
+    assert [prompts for prompts, _ in seen] == [turns[0][:2], *turns * 2]
+    expected = {"max_tokens": 9, "batch_size": batch_size, "first": single}
+    assert all(keywords == expected for _, keywords in seen)
     (row,) = table["rows"]
-    assert row["tokens"] == [[[1, 5]], [[1, 6]], [[1, 7]]]
-    assert row["tokens_per_second"] == 9 / 6.0  # the end tokens count
-    assert (row["first_token_seconds"], row["decode_seconds_a_token"]) == (0.5, 0.75)
-
-
-def test_in_batches_a_turn_is_all_prompts():
-    seen = []
-    ids = [[5, 1], [6, 1], [7, 1]]
-    table = peers.compare({"regular": backwards(seen)}, ids, 2, args())
-    assert [prompts for prompts, _ in seen] == [ids[:2], ids, ids]
-    assert all(call["batch_size"] == 2 and not call["first"] for _, call in seen)
-    assert "decode_speed_up" not in table["rows"][0]
+    assert sum(row["tokens"], []) == [[1, 5], [1, 6], [1, 7]]
+    assert row["tokens_per_second"] == 9 / (6.0 if single else 2.0)  # the end tokens count
+    first = (row.get("first_token_seconds"), row.get("decode_seconds_a_token"))
+    assert first == ((0.5, 0.75) if single else (None, None))
     text = peers.written(table, "float32")
-    assert text.startswith("3 prompts, batch 2\n") and "ms/token" not in text
+    assert text.startswith(f"3 prompts, batch {batch_size}\n") and ("ms/token" in text) == single
 
 
 def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
@@ -85,7 +79,11 @@ def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
     cells = [write(rows[0]) for write in peers.COLUMNS.values()]
     ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
     assert cells == ["draft 5", "6", *ratios, "equal"]
-    (row,) = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
+    table = {"batch_size": 4, "count": 2, "rows": rows, "left_out": {}}
+    assert peers.written(table, "float32").endswith(f"not so: {peers.GREEDY}.")
+    assert "rounding" in peers.written(table, "bfloat16")
+    (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
+    assert "rounding" not in peers.written(table, "bfloat16")
     assert [write(row) for write in peers.COLUMNS.values()][3:5] == ["", ""]
 
 
@@ -125,15 +123,6 @@ def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
 
 
-def test_differences_are_pointed_out_where_texts_should_be_equal():
-    variants = {"regular": timed([4.0] * 2), peers.CT2: timed([2.0] * 2, [[5], [8]])}
-    table = {"batch_size": 4, "count": 2, "rows": peers.summarise(variants), "left_out": {}}
-    assert peers.written(table, "float32").endswith(f"not so: {peers.CT2}.")
-    assert "rounding" in peers.written(table, "bfloat16")
-    table["rows"] = peers.summarise({"regular": variants["regular"]})
-    assert "rounding" not in peers.written(table, "bfloat16")
-
-
 def test_variants_of_every_program():
     class Recorder:
         def call(self, method, **keywords):
@@ -170,52 +159,41 @@ def test_what_starts_the_processes_loads_no_library_of_theirs():
     assert "benchmarks" in loaded and not loaded & {"mlx", "numpy", "torch", "ctranslate2"}
 
 
-def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
-    make = peers.Process
-
-    def process(what, environment, quiet, **keywords):
-        fails = "at start" if "scratch" in keywords else ""
-        return make(what, environment, quiet, **keywords, fails=fails)
-
-    monkeypatch.setattr(peers, "Process", process)
-    monkeypatch.setattr(peers, "PROGRAMS", dict.fromkeys(peers.PROGRAMS, FAKE))
-    file = tmp_path / "figures.json"
-    argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "2", "--json", str(file)]
-    assert benchmark.main(argv) == 0
-    out, err = capfd.readouterr()
-    assert out.count("left out: CTranslate2 (no such library; install it)") == 2
-    assert err == "libraries talk\n"  # what this project says is heard
-    tables = json.loads(file.read_text())["tables"]
-    assert [table["batch_size"] for table in tables] == [1, 2]
-    for table in tables:
-        assert {row["way"] for row in table["rows"]} == {
-            *("regular", "draft 2", peers.GREEDY, peers.ASSISTED, f"{peers.ASSISTED} 2")
-        }
-        assert all(row["different"] == 0 for row in table["rows"])
-
-
 @pytest.mark.slow
-def test_this_projects_models_beside_programs_that_write_something_else(capfd, monkeypatch):
+def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
     """The others' models take seconds to load; test_benchmark_peer_programs.py has them.
 
     One thread with OpenBLAS: several may wait long for each other on a busy machine.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    programs = dict.fromkeys(peers.PROGRAMS, FAKE) | {peers.PROJECT: peers.PROGRAMS[peers.PROJECT]}
+    make = peers.Process
+
+    def process(what, environment, quiet, **keywords):
+        fails = {"fails": "at start"} if "scratch" in keywords else {}
+        return make(what, environment, quiet, **keywords, **fails)
+
+    monkeypatch.setattr(peers, "Process", process)
+    programs = dict.fromkeys(peers.PROGRAMS, FAKE)
+    programs[peers.PROJECT] = peers.PROGRAMS[peers.PROJECT]
     monkeypatch.setattr(peers, "PROGRAMS", programs)
-    argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "3"]
+    file = tmp_path / "figures.json"
+    argv = ["peers", *OPTIONS, "--num-draft", "2", "--batch-size", "1", "3", "--json", str(file)]
     assert benchmark.main([*argv, "--dtype", "float32"]) == 0  # others' texts are no failure
-    out = capfd.readouterr().out
+    out, _ = capfd.readouterr()
     for part in ("machine ", "mlx ", "blas "):
         assert part in out.split("\n")[1]
     if "blas OpenBLAS" in out:
         assert "threads 1," in out.split("\n")[1]
     threads = re.findall(r"\bthreads (\d+)", out)
-    assert len(threads) == 3 and len(set(threads)) == 1
-    assert f"| {peers.CT2} |" in out and f"| {peers.GREEDY} |" in out
-    assert out.count("3 DIFFER |") == 4 + 4  # of the other ways, in two tables
-    assert out.count("| equal |") == 2 + 2
+    assert len(threads) == 2 and len(set(threads)) == 1
+    assert out.count("left out: CTranslate2 (no such library; install it)") == 2
+    tables = json.loads(file.read_text())["tables"]
+    assert [table["batch_size"] for table in tables] == [1, 3]
+    transformers = [peers.GREEDY, peers.ASSISTED, f"{peers.ASSISTED} 2"]
+    for table in tables:
+        different = {row["way"]: row["different"] for row in table["rows"]}
+        assert different == {"regular": 0, "draft 2": 0, **dict.fromkeys(transformers, 3)}
 
 
 def test_the_other_programs_are_made_with_what_they_take(monkeypatch, tmp_path):

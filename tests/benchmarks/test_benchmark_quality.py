@@ -4,11 +4,8 @@ from benchmarks.quality import chrf, exact_match, explain, quality, recommend
 from mlx_t5.timing import Ratio
 
 
-def test_exact_match_is_a_share():
+def test_chrf_tells_a_wrong_letter_from_a_wrong_sentence_and_exact_match_does_not():
     assert exact_match(["a", "b", "c", "d"], ["a", "b", "c", "x"]) == 75.0
-
-
-def test_chrf_tells_a_wrong_letter_from_a_wrong_sentence():
     right = ["The cats are sleeping."]
     letter, sentence = chrf(["The cats are sleping."], right), chrf(["We go home now!"], right)
     assert chrf(right, right) == 100.0 > letter > 80.0 > 30.0 > sentence

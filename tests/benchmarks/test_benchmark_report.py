@@ -82,22 +82,23 @@ class Exact:
             yield SimpleNamespace(tokens=[len(prompt), int(changed)][:max_tokens])
 
 
-@pytest.mark.parametrize("state", ["kept", "broken", "refused"])
-def test_whether_exact_holds(state, monkeypatch):
+@pytest.mark.parametrize(
+    ("state", "reason", "prompts"),
+    [
+        ("kept", "", 2),
+        ("broken", "2 of 2 texts differ", 2),
+        ("refused", "exact: this device does not keep it", 0),
+    ],
+)
+def test_whether_exact_holds(state, reason, prompts, monkeypatch):
     monkeypatch.setattr(report, "SpeculativeDecoder", Exact)
-    monkeypatch.setattr(Exact, "broken", state == "broken")
-    monkeypatch.setattr(Exact, "refused", state == "refused")
+    monkeypatch.setattr(Exact, state, True, raising=False)
     monkeypatch.setattr(Exact, "made", [])
     subject = SimpleNamespace(target=None, tokenizer=None, drafter=lambda proposer: proposer)
     outcome = exactness(subject, 4, ["a", "bb"], 9.0)
-    if state == "refused":
-        reason = "exact: this device does not keep it"
-        assert outcome == {"holds": False, "reason": reason, "prompts": 0, "tokens": 0}
-        return
+    counts = {"prompts": prompts, "tokens": 2 * prompts}
+    assert outcome == {"holds": not reason, "reason": reason, **counts}
     assert Exact.made == [(None, 4, True), (DRAFT, 4, True)]
-    assert outcome["holds"] == (state == "kept")
-    assert (outcome["prompts"], outcome["tokens"]) == (2, 4)
-    assert outcome["reason"] == ("" if state == "kept" else "2 of 2 texts differ")
 
 
 @pytest.fixture
@@ -143,14 +144,11 @@ def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, m
         ("draft", "models/demo-small-draft", 512, "bfloat16"),
     ]
     for model, draft in itertools.product((None, PAIR[1]), ("none", "lookup")):
-        alone = SimpleNamespace(model=model, draft_model=draft, dtype=None)
+        named = SimpleNamespace(model=model, draft_model=draft, dtype=None)
         with pytest.raises(UserError, match="name one with --draft-model"):
-            report.chosen_pair(alone)
-    assert report.chosen_pair(SimpleNamespace(model=PAIR[1], draft_model=None, dtype=None)) == (
-        PAIR[1],
-        PAIR[3],
-        None,
-    )
+            report.chosen_pair(named)
+    named = SimpleNamespace(model=PAIR[1], draft_model=None, dtype=None)
+    assert report.chosen_pair(named) == (PAIR[1], PAIR[3], None)
 
 
 @pytest.mark.parametrize(

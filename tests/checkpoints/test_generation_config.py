@@ -184,11 +184,13 @@ def test_a_bad_setting_in_config_json_is_told(folder):
         read_generation_config(folder(top_p=2))
 
 
-def test_a_published_task(folder):
+def test_a_task_has_a_prefix_and_settings(folder):
     task = read_tasks(folder(task_specific_params={"summarization": SUMMARIES}))["summarization"]
-    lengths = {"max_tokens": 199, "min_tokens": 29}
-    same = {n: v for n, v in SUMMARIES.items() if n not in ("max_length", "min_length", "prefix")}
-    assert (task.prefix, task.settings, task.left_out) == ("summarize: ", lengths | same, ())
+    assert (task.prefix, task.left_out) == ("summarize: ", ())
+    assert task.settings == {
+        "max_tokens": 199, "min_tokens": 29, "no_repeat_ngram_size": 3,
+        "num_beams": 4, "length_penalty": 2.0, "early_stopping": True,
+    }  # fmt: skip
 
 
 def test_beams_that_sample_are_left_out(folder):

@@ -18,7 +18,7 @@ from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.memory import stored_bytes, warning
 from mlx_t5.network.ranks import ALONE
 from mlx_t5.network.sharing import shared_draft
-from mlx_t5.serving.presets import Presets
+from mlx_t5.serving.service import Presets
 from model import load
 
 PROMPTS = ["fix grammar: She have two cat.", "translate English to French: I have two cats."]

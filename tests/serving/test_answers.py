@@ -1,8 +1,6 @@
-"""Answers made of what a worker tells: tokens with log-probabilities, joined, are the text."""
+"""Answers made of a worker's updates: tokens with log-probabilities, joined, are the text."""
 
 import itertools
-import queue
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +8,11 @@ import pytest
 from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
-from fake_serving import FLAT, PATIENCE
-from mlx_t5.serving.answers import ChatForm, CompletionForm
-from mlx_t5.serving.jobs import Job, Progress
+from fake_serving import FLAT, PATIENCE, Client
+from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
+from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.spelling import Speller
+from mlx_t5.serving.tokenizing import TokenSpelling
 from mlx_t5.serving.worker import Worker
 
 NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # of pieces_and_bytes
@@ -43,7 +41,7 @@ def models():
 
 @pytest.fixture(scope="module", params=["pieces and bytes", "bytes"])
 def served(request):
-    """A tokenizer, and `ask(stream, seed, **settings)`: the progress of one job."""
+    """A tokenizer, and `ask(stream, seed, **settings)`: the updates of one job."""
     tokenizer, tokens = list(models())[request.param == "bytes"]
     model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)
@@ -52,14 +50,13 @@ def served(request):
     worker.start()
 
     def ask(stream, seed, **settings):
-        events = queue.Queue()
-        wishes = replace(decoder.defaults, temp=1.0, **settings)
-        worker.submit(Job([[5 + seed]], wishes, seed, events.put, stream=stream, logprobs=3))
+        client = Client(worker, decoder)
+        client.submit([[5 + seed]], seed, temp=1.0, stream=stream, logprobs=3, **settings)
         while True:
-            event = events.get(timeout=PATIENCE)
-            assert isinstance(event, Progress), event
-            yield event
-            if event.chunk.result:
+            update = client.next()
+            assert isinstance(update, Update), update
+            yield update
+            if update.chunk.result:
                 return
 
     yield tokenizer, ask
@@ -80,10 +77,12 @@ SETTINGS = [
 def test_the_tokens_joined_are_the_text(served, stream, settings):
     tokenizer, ask = served
     for seed in range(16):
-        form = CompletionForm("a model", Speller(tokenizer), logprobs=True, detailed=False)
+        builder = CompletionBuilder(
+            "a model", TokenSpelling(tokenizer), logprobs=True, detailed=False
+        )
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
-            choice = form.choice(event, chunk=stream)
+            choice = builder.choice(event, chunk=stream)
             found = choice.logprobs
             assert "".join(found.tokens) == choice.text, "in each chunk already"
             lengths = map(len, (found.tokens, found.token_logprobs, found.top_logprobs))
@@ -103,9 +102,9 @@ def test_the_bytes_of_a_chat_joined_are_the_text(served):
     tokenizer, ask = served
     seen = set()
     for seed in range(8):
-        form = ChatForm("a model", Speller(tokenizer), logprobs=True, detailed=False)
+        builder = ChatBuilder("a model", TokenSpelling(tokenizer), logprobs=True, detailed=False)
         (event,) = ask(False, seed, max_tokens=30)
-        choice = form.choice(event, chunk=False)
+        choice = builder.choice(event, chunk=False)
         entries = choice.logprobs.content
         joined = b"".join(bytes(entry.bytes or []) for entry in entries)
         seen |= set(joined)

@@ -1,11 +1,17 @@
-"""Requests: which bounds they have, and how much is said about one that is wrong everywhere."""
+"""Requests: how bodies are read, their bounds, and how much is said of one that is all wrong."""
+
+import asyncio
+import contextlib
+import gc
+import json
 
 import pytest
 from pydantic import ValidationError
 
-from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest
+from mlx_t5.serving import api
+from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest, StrictRequest
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.presets import several
+from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings
 
 MANY = 90_000
@@ -47,6 +53,8 @@ def test_what_a_request_gives_has_the_names_of_settings():
         "temp": 0, "stop": "a", "num_draft": "auto",
     }  # fmt: skip
     assert given(draft=False, num_draft=3) == {"num_draft": 0}
+    beams = {"num_beams": 2, "early_stopping": "never", "length_penalty": 2}
+    assert given(PredictRequest, **beams) == given(**beams) == beams
     assert given(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
     assert given(ChatRequest, max_completion_tokens=3) == {"max_tokens": 3}
 
@@ -84,7 +92,7 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
 
 
 @pytest.mark.parametrize(
-    "wishes, told",
+    "fields, message",
     [
         ({"num_beams": 4, "temperature": 0.7}, "beams do not sample"),
         ({"num_beams": 4, "delta": 0.5}, "draft nothing"),
@@ -92,13 +100,13 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
         ({"num_beams": 4, "early_stopping": "always"}, "early_stopping"),
     ],
 )
-def test_what_does_not_go_with_beams_is_refused(wishes, told):
-    with pytest.raises(ValidationError, match=told):
-        CompletionRequest.model_validate({"prompt": "x", **wishes})
+def test_what_does_not_go_with_beams_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        CompletionRequest.model_validate({"prompt": "x", **fields})
 
 
 @pytest.mark.parametrize(
-    "wishes, job, told",
+    "fields, job, message",
     [
         ({"num_beams": 4}, {"stream": True}, "a text is known at its end"),
         ({"num_beams": 4}, {"logprobs": 0}, "num_beams is 4: beams have none"),
@@ -108,12 +116,66 @@ def test_what_does_not_go_with_beams_is_refused(wishes, told):
         ({"num_beams": 1, "early_stopping": "never"}, {}, "need num_beams above 1"),
     ],
 )
-def test_what_a_search_cannot_do_is_refused(wishes, job, told):
-    body = CompletionRequest.model_validate({"prompt": "x", **wishes})
-    with pytest.raises(ApiError, match=told):
-        several(Settings(num_beams=wishes.get("num_beams", 1)), body, **job)
+def test_what_a_search_cannot_do_is_refused(fields, job, message):
+    body = CompletionRequest.model_validate({"prompt": "x", **fields})
+    with pytest.raises(ApiError, match=message):
+        several(Settings(num_beams=fields.get("num_beams", 1)), body, **job)
 
 
 def test_the_best_n_texts_of_a_search_are_returned():
     body = CompletionRequest.model_validate({"prompt": "x", "early_stopping": "never"})
     assert several(Settings(num_beams=4), body, samples=3).num_return_sequences == 3
+
+
+# ---- bodies --------------------------------------------------------------------------------------
+
+
+def read(body):
+    """The value of a body."""
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return asyncio.run(StrictRequest({"type": "http", "headers": []}, receive).json())
+
+
+def test_literals_of_json():
+    assert read(b'{"a": [1, 1.5, true, null, "\xc3\xa9\\ud83d\\ude00"]}') == {
+        "a": [1, 1.5, True, None, "é😀"]
+    }
+    assert read(b"\xef\xbb\xbf{}") == {}, "some programs put a mark before UTF-8"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[" * 15_000,
+        b"[NaN]",
+        b"[-Infinity]",
+        b"9" * 10_000,
+        b'"\\ud800"',
+        b'"\\udc00\\ud800"',
+        b'"\xed\xa0\x80"',
+        b'{"\\udfff": 1}',
+        '"x"'.encode("utf-16"),
+    ],
+)
+def test_what_is_not_json(body):
+    with pytest.raises(json.JSONDecodeError):
+        read(body)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("not JSON")])
+def test_no_garbage_is_collected_while_a_body_is_read(monkeypatch, error):
+    enabled = []
+
+    def look(*_, **__):
+        enabled.append(gc.isenabled())
+        if error:
+            raise error
+
+    monkeypatch.setattr(api, "from_json", look)
+    with pytest.raises(json.JSONDecodeError) if error else contextlib.nullcontext():
+        read(b"{}")
+    assert (enabled, gc.isenabled()) == ([False], True)

@@ -11,10 +11,11 @@ from fake_model import drafter, good
 from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.serving.app import create_app
-from mlx_t5.serving.jobs import Progress, Stopped
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
+from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.serving.worker import Worker
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -45,23 +46,17 @@ def fail(*_):
     raise Died("of a secret prompt")
 
 
-def while_telling(worker):
-    """The thread dies as it tells a client of a step."""
-    worker._tell = fail
+# Where the thread dies: with a text to report, with rows that are in no batch yet, and as it gets
+# over a step that has failed.
+DEADLY = {
+    "reporting": {"chunk": fail},
+    "joining": {"rows": fail},
+    "recovering": {"chunk": None, "engine": fail},
+}
 
 
-def while_joining(worker):
-    """The thread dies with jobs in hand that wait nowhere any longer and are in no batch yet."""
-    worker._take = fail
-
-
-def while_recovering(worker):
-    """A step fails, and so does what comes after such a one."""
-    worker._tell, worker._new_batches = None, fail
-
-
-@pytest.mark.parametrize("broken", [while_telling, while_joining, while_recovering])
-def test_if_the_thread_dies_every_client_is_told(start, caplog, broken):
+@pytest.mark.parametrize("broken", DEADLY)
+def test_if_the_thread_dies_every_client_is_told(start, caplog, monkeypatch, broken):
     model = Gated(ENDLESS, V)
     worker, decoder = start(model)
     worker.start()
@@ -74,16 +69,17 @@ def test_if_the_thread_dies_every_client_is_told(start, caplog, broken):
     assert model.arrived.acquire(timeout=PATIENCE)
     clients += [client().submit([[3 + i]], max_tokens=50) for i in range(2)]
     assert worker.health() == ("ok", None)
-    broken(worker)
+    for name, function in DEADLY[broken].items():
+        monkeypatch.setattr(decoder if name == "engine" else decoder.codec, name, function)
     model.gate.set()
     for waiting in clients:
-        while isinstance(event := waiting.next(), Progress):
+        while isinstance(event := waiting.next(), Update):
             pass
-        assert event.kind == "internal"
+        assert event.status == 500
     worker._thread.join(PATIENCE)
     status, reason = worker.health()
     assert status == "failed" and "has to be restarted" in reason
-    with pytest.raises(Stopped, match="has to be restarted"):
+    with pytest.raises(ApiError, match="has to be restarted"):
         client().submit([[2]])
     assert "Died at" in caplog.text and "secret" not in caplog.text
 
@@ -114,18 +110,18 @@ def test_a_step_that_hangs_is_told_until_it_ends(start):
 def test_over_http_a_dead_thread_and_a_step_that_hangs(start):
     now, model = [0.0], Gated(ENDLESS, V)
     model.dtype = "mlx.core.float32"
-    worker, _ = start(model, load_tokenizer(BUNDLED / "target"), clock=lambda: now[0])
+    worker, decoder = start(model, load_tokenizer(BUNDLED / "target"), clock=lambda: now[0])
     service = Service(worker, RequestLimits(10, 1000, 10), "a model", 0.0)
     app = create_app(service, Metrics(), None)
-    asyncio.run(die_while_clients_wait(app, worker, model, now))
+    asyncio.run(die_while_clients_wait(app, worker, decoder, model, now))
 
 
-async def die_while_clients_wait(app, worker, model, now):
+async def die_while_clients_wait(app, worker, decoder, model, now):
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
-        def ask(**wishes):
-            body = {"prompt": [2], "max_tokens": 900, **wishes}
+        def ask(**fields):
+            body = {"prompt": [2], "max_tokens": 900, **fields}
             return asyncio.create_task(client.post("/v1/completions", json=body))
 
         stream = ask(stream=True)
@@ -138,7 +134,7 @@ async def die_while_clients_wait(app, worker, model, now):
         answer = await client.get("/health")
         assert (answer.status_code, answer.json()["status"]) == (503, "stalled")
         assert "no step has ended for 61 s" in answer.json()["reason"]
-        worker._tell = fail
+        decoder.codec.chunk = fail
         model.gate.set()
         last = (await stream).text.strip().split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"

@@ -11,14 +11,14 @@ import shutil
 import pytest
 
 import ranking_models
+from mlx_t5.serving.answers import TextStats
+from page_views import FIX, PHONE, contrast, figure, finished, fits, run, writers
 from serving_process import Server
 
 pytestmark = pytest.mark.slow  # starts a browser
-FIX = "fix grammar: My sisters wants to buy some tools including saws, hmamers, and brushes."
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-PHONE = {"width": 375, "height": 700}
 TASKS = {"shorten": {"prefix": "shorten: ", "num_beams": 3, "length_penalty": 2.0, "max_length": 6}}
 TASKS |= {"translate": {"prefix": "translate English to German: "}}
 
@@ -67,38 +67,21 @@ def ranker(browser, tmp_path_factory):
     running.close()
 
 
-def finished(page):
-    """Waits for both texts; returns the verdict."""
-    page.locator("#verdict", has_text="passes").wait_for()
-    return page.inner_text("#verdict")
-
-
-def figure(page, panel, name):
-    return float(page.inner_text(f"#{panel} [data-figure={name}]"))
-
-
-def written(page, panel):
-    """The tokens of a text: what they say and who wrote them."""
-    tokens = page.locator(f"#{panel} .token").all()
-    return [(t.inner_text(), t.get_attribute("class").split()[1]) for t in tokens]
-
-
-def test_who_wrote_each_token_beside_regular_decoding(visit, server, decoder, tmp_path):
+def test_who_wrote_each_token_beside_regular_decoding(visit, server, decoder):
     page = visit(server, viewport={"width": 1040, "height": 900})
     page.get_by_role("button", name="Fix grammar").click()
     assert page.input_value("#prompt") == FIX
     page.get_by_role("button", name=re.compile("^Run")).click()
-    verdict = finished(page)
-    assert "The same text." in verdict
+    assert "The same text." in finished(page)
     result = decoder.generate(FIX)
     for panel in ("speculative", "regular"):
         assert page.inner_text(f"#{panel} .text") == FIXED
     # Every token is marked, but for those that are a space alone.
-    shown = [writer for _, writer in written(page, "speculative")]
+    shown = writers(page, "speculative")
     spaces = [i for i, t in enumerate(result.tokens) if not decoder.tokenizer.decode([t]).strip()]
     assert shown == [w for i, w in enumerate(result.writers) if i not in spaces]
     assert set(shown) == {"draft", "copy", "target"}
-    assert {writer for _, writer in written(page, "regular")} == {"target"}
+    assert set(writers(page, "regular")) == {"target"}
     assert figure(page, "speculative", "perCall") == round(result.stats.tokens_per_call, 2)
     assert figure(page, "speculative", "calls") == result.stats.target_calls
     assert page.locator("#speculative .pass").count() == result.stats.target_calls
@@ -106,9 +89,8 @@ def test_who_wrote_each_token_beside_regular_decoding(visit, server, decoder, tm
     for writer in ("draft", "copy", "target"):
         assert page.inner_text(f"#count-{writer}") == str(result.writers.count(writer))
     assert page.locator("#bar-calls-s").evaluate("m => m.value") == result.stats.target_calls
-    picture = os.environ.get("PAGE_SCREENSHOT") or tmp_path / "page.png"
-    page.screenshot(path=picture, full_page=True)
-    assert os.path.getsize(picture) > 20_000
+    if picture := os.environ.get("PAGE_SCREENSHOT"):
+        page.screenshot(path=picture, full_page=True)
 
 
 def test_the_sliders_reach_the_decoder(visit, server):
@@ -154,11 +136,11 @@ def test_by_keyboard_alone(visit, server):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, server, scheme):
-    page = visit(server, viewport=PHONE, color_scheme=scheme, has_touch=True, is_mobile=True)
+    page = visit(server, **PHONE, color_scheme=scheme)
     page.get_by_role("button", name="Fix grammar").tap()
     page.tap("#run")
     finished(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert fits(page)
     for selector in ("body", ".token.draft", ".token.copy", ".token.target", "#run", "footer p"):
         ink, ground = page.locator(selector).first.evaluate(
             """e => {
@@ -174,57 +156,32 @@ def test_on_a_phone_nothing_sticks_out_and_both_schemes_can_be_read(visit, serve
         for w in ("draft", "copy", "target")
     }
     assert len(lines) == 3, "not by colour alone"
-
-
-def test_on_a_phone_bars_do_not_cover_their_labels(visit, server):
-    narrow = {"width": 390, "height": 844}
-    page = visit(server, viewport=narrow, has_touch=True, is_mobile=True)
-    page.get_by_role("button", name="Fix grammar").tap()
-    page.tap("#run")
-    finished(page)
     labels, bars = page.locator(".bars div > span"), page.locator(".bars div > meter")
     assert labels.count() == bars.count() == 4
     for label, bar in zip(labels.all(), bars.all(), strict=True):
         box, below = label.bounding_box(), bar.bounding_box()
-        assert box["y"] + box["height"] <= below["y"]
+        assert box["y"] + box["height"] <= below["y"], "a bar covers its label"
     # A browser may paint a bar outside of its box; so labels have to look the same without any.
     with_bars = [label.screenshot() for label in labels.all()]
     bars.evaluate_all("all => all.forEach(bar => (bar.style.visibility = 'hidden'))")
     assert with_bars == [label.screenshot() for label in labels.all()]
 
 
-def contrast(first, second):
-    """Contrast ratio by WCAG 2 of two colours, each `rgb(r, g, b)`."""
-
-    def luminance(colour):
-        values = [int(v) / 255 for v in re.findall(r"\d+", colour)[:3]]
-        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
-        return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    high, low = sorted(map(luminance, (first, second)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
 def test_text_is_never_taken_for_html(visit, server):
     page = visit(server)
     bold = "<b id=injected>bold</b>"
     tokens = [{"text": " " + bold, "writer": "draft"}]
-    stats = dict.fromkeys(
-        ("tokens_per_call", "target_calls", "generated_tokens", "encode_seconds"), 1
-    )
-    stats |= {"decode_seconds": 1, "drafted": 1, "acceptance_rate": 1}
+    stats = dict.fromkeys(TextStats.model_fields, 1)
     choice = {"index": 0, "text": bold, "speculation": {"tokens": tokens, "stats": stats}}
-    body = f'data: {{"choices": [{json.dumps(choice)}]}}\n\ndata: [DONE]\n\n'
-    page.route(
-        "**/v1/completions", lambda r: r.fulfill(body=body, content_type="text/event-stream")
-    )
-    page.click("#run")
-    finished(page)
+    events = f'data: {{"choices": [{json.dumps(choice)}]}}\n\ndata: [DONE]\n\n'
+    answer = {"body": events, "content_type": "text/event-stream"}
+    page.route("**/v1/completions", lambda r: r.fulfill(**answer))
+    run(page)
     assert bold in page.inner_text("#speculative .text")
     assert page.locator("#injected").count() == 0
 
 
-def test_only_its_own_scripts_run(server):
+def test_only_its_own_scripts_run(visit, server):
     policy = server.http.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy
     assert "unsafe" not in policy
@@ -233,15 +190,12 @@ def test_only_its_own_scripts_run(server):
     for source in sources:
         if source[0] == "/":
             assert server.http.get(source).status_code == 200, source
-
-
-def test_the_documentation_loads_nothing_foreign_either(browser, visit, server):
-    page = visit(server)
+    page = visit(server)  # which checks that nothing foreign is loaded
     page.goto(server.url + "/docs")
     page.get_by_text("/v1/chat/completions").first.wait_for()
 
 
-def test_a_replay_waits_until_both_texts_are_there(visit, server):
+def test_a_replay_waits_for_both_texts_and_shows_the_same_again(visit, server):
     page = visit(server)
     page.evaluate(
         """() => {
@@ -252,19 +206,9 @@ def test_a_replay_waits_until_both_texts_are_there(visit, server):
           }).observe(document.getElementById("regular"), { childList: true, subtree: true });
         }"""
     )
-    page.fill("#prompt", FIX)
-    page.click("#run")
-    finished(page)
+    run(page)
     early = page.evaluate("window.early")
     assert early and all(early)
-    assert page.locator("#replay").is_enabled()
-
-
-def test_a_replay_shows_the_same_again(visit, server):
-    page = visit(server)
-    page.fill("#prompt", FIX)
-    page.click("#run")
-    finished(page)
     page.click("#replay")
     assert page.inner_text("#regular .text") != FIXED, "it begins anew"
     page.locator("#speculative .text", has_text=FIXED).wait_for()
@@ -285,9 +229,7 @@ def test_errors_keys_and_a_server_without_a_draft(visit):
         page.fill("#prompt", "fix grammar: " + "many words " * 20)
         page.click("#run")
         page.locator("#error", has_text="at most 20").wait_for()
-        page.fill("#prompt", "fix grammar: She have two cat.")
-        page.click("#run")
-        finished(page)
+        run(page, "fix grammar: She have two cat.")
         assert page.inner_text("#speculative .text") == "She has two cats."
         assert page.locator("#num-draft").is_disabled() and page.locator("#delta").is_disabled()
         assert not page.locator("#error").is_visible()
@@ -299,7 +241,7 @@ def test_errors_keys_and_a_server_without_a_draft(visit):
 
 
 def test_beams_show_their_texts_with_scores(visit, server, decoder):
-    page = visit(server, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = visit(server, **PHONE)
     page.fill("#prompt", FIX)
     page.click("summary")
     page.locator("#num-beams").fill("4")
@@ -315,10 +257,9 @@ def test_beams_show_their_texts_with_scores(visit, server, decoder):
     found = [float(score.removeprefix("score ").replace("−", "-")) for score in scores]
     assert found == pytest.approx([r.score for r in expected], abs=6e-4)
     assert page.locator("#panels").is_hidden()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert fits(page)
     page.locator("#num-beams").fill("1")
-    page.click("#run")
-    finished(page)
+    run(page)
     assert page.inner_text("#speculative .text") == FIXED and page.locator("#search").is_hidden()
 
 
@@ -340,7 +281,7 @@ def test_a_task_takes_the_place_of_the_prompts_own(visit, ranker):
 
 
 def test_scores_ranks_and_similarities(visit, ranker):
-    page = visit(ranker, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = visit(ranker, **PHONE)
     bold = "<b id=injected>x</b>"
     page.get_by_role("link", name="Score").click()
     page.fill("#score-prompt", "a tale")
@@ -375,7 +316,7 @@ def test_scores_ranks_and_similarities(visit, ranker):
     rows = [row.locator("td").all_inner_texts() for row in page.locator("#similarities tr").all()]
     assert rows[1][0] == rows[1][2] == rows[3][0] == "1.00" and rows[1] == rows[3]
     assert float(rows[1][1].replace("−", "-")) < 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert fits(page)
 
 
 def test_only_what_the_model_can_do_is_offered(visit, server, ranker):

@@ -9,12 +9,12 @@ import pytest
 
 import server as command
 from convert import convert
-from mlx_t5.serving.connections import listener
+from mlx_t5.serving.http_server import listener
 from serving_process import PATIENCE, ROOT
 
 
 @pytest.mark.parametrize(
-    "argv, told",
+    "argv, message",
     [
         (["--host", "0.0.0.0"], "set --api-key, or say --no-auth"),
         (["--host", "::"], "set --api-key, or say --no-auth"),
@@ -34,7 +34,7 @@ from serving_process import PATIENCE, ROOT
         (["--port", "0", "--host", "no.such.host.invalid", "--no-auth"], "give an address"),
     ],
 )
-def test_mistakes_on_the_command_line(argv, told, capsys, monkeypatch):
+def test_mistakes_on_the_command_line(argv, message, capsys, monkeypatch):
     monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
     try:
         status = command.main(argv)
@@ -42,7 +42,7 @@ def test_mistakes_on_the_command_line(argv, told, capsys, monkeypatch):
         status = end.code
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
-    assert err.startswith("error: ") and err.count("\n") == 1 and told in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
 
 
 def test_a_port_in_use(capsys):
@@ -54,8 +54,10 @@ def test_a_port_in_use(capsys):
 def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
     folder = convert(str(ROOT / "demo" / "target"), tmp_path / "encoder", encoder_only=True)
     assert command.main(["--port", "0", "--model", str(folder), "--exact"]) == 2
-    told = "error: encoder is an encoder alone; --exact is for texts that are written, so leave it"
-    assert capsys.readouterr().err == f"{told} out\n"
+    message = (
+        "error: encoder is an encoder alone; --exact is for texts that are written, so leave it"
+    )
+    assert capsys.readouterr().err == f"{message} out\n"
 
 
 def test_answers_are_sent_at_once():

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from mlx_t5.serving.guard import MAX_BODY
+from mlx_t5.serving.http_server import MAX_BODY
 from serving_process import Server, kill, raw_request
 
 KEY = "a secret key"
@@ -37,11 +37,10 @@ def refused(answer, status, param=None):
 
 
 PROMPT = {"prompt": SECRET}
-RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
 
 
 @pytest.mark.parametrize(
-    "body, param, told",
+    "body, param, message",
     [
         ({}, "prompt", "needed"),
         ({"prompt": 5}, "prompt", "string"),
@@ -53,23 +52,16 @@ RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
         ({"prompt": SECRET * 5}, "prompt", r"has 11\d tokens; at most 60"),
         ({"prompt": "x " * 5000}, "prompt", "has more tokens; at most 60"),
         ({"prompt": ["x"] * 7}, "n", "at most|more than"),
-        ({**PROMPT, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({**PROMPT, "max_tokens": 51}, "max_tokens", "at most 50"),
         ({**PROMPT, "max_tokens": "5"}, "max_tokens", "integer"),
-        ({**PROMPT, "temperature": -1}, "temperature", "greater than or equal to 0"),
         ({**PROMPT, "temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({**PROMPT, "temperature": 1e-40}, "temperature", "it must be 0 .greedy., or a number"),
-        ({**PROMPT, "top_p": 0}, "top_p", "greater than 0"),
-        ({**PROMPT, "seed": -1}, "seed", "greater than or equal to 0"),
         ({**PROMPT, "n": 17}, "n", "less than or equal to 16"),
         ({**PROMPT, "n": 2}, "n", "set temperature above 0"),
         ({**PROMPT, "stop": ""}, "stop", "at least 1"),
         ({**PROMPT, "stop": ["x"] * 9}, "stop", "at most 8"),
         ({**PROMPT, "stop": "x" * 201}, "stop", "at most 200"),
         ({**PROMPT, "logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({**PROMPT, "num_draft": 17}, "num_draft", "less than or equal to 16"),
         ({**PROMPT, "num_draft": "many"}, "num_draft", "auto"),
-        ({**PROMPT, "delta": 1.5}, "delta", "less than or equal to 1"),
         ({**PROMPT, "draft": 1}, "draft", "boolean"),
         ({**PROMPT, "stream": "yes"}, "stream", "boolean"),
         ({**PROMPT, "stream_options": {}}, None, "stream"),
@@ -80,18 +72,17 @@ RAW = {"encoding": "utf-8", "errors": "surrogatepass"}
         ({**PROMPT, "presence_penalty": 0.5}, "presence_penalty", "less than or equal to 0"),
         ({**PROMPT, "logit_bias": {"5": 1}}, "logit_bias", "at most 0"),
         ({**PROMPT, "temperature": 10**400}, "temperature", "number"),
-        ({**PROMPT, "seed": 2**64}, "seed", "less than"),
         ({"prompt": [10**30]}, "prompt", "less than"),
         ({**PROMPT, SECRET[:3]: 1}, SECRET[:3], "no such field"),
         ([SECRET], None, "dictionary"),
     ],
 )
-def test_completions_that_cannot_be(guarded, body, param, told):
-    assert re.search(told, refused(guarded.http.post("/v1/completions", json=body), 400, param))
+def test_completions_that_cannot_be(guarded, body, param, message):
+    assert re.search(message, refused(guarded.http.post("/v1/completions", json=body), 400, param))
 
 
 @pytest.mark.parametrize(
-    "messages, told",
+    "messages, message",
     [
         ([], "at least 1"),
         ([{"role": "assistant", "content": "x"}], "system"),
@@ -102,59 +93,34 @@ def test_completions_that_cannot_be(guarded, body, param, told):
         ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}], "at most 64"),
     ],
 )
-def test_chats_that_cannot_be(guarded, messages, told):
+def test_chats_that_cannot_be(guarded, messages, message):
     answer = guarded.http.post("/v1/chat/completions", json={"messages": messages})
-    assert told in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert answer.status_code == 400
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b'{"prompt": "x"',
-        b'{"prompt": NaN}',
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": 1e999}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "x", "stop": "\\ud800"}',
-        b'{"prompt": "x", "\\ud800": 1}',
-        b'{"prompt": "\xff"}',
-        b"[" * 15_000,
-        b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
-    ],
-)
-def test_bodies_that_are_no_request(guarded, content):
-    headers = {"Content-Type": "application/json"}
-    answer = guarded.http.post("/v1/completions", content=content, headers=headers)
-    assert answer.status_code == 400
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+PATHS = ("predict", "v1/completions", "v1/chat/completions")
+PATHS += ("v1/embeddings", "v1/score", "v1/rerank")
+NOT_JSON = [b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"[" * 15_000]
+HALF = "\ud800".encode(errors="surrogatepass")  # of a character that is no text by itself
+NOT_JSON += [b'["x", "\\ud800"]', b'{"a\\udc00\\ud800": 1}', b'{"prompt": "' + HALF + b'"}']
 
 
-@pytest.mark.parametrize("lone", ["\\ud800", "\\uDFFF", "a\\udc00\\ud800"])
-@pytest.mark.parametrize(
-    "path, body",
-    [
-        ("/predict", '{"prompt": "?"}'),
-        ("/predict", '{"prompt": "x", "stop": ["y", "?"]}'),
-        ("/v1/completions", '{"prompt": ["x", "?"]}'),
-        ("/v1/completions", '{"prompt": "x", "user": "?"}'),
-        ("/v1/completions", '{"prompt": "x", "model": "?"}'),
-        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "?"}]}'),
-        (
-            "/v1/chat/completions",
-            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]}',
-        ),
-        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x", "name": "?"}]}'),
-        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x", "?": 1}]}'),
-    ],
-)
-def test_half_a_character_is_no_text_wherever_it_stands(guarded, path, body, lone):
-    for content in (body.replace("?", lone).encode(), body.replace("?", "\ud800").encode(**RAW)):
+@pytest.mark.parametrize("path", PATHS)
+def test_bodies_that_are_not_json(guarded, path):
+    def send(content):
         headers = {"Content-Type": "application/json"}
-        answer = guarded.http.post(path, content=content, headers=headers)
-        assert "the body is not JSON" in refused(answer, 400)
+        return refused(guarded.http.post(f"/{path}", content=content, headers=headers), 400)
+
+    for content in NOT_JSON:
+        assert "the body is not JSON" in send(content), content
+    assert "needed" in send(b"")
+
+
+def test_a_number_that_no_float_holds(guarded):
+    headers = {"Content-Type": "application/json"}
+    content = b'{"prompt": "x", "temperature": 1e999}'
+    refused(guarded.http.post("/predict", content=content, headers=headers), 400, "temperature")
 
 
 def test_names_of_fields_are_shown_as_far_as_they_can_be_read(guarded):
@@ -172,10 +138,10 @@ def test_a_body_has_to_be_json_and_small(guarded):
     for headers in ({"Content-Type": "text/plain"}, {}):
         refused(guarded.http.post("/predict", content='{"prompt": "x"}', headers=headers), 415)
     large = json.dumps({"prompt": "x" * MAX_BODY}).encode()
-    told = f"larger than {MAX_BODY} bytes"
-    assert told in refused(guarded.http.post("/predict", content=large), 413)
+    message = f"larger than {MAX_BODY} bytes"
+    assert message in refused(guarded.http.post("/predict", content=large), 413)
     pieces = (large[i : i + 10_000] for i in range(0, len(large), 10_000))  # its length is not told
-    assert told in refused(guarded.http.post("/predict", content=pieces), 413)
+    assert message in refused(guarded.http.post("/predict", content=pieces), 413)
 
 
 def test_addresses_methods_and_models_that_are_not_there(guarded):
@@ -190,17 +156,22 @@ def test_addresses_methods_and_models_that_are_not_there(guarded):
     refused(guarded.http.get("/v1/models/gpt-4o"), 404, "model")
 
 
+def ask(running, path, method="GET", header=None, **options):
+    """An answer to a request with this `Authorization`, None for none."""
+    headers = {"Authorization": (header or "").encode("latin-1")}
+    request = running.http.build_request(method, path, headers=headers, **options)
+    if header is None:
+        del request.headers["Authorization"]
+    return running.http.send(request)
+
+
 @pytest.mark.parametrize(
     "header",
     [None, "", "Bearer", "Bearer x", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xe9"],
 )
 def test_a_wrong_key(guarded, header):
-    headers = {"Authorization": (header or "").encode("latin-1")}
     for method, path in [("POST", "/v1/completions"), ("POST", "/predict"), ("GET", "/metrics")]:
-        request = guarded.http.build_request(method, path, json=PROMPT, headers=headers)
-        if header is None:
-            del request.headers["Authorization"]
-        answer = guarded.http.send(request)
+        answer = ask(guarded, path, method, header, json=PROMPT)
         refused(answer, 401)
         assert answer.headers["www-authenticate"] == "Bearer"
 
@@ -214,36 +185,28 @@ def test_head_is_get_without_the_body(guarded):
 
 
 def test_without_a_key_only_local_names_are_let_in(server, guarded):
-    def ask(running, host):
+    def post(running, host):
         return running.http.post("/predict", json={"prompt": "x"}, headers={"Host": host})
 
     for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8080"):
-        assert ask(server, host).status_code == 200
+        assert post(server, host).status_code == 200
     for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "[::1", "", "@"):
-        assert "localhost" in refused(ask(server, host), 403)
-    assert ask(guarded, "behind.a.proxy").status_code == 200, "no page has the key"
-
-
-def test_without_a_key_the_page_and_health_are_there(guarded):
-    for path in ("/", "/page/page.js", "/health", "/docs", "/openapi.json"):
-        request = guarded.http.build_request("GET", path)
-        del request.headers["Authorization"]
-        assert guarded.http.send(request).status_code == 200
+        assert "localhost" in refused(post(server, host), 403)
+    assert post(guarded, "behind.a.proxy").status_code == 200, "no page has the key"
 
 
 def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded, server):
-    def ask(path, **headers):
-        return guarded.http.get(path, headers={"Authorization": "Bearer x", **headers})
-
-    assert ask("/health").json() == {"status": "ok"}
+    for path in ("/", "/page/page.js", "/health", "/docs", "/openapi.json"):
+        assert ask(guarded, path).status_code == 200
+    for path in ("/metrics", "/v1/models"):
+        assert ask(guarded, path).status_code == 401
+    assert ask(guarded, "/health").json() == {"status": "ok"}
     known = guarded.http.get("/health").json()
     assert set(known) == {"status", "model", "running", "waiting"} and known["model"] == "target"
     named = '"const":"target"'
     assert named in guarded.http.get("/openapi.json").text
-    assert "/v1/completions" in ask("/openapi.json").json()["paths"]
-    assert named not in ask("/openapi.json").text
-    for path in ("/metrics", "/v1/models"):
-        assert ask(path).status_code == 401
+    assert "/v1/completions" in ask(guarded, "/openapi.json").json()["paths"]
+    assert named not in ask(guarded, "/openapi.json").text
     assert server.http.get("/health").json()["model"] == "demo", "where no key is needed"
     assert '"const":"demo"' in server.http.get("/openapi.json").text
 
@@ -252,11 +215,11 @@ def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded
 def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
     server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
     try:
-        for wish in ({"draft": True}, {"num_draft": 3}):
-            answer = server.http.post("/predict", json={"prompt": "x", **wish})
+        for fields in ({"draft": True}, {"num_draft": 3}):
+            answer = server.http.post("/predict", json={"prompt": "x", **fields})
             assert "no draft" in refused(answer, 400, "draft")
-        for wish in ({"draft": False}, {"num_draft": 0}, {}):
-            body = {"prompt": "x", "max_tokens": 3, **wish}
+        for fields in ({"draft": False}, {"num_draft": 0}, {}):
+            body = {"prompt": "x", "max_tokens": 3, **fields}
             answer = server.http.post("/predict", json=body)
             assert answer.status_code == 200
         text = answer.json()["text"]

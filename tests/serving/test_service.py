@@ -10,13 +10,12 @@ from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import Pair
-from mlx_t5.serving import api, one_pass
+from mlx_t5.serving import api, scoring_routes
 from mlx_t5.serving.errors import ApiError, error_of_validation
-from mlx_t5.serving.intake import Intake
-from mlx_t5.serving.jobs import ClientGone
-from mlx_t5.serving.presets import Presets
-from mlx_t5.serving.reading import RequestLimits
-from mlx_t5.serving.service import Service
+from mlx_t5.serving.job_queue import JobQueue
+from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
+from mlx_t5.serving.service import Presets, Service
+from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.settings import Settings
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -34,7 +33,7 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
         model=model,
         tokenizer=tokenizer,
         drafter=None,
-        defaults=Settings(),
+        defaults=Settings(num_draft=5),
         exact=exact,
         target=lambda batch_size: SimpleNamespace(width=8),
     )
@@ -44,30 +43,22 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
 
 
 @pytest.mark.parametrize(
-    "wish, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
+    "fields, reason", [({"num_draft": 8}, "room for 7"), ({"delta": 0.1}, "0.1")]
 )
-def test_a_request_for_what_exact_decoding_cannot_do_is_refused(wish, reason):
+def test_a_request_for_what_exact_decoding_cannot_do_is_refused(fields, reason):
     service, _ = served(32, exact=True)
     service.drafts = True
-    body = api.PredictRequest(prompt="x", max_tokens=5, **wish)
+    body = api.PredictRequest(prompt="x", max_tokens=5, **fields)
     with pytest.raises(ApiError, match=reason) as error:
         service._settings(body)
     assert error.value.status == 400
-    assert service.describe()["max_num_draft"] == 7 and service.describe()["exact"]
-    assert served(32)[0].describe()["max_num_draft"] == api.MAX_NUM_DRAFT
+    assert service.describe().max_num_draft == 7 and service.describe().exact
+    assert served(32)[0].describe().max_num_draft == api.MAX_NUM_DRAFT
 
 
 def test_a_server_whose_own_defaults_are_not_exact_does_not_start():
     with pytest.raises(UserError, match="delta is 0.5"):
         served(32, exact=True, delta=0.5)
-
-
-def test_an_id_that_the_tokenizer_does_not_have_has_no_text():
-    service, tokenizer = served(len(load_tokenizer(BUNDLED / "target")) + 28)
-    (token,) = tokenizer.encode("cat", add_special_tokens=False)[:1]
-    text, spelled = service.spell(token)
-    assert text.strip() and text[0] == " " and bytes(spelled).decode() == text
-    assert service.spell(len(tokenizer) + 27) == ("", None)
 
 
 def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
@@ -76,9 +67,9 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
     def panic(text):
         raise type("PanicException", (BaseException,), {})("byte index 3 is out of bounds")
 
-    service.reader.tokenizer = SimpleNamespace(encode=panic)
+    service.tokenizer.tokenizer = SimpleNamespace(encode=panic)
     with pytest.raises(ApiError, match="cannot read this prompt") as error:
-        asyncio.run(service.reader.token_ids("a"))
+        asyncio.run(service.tokenizer.token_ids(["a"]))
     assert error.value.status == 400
 
 
@@ -86,29 +77,24 @@ def test_a_text_at_which_the_tokenizer_panics_is_a_bad_request():
 def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, waiting):
     """8 and 128 are the defaults, with which there is room for several."""
     service, _ = served(32)
-    intake = Intake(batch, waiting, lambda: 0.0)
+    queue = JobQueue(batch, waiting, lambda: 0.0)
     service.limits = RequestLimits(10, 10, batch + waiting)
     service.worker = SimpleNamespace(
-        max_batch=batch, submit=lambda job: intake.add(job, 0.0), cancel=intake.withdraw
+        max_batch=batch, submit=lambda job: queue.add(job, 0.0), cancel=queue.cancel
     )
 
     async def gone():
         return {"type": "http.disconnect"}
 
-    def ask(largest):
-        with pytest.raises(ClientGone):
-            asyncio.run(largest)
-        (job,) = intake.take()
-        taken = intake.admitted
-        intake.release(job, job.size)
-        return taken
-
-    pairs = [Pair((5,), (6,))] * (2 * one_pass.MAX_DOCUMENTS)
-    taken = [
-        ask(service.embed([[5]] * one_pass.MAX_INPUTS, False, gone)),
-        ask(service.score("rerank", pairs, gone)),
-    ]
-    assert taken == [16, 16] if batch == 8 else [batch + waiting] * 2
+    pairs = [Pair((5,), (6,))] * (2 * scoring_routes.MAX_DOCUMENTS)
+    largest = EmbeddingWork([[5]] * scoring_routes.MAX_INPUTS, False), ScoringWork("rerank", pairs)
+    for work in largest:
+        with pytest.raises(ApiError, match="went away"):
+            asyncio.run(service.score_or_embed(work, gone))
+        assert queue.admitted == (16 if batch == 8 else batch + waiting)
+        (job,) = queue.next_round(busy=True)
+        assert job.cancelled
+        queue.release(job, job.size)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-45, 1e-40, 1e-38])
@@ -144,10 +130,13 @@ def test_a_request_overrides_its_task_and_that_the_model():
     assert settings(task="fixing") == (4, 0.5, 3)
     assert settings(task="fixing", max_tokens=5, temperature=0) == (5, 0, 3)
     wanted = {"prefix": "fix grammar: ", "max_tokens": 4, "top_k": 3}
-    assert service.describe()["tasks"] == {"fixing": wanted}
-    for task, prompt, told in (("x", "a", "it has fixing"), ("fixing", [5], "send that as text")):
+    assert service.describe().tasks == {"fixing": wanted}
+    for task, prompt, message in (
+        ("x", "a", "it has fixing"),
+        ("fixing", [5], "send that as text"),
+    ):
         body = api.CompletionRequest(prompt=prompt, task=task)
-        with pytest.raises(ApiError, match=told) as error:
+        with pytest.raises(ApiError, match=message) as error:
             asyncio.run(service.submit(body, body.prompts, None))
         assert (error.value.status, error.value.body.error.param) == (400, "task")
 
@@ -163,4 +152,4 @@ def test_the_prefix_of_a_task_is_part_of_the_prompt():
 
     body = api.PredictRequest(prompt="a cat", task="fixing")
     asyncio.run(service.submit(body, [body.prompt], gone))
-    assert jobs[0].prompts == [tokenizer.encode("fix grammar: a cat")]
+    assert jobs[0].work.prompts == [tokenizer.encode("fix grammar: a cat")]

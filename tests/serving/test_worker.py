@@ -5,11 +5,13 @@ import pytest
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
+from mlx_t5.drafting.costs import longest
+from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.serving.jobs import Failure, Job, QueueFull, Stopped
+from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.worker import Worker
-from mlx_t5.settings import Settings
+from mlx_t5.serving.worker import Worker, warm_up
+from mlx_t5.settings import AUTO
 
 
 @pytest.fixture
@@ -37,15 +39,15 @@ def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
     bad = client().submit([[5]], max_tokens=9, num_draft=0)
     fine = client().submit([[4]], max_tokens=9, num_draft=0)
     failure = bad.next()
-    assert isinstance(failure, Failure) and failure.kind == "internal"
-    assert "after 3 tokens are NaN" in failure.message
+    assert failure.status == 500
+    assert "after 3 tokens are NaN" in str(failure)
     assert len(fine.results()[0].tokens) == 9
 
 
 def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     worker, client = serve(model)
-    wishes = [
+    requests = [
         {"max_tokens": 9},
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
         {"max_tokens": 14, "num_draft": 0},
@@ -53,15 +55,15 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
     ]
     prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3]]
     hold(model)
-    clients = [client().submit([p], **w) for p, w in zip(prompts, wishes, strict=True)]
+    clients = [client().submit([p], **w) for p, w in zip(prompts, requests, strict=True)]
     model.gate.set()
     results = [c.results() for c in clients]
     assert max(len(tokens) for _, tokens in model.calls) == 4
-    for prompt, wish, together in zip(prompts, wishes, results, strict=True):
-        wish = dict(wish)
-        settings = {n: wish.pop(n) for n in ("delta", "num_draft") if n in wish}
+    for prompt, options, together in zip(prompts, requests, results, strict=True):
+        options = dict(options)
+        settings = {n: options.pop(n) for n in ("delta", "num_draft") if n in options}
         alone = SpeculativeDecoder(model, drafter(good(model.table), model)).generate(
-            [prompt], num_samples=wish.pop("samples", 1), **wish, **settings
+            [prompt], num_samples=options.pop("samples", 1), **options, **settings
         )
         assert [r.tokens for r in alone] == [r.tokens for r in together]
 
@@ -83,6 +85,13 @@ def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve
     until(lambda: worker.rows == (0, 0))
 
 
+def test_an_update_has_the_counts_of_its_step(serve):
+    _, client = serve(FakeModel(ENDLESS, V))
+    stream = client().submit([[2]], max_tokens=9, num_draft=0, stream=True)
+    updates = [stream.next() for _ in range(9)]
+    assert [update.chunk.stats.target_calls for update in updates] == list(range(1, 10))
+
+
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
@@ -94,9 +103,7 @@ def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     worker.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
     until(lambda: worker.rows == (0, 0))
-    batch = worker._queues[1].engine
-    assert batch.rows == [] and batch.cache is None
-    assert worker._flights == {}
+    assert worker._generation._queues[1].engine.cache is None, "its memory is free"
 
 
 def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
@@ -110,8 +117,7 @@ def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
     model.gate.set()
     first.results()
     until(lambda: worker.rows == (0, 0))
-    assert waits.events.empty()
-    assert worker._queues[1].waiting == []
+    assert worker.stop(PATIENCE) and waits.events.empty()
 
 
 def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
@@ -120,9 +126,9 @@ def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
     hold(model)
     first = client().submit([[2]], max_tokens=4)
     second = client().submit([[3]], max_tokens=4, temp=1.0, samples=2)
-    with pytest.raises(QueueFull) as refused:
+    with pytest.raises(ApiError, match="queue is full") as refused:
         client().submit([[4]])
-    assert refused.value.retry_after >= 1
+    assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
     model.gate.set()
     first.results()
     second.results()
@@ -136,12 +142,12 @@ def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
     hold(model)
     clients = [client().submit([[2 + i]], max_tokens=7) for i in range(3)]
     assert not worker.stop(timeout=0.01)
-    with pytest.raises(Stopped):
+    with pytest.raises(ApiError, match="shutting down"):
         client().submit([[2]])
     model.gate.set()
     assert [len(c.results()[0].tokens) for c in clients] == [7, 7, 7]
     assert worker.stop(PATIENCE)
-    assert not worker.alive
+    assert worker.health()[0] == "stopping"
 
 
 METAL_OUT_OF_MEMORY = (
@@ -166,25 +172,26 @@ class Failing(Gated):
 
 
 @pytest.mark.parametrize(
-    "error, kind",
+    "error, status",
     [
-        (TypeError("of a secret prompt"), "internal"),
-        (RuntimeError("Unable to allocate"), "memory"),
-        (RuntimeError(METAL_OUT_OF_MEMORY), "memory"),
+        (TypeError("of a secret prompt"), 500),
+        (RuntimeError("Unable to allocate"), 503),
+        (RuntimeError(METAL_OUT_OF_MEMORY), 503),
     ],
 )
-def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, kind):
+def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, status):
     model = Failing(ENDLESS, V)
     worker, client = serve(model, max_batch=1)
     hold(model)
     broken = client().submit([[2]], max_tokens=50)
     assert model.arrived.acquire(timeout=PATIENCE)
-    waits = client().submit([[3]], max_tokens=5)
+    waits = client().submit([[3]], max_tokens=5, logprobs=0)
     model.errors += [error, None]  # when the other one is known to wait
     model.gate.set()
     failure = broken.next()
-    assert (type(failure), failure.kind) == (Failure, kind)
-    assert len(waits.results()[0].tokens) == 5
+    assert failure.status == status
+    update = waits.next()
+    assert len(update.chunk.result.tokens) == len(update.logprobs) == 5
     until(lambda: worker.rows == (0, 0))
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
@@ -192,53 +199,45 @@ def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, 
 def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
     model = Gated(ENDLESS, V)
     worker, client = serve(model)
-    make = worker._decoder.codec.rows
+    codec = client().decoder.codec
+    make = codec.rows
 
     def rows(prompt, *others):
         if prompt == [2]:
             raise RuntimeError("of a secret prompt")
         return make(prompt, *others)
 
-    monkeypatch.setattr(worker._decoder.codec, "rows", rows)
+    monkeypatch.setattr(codec, "rows", rows)
     hold(model)
     running = client().submit([[3]], max_tokens=6)
     assert model.arrived.acquire(timeout=PATIENCE)
     broken, waits = client().submit([[2]]), client().submit([[4]], max_tokens=5)
     model.gate.set()
-    assert broken.next().kind == "internal"
+    assert broken.next().status == 500
     assert [len(c.results()[0].tokens) for c in (running, waits)] == [6, 5]
     until(lambda: worker.rows == (0, 0))
 
 
-def test_a_prompt_that_the_model_breaks_on_is_not_tried_again(serve, unpadded):
-    class Broken(Gated):
-        def encode(self, ids, mask=None):
-            if ids.shape[1] > 9:
-                raise TypeError("of a secret prompt")
-            return super().encode(ids, mask)
-
-    worker, client = serve(Broken(ENDLESS, V))
-    assert client().submit([[2] * 10]).next().kind == "internal"
-    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
-    until(lambda: worker.rows == (0, 0))
-
-
-def test_a_prompt_without_memory_fails_alone(serve, unpadded):
+@pytest.mark.parametrize(
+    "error, status, message",
+    [
+        (TypeError("of a secret prompt"), 500, "internal error"),
+        # The same request would fail again.
+        (RuntimeError("[malloc] Unable to allocate 1 bytes."), 400, "no memory for a prompt of 10"),
+    ],
+)
+def test_a_prompt_that_the_model_breaks_on_fails_alone(serve, unpadded, error, status, message):
     class Small(Gated):
         def encode(self, ids, mask=None):
             if ids.shape[1] > 9:
-                raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+                raise error
             return super().encode(ids, mask)
 
-    model = Small(ENDLESS, V)
-    worker, client = serve(model)
-    hold(model)
-    large, small = client().submit([[2] * 10]), client().submit([[3]], max_tokens=5)
-    model.gate.set()
-    failure = large.next()
-    assert failure.kind == "input", "the same request would fail again"
-    assert "no memory for a prompt of 10 tokens" in failure.message
-    assert len(small.results()[0].tokens) == 5
+    worker, client = serve(Small(ENDLESS, V))
+    failure = client().submit([[2] * 10]).next()
+    assert failure.status == status and message in str(failure)
+    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
+    until(lambda: worker.rows == (0, 0))
 
 
 def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
@@ -253,7 +252,7 @@ def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
     large = client().submit([[2] * 10])
     model.gate.set()
     assert [len(c.results()[0].tokens) for c in clients] == [5, 6, 7]
-    assert large.next().kind == "input"
+    assert large.next().status == 400
     assert max(len(tokens) for _, tokens in model.calls) == 1
     until(lambda: worker.rows == (0, 0))
 
@@ -265,7 +264,7 @@ def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
     def put(event):
         raise RuntimeError("Event loop is closed")
 
-    worker.submit(Job([[2]], Settings(max_tokens=10**9), 0, put, stream=True))
+    client().submit([[2]], put=put, max_tokens=10**9, stream=True)
     until(lambda: worker.rows == (0, 0))
     assert len(client().submit([[4]], max_tokens=5).results()[0].tokens) == 5
 
@@ -273,7 +272,7 @@ def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
 def test_a_prompt_that_the_model_cannot_read_is_the_clients_fault(serve):
     worker, client = serve(Gated(ENDLESS, V))
     failure = client().submit([[2], [V]]).next()
-    assert (failure.kind, "vocabulary" in failure.message) == ("input", True)
+    assert failure.status == 400 and "vocabulary" in str(failure)
     until(lambda: worker.rows == (0, 0))
 
 
@@ -283,3 +282,14 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
 
     with pytest.raises(UserError, match="no such folder"):
         Worker(load, 1, 1, Metrics()).start()
+
+
+@pytest.mark.parametrize("num_draft", [1, 5, AUTO])
+@pytest.mark.parametrize("kind", ["draft", "copy", "none"])
+def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
+    model = FakeModel(ENDLESS, V)
+    drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
+    warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft, costs=FLAT), 2)
+    most = longest() if num_draft == AUTO else num_draft
+    widths = {len(tokens[0]) for _, tokens in model.calls}
+    assert widths == (set(range(1, most + 2)) if drafters[kind] else {1})

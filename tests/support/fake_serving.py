@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fake_model import FakeModel, random_table, without
 from mlx_t5.drafting.costs import Costs
-from mlx_t5.serving.jobs import Job, Progress
+from mlx_t5.serving.jobs import GenerationWork, Job, Update
 
 V = 7
 ENDLESS = without(random_table(V), 1)
@@ -35,10 +35,12 @@ class Client:
     def __init__(self, worker, decoder):
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
-    def submit(self, prompts, seed=0, **wishes):
-        job_wishes = {n: wishes.pop(n) for n in ("samples", "stream") if n in wishes}
-        settings = replace(self.decoder.defaults, **wishes)
-        self.job = Job(prompts, settings, seed, self.events.put, **job_wishes)
+    def submit(self, prompts, seed=0, put=None, **settings):
+        names = ("samples", "stream", "logprobs")
+        options = {name: settings.pop(name) for name in names if name in settings}
+        settings = replace(self.decoder.defaults, **settings)
+        work = GenerationWork(prompts, settings, seed, **options)
+        self.job = Job(work, work.count, put or self.events.put)
         self.worker.submit(self.job)
         return self
 
@@ -50,7 +52,7 @@ class Client:
         found = {}
         while len(found) < self.job.size:
             event = self.next()
-            assert isinstance(event, Progress), event
+            assert isinstance(event, Update), event
             if event.chunk.result:
                 found[event.index] = event.chunk.result
         return [found[i] for i in sorted(found)]

@@ -79,9 +79,10 @@ class Server:
         return state["running"] == state["waiting"] == 0
 
     def metric(self, name: str) -> float:
-        """A metric without labels."""
+        """A metric, with its labels; 0 before it was first counted."""
         text = self.http.get("/metrics").text
-        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE).group(1))
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
 
     def rss(self) -> int:
         """Resident memory in bytes."""

@@ -43,12 +43,10 @@ def test_an_earlier_run_is_resumed_only_when_asked_for_and_with_the_same_answers
     assert not again.open(ANSWERS, TRAINING, resume=True) and again.state(NONE)
     assert again.open(ANSWERS, {"iters": 20}, resume=True) and again.state(NONE) is None
     assert not again.open(ANSWERS, {"iters": 20}, resume=True)
-
-
-def test_a_strangers_folder_is_left_alone(tmp_path):
-    (tmp_path / "mine.txt").touch()
-    with pytest.raises(UserError, match="is no folder of an earlier run"):
-        RunFolder(tmp_path).open(ANSWERS, TRAINING, resume=True)
+    (folder.path / SETTINGS).unlink()
+    (folder.path / "mine.txt").touch()
+    with pytest.raises(UserError, match="is no folder of an earlier run"):  # a stranger's
+        again.open(ANSWERS, TRAINING, resume=True)
 
 
 @pytest.mark.parametrize("name", (SETTINGS, STATE, BEST))

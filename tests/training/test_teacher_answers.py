@@ -37,7 +37,7 @@ def test_what_the_target_thinks_of_answers(target, temp, monkeypatch):
                 labelled.top_p, np.take_along_axis(p, labelled.top_ids, -1), atol=1e-5
             )
             states = np.array(target.encode(mx.array([source]))[0])
-            np.testing.assert_allclose(labelled.states, states, atol=1e-4)
+            np.testing.assert_allclose(labelled.states(), states, atol=1e-4)
 
 
 class Teacher:
@@ -72,7 +72,7 @@ def test_a_stopped_run_is_resumed_behind_its_last_file(target, tmp_path, monkeyp
     assert labelled[0].answer.tolist() == [1, 3] and labelled[-1].answer.tolist() == [42, 1]
     for example in labelled:
         states = np.array(target.encode(mx.array(example.source[None]))[0])
-        np.testing.assert_allclose(example.states, states, rtol=2e-3, atol=1e-3)  # in 16 bits
+        np.testing.assert_allclose(example.states(), states, rtol=2e-3, atol=1e-3)  # in 16 bits
     assert not [file for file in tmp_path.iterdir() if "partial" in file.name]
 
 

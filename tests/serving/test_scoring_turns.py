@@ -1,6 +1,8 @@
 """Turns of scores, ranks and embeddings in the thread that owns MLX."""
 
 import queue
+import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,10 +12,10 @@ from fake_model import FakeModel, random_table
 from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
-from mlx_t5.serving.jobs import Failure, PassJob, Values
+from mlx_t5.serving.job_queue import JobQueue
+from mlx_t5.serving.jobs import Job, Values
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.pass_queue import PassQueue
-from mlx_t5.serving.worker import Worker
+from mlx_t5.serving.worker import ScoringTurns, Worker
 
 
 @pytest.fixture
@@ -31,17 +33,30 @@ def start():
         assert worker.stop(PATIENCE)
 
 
-def task(events, parts, count, size=1):
-    return PassJob("embed", parts, count, 0, size, events.put)
+@dataclass
+class Work:
+    """Work of as many batches as `parts()` yields."""
+
+    parts: object
+    count: int
+    kind: str = "embed"
+    prompt_tokens: int = 0
+
+    def batches(self, *_):
+        return self.parts()
 
 
-def test_passes_take_turns_with_steps(start):
+def job(events, parts, count):
+    return Job(Work(parts, count), 1, events.put)
+
+
+def test_forward_passes_take_turns_with_steps(start):
     """A text goes on while a request of three passes is worked on."""
     model = Gated(ENDLESS, V)
     worker, decoder = start(model)
     steps, events = [], queue.Queue()
 
-    def parts(*_):
+    def parts():
         for i in range(3):
             steps.append(len(model.calls))
             yield [(i, i * i)]
@@ -49,79 +64,91 @@ def test_passes_take_turns_with_steps(start):
     hold(model)
     text = Client(worker, decoder).submit([[4]], max_tokens=9, num_draft=0)
     assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
-    worker.submit(task(events, parts, 3))
+    worker.submit(job(events, parts, 3))
     model.gate.set()
     assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
     assert len(text.results()[0].tokens) == 9
     assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
 
 
+def turns():
+    """What takes turns, and `begin(job)`, which lets a job join."""
+    jobs = JobQueue(2, 99, time.monotonic)
+    turns = ScoringTurns(None, 2, jobs, Metrics())
+
+    def begin(job):
+        jobs.add(job, 0.0)
+        turns.add(job)
+        return job
+
+    return turns, begin
+
+
 def test_requests_take_turns_pass_by_pass():
     """A small one waits for one pass of each that came before, however large these are."""
-    order, answered = [], []
+    order, events = [], queue.Queue()
 
     def named(name, passes):
-        def parts(*_):
+        def parts():
             for i in range(passes):
                 order.append(name)
-                yield [(i, (name, i))]
+                yield [(i, name)]
 
-        return PassJob("embed", parts, passes, 0, 1, answered.append)
+        return begin(job(events, parts, passes))
 
-    tasks = PassQueue(
-        None, Metrics(), lambda: 0.0, lambda job, rows: None, lambda job, values: job.put(values)
-    )
-    tasks.add(named("a", 5))
-    tasks.advance()
-    tasks.add(named("b", 1))
-    tasks.add(gone := named("c", 2))
-    while tasks:
-        tasks.advance()
+    running, begin = turns()
+    named("a", 5)
+    running.advance()
+    named("b", 1)
+    gone = named("c", 2)
+    while running:
+        running.advance()
         gone.cancelled = "c" in order
+        running.drop_cancelled()
         if len(order) == 5:
-            tasks.add(named("d", 2))
+            named("d", 2)
     assert "".join(order) == "aabcaadad"
-    assert [[name for name, _ in each.values] for each in answered] == [["b"], ["a"] * 5, ["d"] * 2]
+    assert [events.get_nowait().values for _ in range(3)] == [["b"], ["a"] * 5, ["d"] * 2]
+    assert events.empty()
 
 
 @pytest.mark.parametrize(
-    "error, kind",
-    [(UserError("too long"), "input"), (NotFinite("NaN"), "internal"), (OSError(), "internal"),
-     (MemoryError(), "memory")],
+    "error, status",
+    [(UserError("too long"), 400), (NotFinite("NaN"), 500), (OSError(), 500),
+     (MemoryError(), 503)],
 )  # fmt: skip
-def test_a_task_that_fails_harms_nobody(start, error, kind):
+def test_a_job_that_fails_harms_nobody(start, error, status):
     worker, decoder = start(FakeModel(random_table(V), V))
     events = queue.Queue()
-    worker.submit(task(events, lambda *_: iter([[(0, error)]]), 1))
+    worker.submit(job(events, lambda: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
-    assert isinstance(failure, Failure) and failure.kind == kind
+    assert failure.status == status
     assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
     assert worker.rows == (0, 0)
 
 
-def test_a_task_whose_client_has_gone_is_dropped_between_two_passes(start):
+def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(start):
     worker, _ = start(FakeModel(random_table(V), V))
     events, passes = queue.Queue(), []
 
-    def parts(*_):
+    def parts():
         for i in range(5):
             passes.append(i)
             worker.cancel(gone)
             yield [(i, i)]
 
-    gone = task(events, parts, 5)
+    gone = job(events, parts, 5)
     worker.submit(gone)
-    worker.submit(task(events, lambda *_: iter([[(0, "next")]]), 1))
+    worker.submit(job(events, lambda: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == Values(["next"])
     assert passes == [0] and events.empty()
 
 
 def test_ranks_that_came_apart_do_not_go_on():
-    def parts(*_):
+    def parts():
         raise RanksApart(RuntimeError("[ring] no connection"))
 
-    events = queue.Queue()
-    passes = PassQueue(None, Metrics(), lambda: 0.0, lambda *_: None, lambda *_: None)
-    passes.add(task(events, parts, 1))
+    running, begin = turns()
+    begin(job(queue.Queue(), parts, 1))
     with pytest.raises(RanksApart):
-        passes.advance()
+        running.advance()

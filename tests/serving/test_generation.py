@@ -10,7 +10,7 @@ from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
-from mlx_t5.serving.logprobs import LogprobRecorder, logprobs
+from mlx_t5.serving.generation import LogprobRecorder, logprobs
 from mlx_t5.settings import Settings
 
 V = 9
@@ -19,9 +19,9 @@ TABLE = random_table(V, eos_bias=-0.5)
 
 def test_literals():
     p = np.array([0.1, 0.6, 0.3], np.float32)
-    own, top, ids = logprobs(mx.array(np.log(p)[None, None] + 5), mx.array([[2]]), 2)
+    values, top, ids = logprobs(mx.array(np.log(p)[None, None] + 5), mx.array([[2]]), 2)
     assert ids.tolist() == [[[1, 2]]]
-    assert own.item() == pytest.approx(math.log(0.3), abs=1e-6)
+    assert values.item() == pytest.approx(math.log(0.3), abs=1e-6)
     assert top.tolist()[0][0] == pytest.approx([math.log(0.6), math.log(0.3)], abs=1e-6)
 
 
@@ -41,12 +41,12 @@ def test_they_are_the_targets_own_wherever_a_token_came_from(settings):
     found = {0: [], 2: []}
     while engine.rows:
         engine.step()
-        for row, each in recorder.collect():
-            found[next(i for i in found if rows[i] is row)] += each
-    for i, each in found.items():
+        for row, entries in recorder.collect():
+            found[next(i for i in found if rows[i] is row)] += entries
+    for i, entries in found.items():
         row = rows[i]
-        assert [entry.token for entry in each] == row.committed[1:]
-        for t, entry in enumerate(each):
+        assert [entry.token for entry in entries] == row.committed[1:]
+        for t, entry in enumerate(entries):
             logits = model.table(tuple(row.ids), tuple(row.committed[: t + 1])).astype(np.float64)
             expected = logits - np.log(np.exp(logits).sum())
             assert entry.logprob == pytest.approx(expected[entry.token], abs=1e-5)

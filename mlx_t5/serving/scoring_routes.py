@@ -1,4 +1,4 @@
-"""The addresses of what takes no decoding: /v1/embeddings, /v1/score and /v1/rerank.
+"""The addresses of what is scored and not decoded: /v1/embeddings, /v1/score and /v1/rerank.
 
 Embeddings have the shape of OpenAI's API, ranks that of Cohere's and Jina's.
 """
@@ -13,14 +13,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from mlx_t5.scoring.pairs import RERANK_TOKENS, Pair, ranking, relevance_pairs
 from mlx_t5.serving.api import Request as Body
-from mlx_t5.serving.api import Text, TokenIds
+from mlx_t5.serving.api import StrictRoute, Text, TokenIds
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
@@ -78,7 +79,7 @@ class RerankRequest(Body):
     model: Model = None
 
 
-class PassUsage(BaseModel):
+class ScoringUsage(BaseModel):
     """Token counts of a request, end tokens included."""
 
     prompt_tokens: int
@@ -99,7 +100,7 @@ class EmbeddingList(BaseModel):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
-    usage: PassUsage
+    usage: ScoringUsage
 
 
 class ScoreEntry(BaseModel):
@@ -117,7 +118,7 @@ class ScoreList(BaseModel):
     object: Literal["list"]
     data: list[ScoreEntry]
     model: str
-    usage: PassUsage
+    usage: ScoringUsage
 
 
 class RankedDocument(BaseModel):
@@ -127,7 +128,7 @@ class RankedDocument(BaseModel):
 
 
 class RankEntry(BaseModel):
-    """One document's place; `relevance_score` is the probability that it is relevant."""
+    """One document; `relevance_score` is the probability that it is relevant."""
 
     index: int
     relevance_score: float
@@ -139,81 +140,75 @@ class RankList(BaseModel):
 
     results: list[RankEntry]
     model: str
-    usage: PassUsage
+    usage: ScoringUsage
 
 
-def add_one_pass(app: FastAPI, errors: dict[int | str, dict[str, Any]]) -> None:
-    """Adds the addresses.
+router = APIRouter(route_class=StrictRoute)
 
-    Args:
-        app: with the service in its state.
-        errors: the responses that are errors, by status.
-    """
-    service: Service = app.state.service
 
-    @app.post(
-        "/v1/embeddings",
-        response_model=None,
-        responses={**errors, 200: {"model": EmbeddingList}},
-        tags=["OpenAI"],
-    )
-    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """Turns each input into a vector: the mean of the encoder's states over its tokens."""
-        service.require_model(body.model)
-        pooling = service.pooling
-        prefix = service.task(body.task, body.inputs).prefix
-        ids = await service.reader.all_token_ids(body.inputs, "input", prefix, pooling)
-        rows = await service.embed(ids, bool(body.normalize), request.receive)
-        return await _embedding_list(service.model, rows, body.encoding_format, _usage(ids))
+def _service(request: Request) -> Service:
+    return request.app.state.service
 
-    @app.post(
-        "/v1/score",
-        response_model=None,
-        responses={**errors, 200: {"model": ScoreList}},
-        tags=["scores"],
-    )
-    async def score(body: ScoreRequest, request: Request) -> Response:
-        """Says how likely the model is to answer a prompt with each target, token by token."""
-        service.require_model(body.model)
-        prefix = service.task(body.task, [body.prompt]).prefix
-        source = tuple(await service.reader.token_ids(body.prompt, prefix=prefix))
-        targets = await service.reader.all_token_ids(body.targets, "targets")
-        pairs = [Pair(source, tuple(target)) for target in targets]
-        scores = await service.score("score", pairs, request.receive)
-        data = [
-            ScoreEntry(
-                index=i,
-                logprob=each.logprob,
-                tokens=[service.spell(token).text for token in each.tokens],
-                token_logprobs=each.token_logprobs,
-            )
-            for i, each in enumerate(scores)
-        ]
-        return _answer(
-            ScoreList(
-                object="list", data=data, model=service.model, usage=_usage([source], targets)
-            )
+
+@router.post(
+    "/v1/embeddings",
+    response_model=None,
+    responses={200: {"model": EmbeddingList}},
+    tags=["OpenAI"],
+)
+async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """Turns each input into a vector: the mean of the encoder's states over its tokens."""
+    service = _service(request)
+    service.require_model(body.model)
+    prefix = service.task(body.task, body.inputs).prefix
+    ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
+    work = EmbeddingWork(ids, bool(body.normalize))
+    vectors = await service.score_or_embed(work, request.receive)
+    return await _embedding_list(service.model, vectors, body.encoding_format, _usage(ids))
+
+
+@router.post(
+    "/v1/score", response_model=None, responses={200: {"model": ScoreList}}, tags=["scores"]
+)
+async def score(body: ScoreRequest, request: Request) -> Response:
+    """Says how likely the model is to answer a prompt with each target, token by token."""
+    service = _service(request)
+    service.require_model(body.model)
+    prefix = service.task(body.task, [body.prompt]).prefix
+    (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
+    targets = await service.tokenizer.token_ids(body.targets, "targets")
+    work = ScoringWork("score", [Pair(tuple(source), tuple(target)) for target in targets])
+    scores = await service.score_or_embed(work, request.receive)
+    data = [
+        ScoreEntry(
+            index=i,
+            logprob=score.logprob,
+            tokens=[service.spell(token).text for token in score.tokens],
+            token_logprobs=score.token_logprobs,
         )
+        for i, score in enumerate(scores)
+    ]
+    usage = _usage([source], targets)
+    return _answer(ScoreList(object="list", data=data, model=service.model, usage=usage))
 
-    @app.post(
-        "/v1/rerank",
-        response_model=None,
-        responses={**errors, 200: {"model": RankList}},
-        tags=["scores"],
-    )
-    async def rerank(body: RerankRequest, request: Request) -> Response:
-        """Ranks documents by their relevance to a query, with a monoT5."""
-        service.require_model(body.model)
-        pairs = await _relevance(service, body.query, body.documents)
-        ranked = ranking(await service.score("rerank", pairs, request.receive), body.top_n)
-        entries = []
-        for each in ranked:
-            entry = RankEntry(index=each.index, relevance_score=math.exp(each.score))
-            if body.return_documents:
-                entry.document = RankedDocument(text=body.documents[each.index])
-            entries.append(entry)
-        usage = _usage([pair.source for pair in pairs[::2]])
-        return _answer(RankList(results=entries, model=service.model, usage=usage))
+
+@router.post(
+    "/v1/rerank", response_model=None, responses={200: {"model": RankList}}, tags=["scores"]
+)
+async def rerank(body: RerankRequest, request: Request) -> Response:
+    """Ranks documents by their relevance to a query, with a monoT5."""
+    service = _service(request)
+    service.require_model(body.model)
+    pairs = await _relevance(service, body.query, body.documents)
+    scores = await service.score_or_embed(ScoringWork("rerank", pairs), request.receive)
+    entries = []
+    for ranked in ranking(scores, body.top_n):
+        entry = RankEntry(index=ranked.index, relevance_score=math.exp(ranked.score))
+        if body.return_documents:
+            entry.document = RankedDocument(text=body.documents[ranked.index])
+        entries.append(entry)
+    usage = _usage([pair.source for pair in pairs[::2]])
+    return _answer(RankList(results=entries, model=service.model, usage=usage))
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
@@ -222,39 +217,39 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
     Raises:
         ApiError: a text is empty, the query is too long, or the model is none that ranks.
     """
-    reader = service.reader
-    reader.require_short(query, "query")
+    tokenizer = service.tokenizer
+    tokenizer.require_short(query, "query")
     if not query.strip():
         raise ApiError(400, "the query is empty; write what is looked for", "query")
     of_documents = relevance_pairs(
         query,
-        map(reader.beginning, documents),
-        reader.tokenizer,
-        reader.vocab_size,
+        map(tokenizer.beginning, documents),
+        tokenizer.tokenizer,
+        tokenizer.vocab_size,
         max_prompt_tokens=min(service.limits.prompt_tokens, RERANK_TOKENS),
     )
     pairs: list[Pair] = []
     # Document by document, as other clients' texts have to be read too.
-    while two := await reader.with_tokenizer(lambda _: list(islice(of_documents, 2)), "documents"):
+    while two := await tokenizer.run(lambda _: list(islice(of_documents, 2)), "documents"):
         pairs += two
     return pairs
 
 
-def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> PassUsage:
+def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> ScoringUsage:
     read = sum(map(len, prompts))
-    return PassUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
+    return ScoringUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
 
 
 async def _embedding_list(
-    model: str, rows: Sequence[np.ndarray], encoding: str | None, usage: PassUsage
+    model: str, vectors: Sequence[np.ndarray], encoding: str | None, usage: ScoringUsage
 ) -> Response:
     def make() -> Response:
         entries = []
-        for i, row in enumerate(rows):
-            numbers = np.asarray(row, "<f4")
+        for i, vector in enumerate(vectors):
+            numbers = np.asarray(vector, "<f4")
             coded = base64.b64encode(numbers.tobytes()).decode()
-            vector = coded if encoding == "base64" else numbers.tolist()
-            entries.append({"object": "embedding", "index": i, "embedding": vector})
+            embedding = coded if encoding == "base64" else numbers.tolist()
+            entries.append({"object": "embedding", "index": i, "embedding": embedding})
         counts = usage.model_dump()
         return JSONResponse({"object": "list", "data": entries, "model": model, "usage": counts})
 

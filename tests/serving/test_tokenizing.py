@@ -3,13 +3,13 @@
 import pytest
 
 from byte_tokenizers import bytes_alone, pieces_and_bytes
-from mlx_t5.serving.spelling import Speller
+from mlx_t5.serving.tokenizing import TokenSpelling
 from mlx_t5.text.detokenizer import decode
 
 
 def test_literals():
     tokenizer = pieces_and_bytes()
-    spell = Speller(tokenizer)
+    spell = TokenSpelling(tokenizer)
     for name, text, spelled in [
         ("▁cat", " cat", b" cat"),
         ("é", "é", "é".encode()),
@@ -27,6 +27,6 @@ def test_literals():
 @pytest.mark.parametrize("text", ["She has two cats.", " naïve é", "你好 😀 s"])
 def test_the_bytes_of_all_tokens_are_the_text(make, text):
     tokenizer = make()
-    spell, tokens = Speller(tokenizer), tokenizer.encode(text)
+    spell, tokens = TokenSpelling(tokenizer), tokenizer.encode(text)
     joined = b"".join(bytes(spell(token).bytes or []) for token in tokens)
     assert joined.decode().strip() == decode(tokenizer, tokens).strip() == text.strip()

@@ -15,9 +15,10 @@ from decoder import SpeculativeDecoder
 from fake_serving import PATIENCE
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.reading import RequestLimits
 from mlx_t5.serving.service import Service
+from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.serving.worker import Worker
 from model import load
 from serving_process import Server
@@ -168,7 +169,7 @@ def test_the_bundled_pair_does_not_rank(server):
 
 
 @pytest.mark.parametrize(
-    "path, body, param, told",
+    "path, body, param, message",
     [
         ("embeddings", {}, "input", "needed"),
         ("embeddings", {"input": ""}, "input", "at least 1"),
@@ -194,37 +195,28 @@ def test_the_bundled_pair_does_not_rank(server):
         ("rerank", {"query": "a " * 999, "documents": ["b"]}, "query", "at most 60"),
         ("rerank", {"query": "a " * 30, "documents": ["b"]}, "documents", "room .* in 60 tokens"),
         ("rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "greater than"),
+        ("embeddings", {"input": "a", "model": "gpt-2"}, "model", "no such model"),
+        ("score", {"prompt": "a", "targets": ["b"], "model": "gpt-2"}, "model", "no such model"),
+        ("rerank", {"query": "a", "documents": ["b"], "model": "a"}, "model", "no such model"),
     ],
 )
-def test_what_cannot_be(ranker, path, body, param, told):
+def test_what_cannot_be(ranker, path, body, param, message):
     answer = ranker.http.post(f"/v1/{path}", json=body)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param), error
-    assert re.search(told, error["message"])
-
-
-def test_another_model_is_not_found(ranker):
-    for path, body in (
-        ("embeddings", {"input": "a"}),
-        ("score", {"prompt": "a", "targets": ["b"]}),
-        ("rerank", {"query": "a", "documents": ["b"]}),
-    ):
-        answer = ranker.http.post(f"/v1/{path}", json={**body, "model": "gpt-2"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param), error
+    assert re.search(message, error["message"])
 
 
 def test_metrics_count_items(ranker):
-    def count(kind):
-        text = ranker.http.get("/metrics").text
-        found = re.search(rf't5_one_pass_items_total{{kind="{kind}"}} (\S+)', text)
-        return float(found.group(1)) if found else 0.0
+    def counts():
+        kinds = ("embed", "score", "rerank")
+        return [ranker.metric(f't5_one_pass_items_total{{kind="{kind}"}}') for kind in kinds]
 
-    before = count("embed"), count("score"), count("rerank")
+    before = counts()
     ranker.http.post("/v1/embeddings", json={"input": TEXTS})
     ranker.http.post("/v1/score", json={"prompt": "a", "targets": ["b", "c"]})
     ranker.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-    after = count("embed"), count("score"), count("rerank")
-    assert [b - a for a, b in zip(before, after, strict=True)] == [4, 2, 2]
+    assert [b - a for a, b in zip(before, counts(), strict=True)] == [4, 2, 2]
     assert ranker.idle()
 
 
@@ -236,17 +228,18 @@ def test_an_encoder_alone_serves_embeddings_and_nothing_else(folder, tmp_path):
 
     async def ask():
         never = asyncio.Event()
-        rows = await service.embed([[5, 1], [6, 7, 1]], False, never.wait)
-        np.testing.assert_allclose(rows, decoder_rows, rtol=1e-4, atol=1e-5)
+        work = EmbeddingWork([[5, 1], [6, 7, 1]], False)
+        vectors = await service.score_or_embed(work, never.wait)
+        np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
         for asked in (
             service.submit(None, ["a"], never.wait),
-            service.score("score", [], never.wait),
+            service.score_or_embed(ScoringWork("score", []), never.wait),
         ):
             with pytest.raises(ApiError, match="encoder is an encoder alone") as error:
                 await asked
             assert error.value.status == 400
 
-    decoder_rows = SpeculativeDecoder(load(folder, "float32")[0]).embed([[5, 1], [6, 7, 1]])
+    expected = SpeculativeDecoder(load(folder, "float32")[0]).embed([[5, 1], [6, 7, 1]])
     try:
         asyncio.run(asyncio.wait_for(ask(), PATIENCE))
     finally:

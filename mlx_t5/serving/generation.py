@@ -1,0 +1,276 @@
+"""The rows of generation jobs: they wait for a place, share batches, and report to their jobs.
+
+Rows join and leave a running batch between two steps; rows with beams have a batch for each width.
+Rows, chunks and results are made by the decoder that `generate` uses.
+
+Log-probabilities, for the rows that ask for them, are those of the target's own distribution: log
+softmax of its logits, before temperature, top-p and `delta`, whoever proposed the token. They are
+taken from the pass that verifies, so they cost no other, and rows that do not ask cost nothing.
+
+Symbols: B rows, T positions, V vocabulary, K alternatives, R rows that ask.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlx_t5.backend import mx
+from mlx_t5.engine import batching
+from mlx_t5.engine.rows import Row
+from mlx_t5.sampling.beams import texts_of
+from mlx_t5.sampling.draws import random_keys
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.job_queue import JobQueue
+from mlx_t5.serving.jobs import Decoder, Job, TokenLogprob, Update, failure_of
+from mlx_t5.serving.metrics import Metrics, counts
+from mlx_t5.settings import AUTO
+
+
+@dataclass(eq=False)
+class JobRow:
+    """A row and its job.
+
+    Attributes:
+        row: as the engine knows it.
+        job: whose row it is.
+        index: of its first text in the job.
+        reported: tokens that the job knows of.
+        logprobs: of those that it does not know of.
+    """
+
+    row: Row
+    job: Job
+    index: int
+    reported: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class GenerationBatches:
+    """All rows that are decoded or wait for it, for the thread that owns MLX.
+
+    Attributes:
+        row_seconds: how long a row stays in a batch, on average over the last ones.
+    """
+
+    def __init__(self, decoder: Decoder, max_batch: int, jobs: JobQueue, metrics: Metrics):
+        """Decodes at most `max_batch` rows of a width at the same time."""
+        self._decoder, self._max_batch = decoder, max_batch
+        self._jobs, self._metrics = jobs, metrics
+        self._job_rows: dict[int, JobRow] = {}  # by id(row); holding the row keeps the id
+        self.row_seconds = 0.0
+        self._new_batches([])
+
+    def __bool__(self) -> bool:
+        """Whether there are rows."""
+        return bool(self._job_rows)
+
+    @property
+    def running(self) -> list[Row]:
+        """The rows of all batches."""
+        return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
+
+    def add(self, job: Job) -> None:
+        """Turns a job into rows that wait."""
+        rows: list[Row] = []
+        work, failure = job.work, None
+        texts = work.settings.num_return_sequences
+        try:
+            keys_of = random_keys(work.seed, work.samples // texts)
+            for prompt, keys in zip(work.prompts, keys_of, strict=False):
+                rows += self._decoder.codec.rows(prompt, work.settings, keys, work.watched)
+            failure = next((ApiError(400, row.error) for row in rows if row.error), None)
+        except Exception as error:
+            failure = failure_of(error)
+        if failure:
+            self._jobs.release(job, job.size)
+            self._jobs.put(job, failure)
+            return
+        for index, row in enumerate(rows):
+            self._job_rows[id(row)] = JobRow(row, job, index * texts)
+        self._enqueue(rows)
+
+    def drop_cancelled(self) -> None:
+        """Takes the rows of cancelled jobs out."""
+        gone = [job_row for job_row in self._job_rows.values() if job_row.job.cancelled]
+        if not gone:
+            return
+        for job_row in gone:
+            self._end(job_row)
+        self._metrics.cancelled(len(gone))
+        for queue in self._queues.values():
+            batch = queue.engine
+            batch.keep([i for i, row in enumerate(batch.rows) if id(row) in self._job_rows])
+            queue.remove([job_row.row for job_row in gone])
+
+    def admit(self) -> None:
+        """Lets as many rows into the batches as there is room for."""
+        for queue in self._queues.values():
+            running = len(queue.engine.rows)
+            for row in queue.admit():  # in an empty batch it would fare no better the next time
+                self._fail(self._job_rows[id(row)], ApiError(400, str(row.error)))
+            now = self._jobs.clock()
+            for row in queue.engine.rows[running:]:
+                waited = now - self._job_rows[id(row)].job.submitted
+                self._metrics.queue_seconds.observe(waited)
+
+    def step(self) -> None:
+        """Makes a step of every batch, and reports what it gave."""
+        rows = self.running
+        before = counts(rows)
+        for queue in self._queues.values():
+            if queue.engine.rows:
+                self._step(queue.engine)
+        self._metrics.wrote(*(b - a for a, b in zip(before, counts(rows), strict=True)))
+        for row in rows:
+            self._report(self._job_rows[id(row)])
+
+    def recover(self, error: Exception) -> None:
+        """Gets over an error in an engine: its rows are lost, waiting ones keep waiting."""
+        failure = failure_of(error)
+        waiting = [row for queue in self._queues.values() for row in queue.waiting]
+        waiting_ids = set(map(id, waiting))
+        for job_row in list(self._job_rows.values()):
+            if id(job_row.row) not in waiting_ids:
+                self._fail(job_row, failure)
+        self._new_batches(waiting)
+        mx.clear_cache()
+
+    def _new_batches(self, waiting: Sequence[Row]) -> None:
+        """Empty batches, and the rows that wait for a place in them."""
+        # With "auto" the costs of steps are measured, so that any request may ask for it.
+        settings = replace(self._decoder.defaults, num_draft=AUTO, num_beams=1)
+        engine = self._decoder.engine(settings, self._max_batch)
+        engine.on_verified = self._recorder = LogprobRecorder()
+        self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
+        self._enqueue(waiting)
+
+    def _enqueue(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            beams, logprobs = row.settings.num_beams, self._job_rows[id(row)].job.work.logprobs
+            if beams not in self._queues:
+                batch = self._decoder.beams(row.settings)
+                self._queues[beams] = batching.Queue(batch, self._max_batch)
+            self._queues[beams].waiting.append(row)
+            if logprobs is not None:
+                self._recorder.watch(row, logprobs)
+
+    def _step(self, batch: Any) -> None:
+        began, rows = self._jobs.clock(), len(batch.rows)
+        batch.step()
+        for row, entries in self._recorder.collect():
+            self._job_rows[id(row)].logprobs += entries
+        self._metrics.stepped(rows, self._jobs.clock() - began)
+
+    def _report(self, job_row: JobRow) -> None:
+        """Sends a job what the last step gave one of its rows."""
+        row, job = job_row.row, job_row.job
+        texts = texts_of(row) if row.finish_reason else [row]
+        if error := next((text.error for text in texts if text.error), None):
+            self._fail(job_row, ApiError(500, error))
+            return
+        if job_row.reported == 0 and row.stats.target_calls == 1:
+            self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
+        if not (job.work.stream or row.finish_reason):
+            return
+        updates = [self._update(job_row, text, i) for i, text in enumerate(texts)]
+        job_row.reported = row.decided
+        if row.finish_reason:
+            self._metrics.finished(row.stats, row.finish_reason)
+            seconds = row.stats.encode_seconds + row.stats.decode_seconds
+            self.row_seconds += (seconds - self.row_seconds) / 8
+            self._end(job_row)
+        for update in updates:  # last: a client that knows may look at the metrics
+            self._jobs.put(job, update)
+
+    def _update(self, job_row: JobRow, text: Row, i: int) -> Update:
+        """What one of a row's texts has gained."""
+        chunk = self._decoder.codec.chunk(text, job_row.reported)
+        # The end token counts where it alone decides about text that was held back.
+        count = len(chunk.tokens) or bool(chunk.text)
+        logprobs, job_row.logprobs = job_row.logprobs[:count], []
+        chunk = replace(chunk, stats=copy.copy(text.stats))  # the thread goes on counting
+        return Update(job_row.index + i, chunk, logprobs)
+
+    def _fail(self, job_row: JobRow, failure: ApiError) -> None:
+        """Ends a row, and the job with it: its other rows leave before the next step."""
+        self._end(job_row)
+        self._jobs.cancel(job_row.job)
+        self._jobs.put(job_row.job, failure)
+
+    def _end(self, job_row: JobRow) -> None:
+        del self._job_rows[id(job_row.row)]
+        self._recorder.forget(job_row.row)
+        self._jobs.release(job_row.job, job_row.row.settings.num_return_sequences)
+
+
+class LogprobRecorder:
+    """Listens to an engine's steps: `engine.on_verified = recorder`, and `collect` after a step."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[Row, int]] = {}  # by id(row); holding the row keeps the id
+        self._rows: list[Row] = []
+        self._arrays: tuple[mx.array, ...] = ()
+        self._before: list[int] = []
+
+    def watch(self, row: Row, alternatives: int) -> None:
+        """Records this row from now on, with so many alternatives a token (0: none)."""
+        self._watched[id(row)] = (row, alternatives)
+
+    def forget(self, row: Row) -> None:
+        """Records this row no longer."""
+        self._watched.pop(id(row), None)
+
+    def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
+        """Takes what a step needs out of logits (B, T, V) and tokens (B, T), lazily."""
+        indices = [i for i, row in enumerate(rows) if id(row) in self._watched]
+        self._rows = [rows[i] for i in indices]
+        self._before = [row.decided for row in self._rows]
+        if not indices:
+            return
+        count = max(self._watched[id(row)][1] for row in self._rows)
+        self._arrays = logprobs(logits[mx.array(indices)], tokens[mx.array(indices)], count)
+        mx.async_eval(*self._arrays)
+
+    def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
+        """What the last step wrote, for each row that asked; EOS included."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return []
+        values, top, ids = (array.tolist() for array in self._arrays)
+        self._arrays = ()
+        return [
+            (
+                row,
+                [
+                    TokenLogprob(
+                        token,
+                        values[r][t],
+                        list(zip(ids[r][t], top[r][t], strict=True))[: self._watched[id(row)][1]],
+                    )
+                    for t, token in enumerate(row.committed[1 + before :])
+                ],
+            )
+            for r, (row, before) in enumerate(zip(rows, self._before, strict=True))
+        ]
+
+
+def logprobs(logits: mx.array, tokens: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Log-probabilities of tokens, and of the likeliest ones.
+
+    Args:
+        logits: (R, T, V) float32.
+        tokens: (R, T) int32.
+        count: K, at most V.
+
+    Returns:
+        (R, T) float32 of the tokens, (R, T, K) float32 of the likeliest, in falling order, and
+        their ids (R, T, K).
+    """
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    values = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total
+    ids = mx.argsort(-logits, axis=-1)[..., :count]
+    top = mx.take_along_axis(logits, ids, axis=-1) - total
+    return values[..., 0], top, ids

@@ -1,0 +1,326 @@
+"""The HTTP server: its socket, limits on connections, and the middleware before the application.
+
+More requests than the queue has room for are refused by the application (429). But every connection
+takes a file descriptor before anything is asked on it, and without descriptors the server would not
+even accept those that it could serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from mlx_t5.cli.arguments import INTERRUPTED
+from mlx_t5.errors import UserError
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, client_gone, internal_error, raised_at
+from mlx_t5.serving.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+# No key is asked for here: without it, nothing of these says more than the source code does.
+PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
+PUBLIC_FOLDERS = ("/page/", "/docs-assets/")
+HAS_KEY = "has_key"  # in a request's scope
+MAX_BODY = 1 << 20  # bytes; while a body is read and checked, nobody else is served
+BODY_SECONDS = 30  # in which a body has to arrive
+SEND_SECONDS = 60  # that a client may leave what it was sent unread
+HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+# Far above what --max-batch and --max-queue let in, so that a user has nothing to choose; and below
+# the descriptors that a process gets (1024 on Linux, 256 on macOS), as the rest needs some too.
+MAX_CONNECTIONS = 512
+OTHER_DESCRIPTORS = 64  # files and sockets besides connections
+HEAD_SECONDS = 30  # in which a request has to begin
+REFUSAL_SECONDS = 5  # that one too many stays open, to be told
+LAST_SECONDS = 5  # that clients have to read that their requests were given up
+
+
+class Middleware:
+    """The outermost application: names, keys, sizes, time limits, counting, the last resort.
+
+    Plain ASGI, so that nothing comes between a streaming response and its client.
+    """
+
+    def __init__(
+        self,
+        app: Callable,
+        api_key: str | None,
+        metrics: Metrics,
+        paths: set[str],
+        is_own_name: Callable[[str], bool] | None = None,
+    ):
+        """Wraps an application.
+
+        Args:
+            app: the one behind.
+            api_key: that clients have to send; None if none is needed.
+            metrics: of every request.
+            paths: addresses that are counted by name; all others count as "other".
+            is_own_name: whether a host that a client believes to talk to may be this one; None
+                lets all pass.
+        """
+        self._app, self._key = app, api_key
+        self._metrics, self._paths, self._is_own_name = metrics, paths, is_own_name
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        response, headers = _Response(send), dict(scope["headers"])
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server sends no body then, but its length
+        began = time.monotonic()
+        try:
+            self._check_name(headers)
+            scope = {**scope, HAS_KEY: self._is_known(headers)}
+            self._check_key(scope)
+            body = await self._body(headers, receive)
+            await self._app(scope, _replay(body, receive), response.send)
+        except ApiError as error:
+            await response.refuse(error)
+        except asyncio.CancelledError:  # the server does not wait any longer
+            await response.refuse(ApiError(503, STOPPING_MESSAGE))
+        except Exception as error:  # no traceback: it may show what a client sent
+            log.error("%s %s failed: %s", scope["method"], path, raised_at(error))
+            await response.refuse(internal_error())
+        finally:
+            self._metrics.requests.labels(path, str(response.status)).inc()
+            self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
+
+    def _check_name(self, headers: dict[bytes, bytes]) -> None:
+        """Refuses browsers that a page sent here under its own host name.
+
+        Such a page (DNS rebinding) could otherwise read the answers as if they were its own.
+        """
+        if self._is_own_name is None or b"host" not in headers:
+            return
+        try:
+            name = urlsplit("//" + headers[b"host"].decode("latin-1")).hostname
+        except ValueError:
+            name = None
+        if not self._is_own_name(name or ""):
+            message = "only localhost may be asked without a key; see the server's --no-auth"
+            raise ApiError(403, message, code="unknown_host")
+
+    def _is_known(self, headers: dict[bytes, bytes]) -> bool:
+        if self._key is None:
+            return True
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key.encode())
+
+    def _check_key(self, scope: dict) -> None:
+        path = scope["path"]
+        if not (has_key(scope) or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)):
+            message = "wrong or missing API key; send it as Authorization: Bearer KEY"
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, message, code="invalid_api_key", headers=challenge)
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Callable) -> bytes:
+        """Reads the whole body, which is small, before anything is done with it."""
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > MAX_BODY:
+            raise self._too_large()
+        try:
+            with anyio.fail_after(BODY_SECONDS):
+                return await self._read(receive)
+        except TimeoutError:
+            message = f"the body did not arrive within {BODY_SECONDS} s"
+            raise ApiError(408, message, headers={"Connection": "close"}) from None
+
+    async def _read(self, receive: Callable) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise client_gone()
+            body += message.get("body", b"")
+            if len(body) > MAX_BODY:
+                raise self._too_large()
+            if not message.get("more_body"):
+                return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {MAX_BODY} bytes; send less at a time"
+        return ApiError(413, message, headers={"Connection": "close"})
+
+
+def has_key(scope: Mapping[str, Any]) -> bool:
+    """Whether the client may see everything: it sent the key, or none is needed."""
+    return scope[HAS_KEY]
+
+
+class _Response:
+    """One response: notes its status and adds headers."""
+
+    def __init__(self, send: Callable):
+        self._send, self.status = send, 0
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message["headers"], *more]}
+        # What a client does not read would be kept for it as long as it stays connected.
+        with anyio.fail_after(SEND_SECONDS):
+            await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        if not self.status:  # or it is too late for another one
+            await refuse(error, self.send)
+
+
+def _replay(body: bytes, receive: Callable) -> Callable:
+    """A `receive` that gives the body once, and then what the connection says."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> dict[str, Any]:
+        return left.pop() if left else await receive()
+
+    return next_message
+
+
+async def refuse(error: ApiError, send: Callable) -> None:
+    """Sends an error as the response."""
+    body = json.dumps(error.content).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **{name.lower(): value for name, value in error.headers.items()},
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+def most_connections() -> int:
+    """How many connections this process can have."""
+    if sys.platform == "win32":
+        return MAX_CONNECTIONS
+    import resource
+
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, descriptors - OTHER_DESCRIPTORS))
+
+
+async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
+    """The application of connections above the limit: answers 503."""
+    message = "too many connections; try again later"
+    await refuse(ApiError(503, message, headers={"Connection": "close"}), send)
+
+
+class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
+    """uvicorn's protocol with a limit on connections.
+
+    Attributes:
+        limit: how many there may be at a time.
+    """
+
+    limit = most_connections()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """As in asyncio."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limit:
+            self.app = too_many
+            self._timer = self.loop.call_later(REFUSAL_SECONDS, transport.close)
+        else:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in asyncio."""
+        self._timer.cancel()  # or the loop would keep this object until then
+        super().connection_lost(exc)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:  # no request has come
+            self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Logs nothing: a request for a websocket is answered over HTTP, as is allowed.
+
+        uvicorn would advise to install a library that is of no use here.
+        """
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket bound to an address, so that one in use is known before models are loaded.
+
+    Raises:
+        UserError: there is no such address, or it cannot be bound.
+    """
+    try:
+        addresses = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+    except socket.gaierror as error:
+        raise UserError(f"--host {host}: {error.strerror}; give an address") from None
+    family, kind, protocol, _, address = addresses[0]
+    # Unless the protocol is named, asyncio leaves TCP_NODELAY off, and answers take 40 ms more.
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        message = f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+        raise UserError(message) from None
+    return bound
+
+
+def serve(
+    application: Middleware,
+    bound: socket.socket,
+    shutdown_seconds: int,
+    give_up: Callable[[], None],
+) -> None:
+    """Answers requests until SIGTERM or Ctrl-C; a second Ctrl-C ends the process at once.
+
+    Args:
+        application: answers them.
+        bound: the socket, which listens already.
+        shutdown_seconds: in which what runs at the end has to finish.
+        give_up: what is left then is refused.
+    """
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            late = asyncio.get_running_loop().call_later(shutdown_seconds, give_up)
+            await super().shutdown(sockets)
+            late.cancel()
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:
+                os._exit(INTERRUPTED)  # the second Ctrl-C
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # it would show what comes after the question mark of an address
+        server_header=False,
+        http=LimitedConnection,
+        ws="none",
+        timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,
+    )
+    # uvicorn finishes what runs and then raises the signal again, which would end the process.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    Server(config).run(sockets=[bound])

@@ -1,0 +1,171 @@
+"""The tokenizer's thread, in which texts of requests become tokens; and how single tokens look.
+
+A long text must delay neither other clients nor the batch. What is too long is refused before it
+is tokenized, as far as that shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from mlx_t5.errors import UserError
+from mlx_t5.pooling import Pooling
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.text.prompts import token_ids
+
+T = TypeVar("T")
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+NAMES = {
+    "prompt": "prompt",
+    "input": "text",
+    "targets": "target",
+    "query": "query",
+}
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a request may ask for.
+
+    Attributes:
+        prompt_tokens: of one prompt.
+        max_tokens: of one text.
+        rows: texts of one request.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    rows: int
+
+
+class TokenizerThread:
+    """A copy of the tokenizer, with the thread that works with it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, limits: RequestLimits):
+        """Reads for a model with so many ids, within limits."""
+        self.vocab_size, self._limits = vocab_size, limits
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
+        self._executor = ThreadPoolExecutor(1, "tokenizer")
+
+    async def token_ids(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        param: str = "prompt",
+        prefix: str = "",
+        pooling: Pooling | None = None,
+    ) -> list[list[int]]:
+        """The tokens of each text; none is tokenized if one is seen to be too long.
+
+        Args:
+            texts: or token ids, which are checked.
+            param: the field that they came in: "targets" are texts the model would write.
+            prefix: a task's; put before every text.
+            pooling: prepares and cuts a text, if given.
+
+        Raises:
+            ApiError: one is empty, too long or no valid text, or an id is not in the vocabulary.
+        """
+        texts = [prefix + text if isinstance(text, str) else text for text in texts]
+        for text in texts:
+            self.require_short(text, param)
+        return [await self._token_ids(text, param, pooling) for text in texts]
+
+    async def _token_ids(
+        self, text: str | Sequence[int], param: str, pooling: Pooling | None
+    ) -> list[int]:
+        cut: Callable[[list[int]], list[int]] | None = None
+        if pooling and isinstance(text, str) and text.strip():
+            text, cut = pooling.read(text), pooling.cut
+        ids = await self.run(lambda t: token_ids(text, t, self.vocab_size, NAMES[param]), param)
+        ids = cut(ids) if cut else ids
+        self._require_few(ids, param)
+        return ids
+
+    def beginning(self, text: str) -> str:
+        """As much of a text as all the tokens of a prompt can hold."""
+        return text[: self._limits.prompt_tokens * self._longest]
+
+    async def run(self, work: Callable[[Any], T], param: str = "prompt") -> T:
+        """What a function makes with the tokenizer, in its thread.
+
+        Raises:
+            ApiError: it raises `UserError`.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._executor, partial(work, self.tokenizer))
+        except UserError as error:
+            raise ApiError(400, str(error), param) from None
+
+    def require_short(self, text: str | Sequence[int], param: str) -> None:
+        """Raises `ApiError` if a text has too many tokens, as far as that shows at once."""
+        if not isinstance(text, str):
+            self._require_few(text, param)  # before every id is looked at
+        elif len(text) > self._most(param) * self._longest:
+            raise self._too_long("more", param)  # no need to count
+
+    def _require_few(self, ids: Sequence[int], param: str) -> None:
+        if len(ids) > self._most(param):
+            raise self._too_long(f"{len(ids)}", param)
+
+    def _most(self, param: str) -> int:
+        return self._limits.max_tokens if param == "targets" else self._limits.prompt_tokens
+
+    def _too_long(self, count: str, param: str) -> ApiError:
+        option = "--max-tokens" if param == "targets" else "--max-prompt-tokens"
+        message = (
+            f"the {NAMES[param]} has {count} tokens; at most {self._most(param)} are taken here "
+            f"(the server's {option}); shorten it"
+        )
+        return ApiError(400, message, param, "context_length_exceeded")
+
+
+class Spelling(NamedTuple):
+    r"""A token by itself, for log-probabilities.
+
+    A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\xe4`,
+    and `bytes` has it. The bytes of all tokens of a text, joined, are the text in UTF-8.
+
+    Attributes:
+        text: for people; a leading space is included. "" of an id that has none.
+        bytes: what it adds to a text; None if nothing, as special tokens.
+    """
+
+    text: str
+    bytes: list[int] | None
+
+
+class TokenSpelling:
+    """Spells a tokenizer's tokens."""
+
+    def __init__(self, tokenizer: Any):
+        """Spells the tokens of this tokenizer of transformers."""
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
+
+    def __call__(self, token: int) -> Spelling:
+        """How an id looks."""
+        # Models have more ids than tokenizers, and any of them may be among the likeliest.
+        name = self._tokenizer.convert_ids_to_tokens(token) or ""
+        if token in self._special or not name:
+            return Spelling(name, None)
+        if self._all_bytes and len(name) == 1:
+            return _of_byte(ord(name))
+        if match := BYTE.fullmatch(name):
+            return _of_byte(int(match.group(1), 16))
+        text = name.replace("▁", " ")
+        return Spelling(text, list(text.encode()))
+
+
+def _of_byte(value: int) -> Spelling:
+    return Spelling(chr(value) if value < 128 else f"\\x{value:02x}", [value])

@@ -1,0 +1,207 @@
+"""Limits on connections to an application that answers everything, and on requests to any."""
+
+import asyncio
+import gc
+import json
+import logging
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from mlx_t5.serving import http_server
+from mlx_t5.serving.http_server import LimitedConnection, Middleware, most_connections
+from mlx_t5.serving.metrics import Metrics
+
+PATIENCE = 30  # seconds for what takes a moment
+ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+SCOPE = {"type": "http", "method": "POST", "path": "/predict", "headers": []}
+START = {"type": "http.response.start", "status": 200, "headers": []}
+BODY = {"type": "http.request", "body": b"{}", "more_body": False}
+
+
+async def app(scope, receive, send):
+    await send(START)
+    await send({"type": "http.response.body", "body": b"answered"})
+
+
+@pytest.fixture
+def connect():
+    """`connect()`: a new connection to a server that takes two of them."""
+
+    class Two(LimitedConnection):
+        limit = 2
+
+    config = uvicorn.Config(app, port=0, http=Two, ws="none", lifespan="off", log_config=None)
+    server, opened = uvicorn.Server(config), []
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+
+    def start():
+        opened.append(socket.create_connection(listener.getsockname(), timeout=PATIENCE))
+        return opened[-1]
+
+    yield start
+    for connection in opened:
+        connection.close()
+    server.should_exit = True
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def answer(connection, request=ASK):
+    """Status and body of the answer to a request."""
+    connection.sendall(request)
+    received = b""
+    while not received.endswith((b"answered", b"}", b"0\r\n\r\n")):
+        more = connection.recv(4096)
+        assert more, received
+        received += more
+    return int(received.split()[1]), received
+
+
+def test_one_connection_too_many_is_told_so_and_there_is_room_again_later(connect):
+    first, second = connect(), connect()
+    assert answer(first)[0] == answer(second)[0] == 200
+    status, received = answer(connect())
+    head, body = received.split(b"\r\n\r\n", 1)
+    assert (status, b"connection: close" in head.lower()) == (503, True)
+    assert json.loads(body)["error"]["type"] == "server_error"
+    assert answer(first)[0] == 200, "who is in stays in"
+    second.close()
+    end = time.monotonic() + PATIENCE
+    while answer(connect())[0] != 200:  # until its end has come to be known
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("others, limit", [(0, "HEAD_SECONDS"), (2, "REFUSAL_SECONDS")])
+def test_a_connection_on_which_nothing_is_asked_is_closed(connect, monkeypatch, others, limit):
+    assert [answer(connect())[0] for _ in range(others)] == [200] * others
+    monkeypatch.setattr(http_server, limit, 0.05)
+    for start in (b"", ASK[:10]):
+        silent = connect()
+        silent.sendall(start)
+        assert silent.recv(1) == b""
+
+
+def test_nothing_is_kept_of_a_connection_that_has_ended(connect):
+    def kept():
+        gc.collect()
+        return sum(issubclass(type(it), LimitedConnection) for it in gc.get_objects())
+
+    for _ in range(20):
+        connection = connect()
+        assert answer(connection)[0] in (200, 503)
+        connection.close()
+    end = time.monotonic() + PATIENCE
+    while kept():
+        assert time.monotonic() < end, kept()
+        time.sleep(0.01)
+
+
+def test_who_wants_a_websocket_gets_http_and_no_advice_is_logged(connect, caplog):
+    caplog.set_level(logging.DEBUG)
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    assert answer(connect(), request)[0] == 200
+    assert "ebSocket" not in caplog.text and "pgrade" not in caplog.text
+
+
+def test_a_process_with_few_descriptors_takes_fewer_connections(monkeypatch):
+    resource = pytest.importorskip("resource")
+    for descriptors, expected in [(100, 36), (10, 1), (10**6, 512), (resource.RLIM_INFINITY, 512)]:
+        limits = (descriptors, resource.RLIM_INFINITY)
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert most_connections() == expected
+
+
+# ---- requests, without a network -----------------------------------------------------------------
+
+
+def ask(app, receive, send, scope=SCOPE):
+    """One request; returns the statuses that were counted."""
+    metrics = Metrics()
+    answer = Middleware(app, None, metrics, {"/predict"})(scope, receive, send)
+    asyncio.run(asyncio.wait_for(answer, 5))
+    samples = metrics.requests.collect()[0].samples
+    return {s.labels["status"]: s.labels["path"] for s in samples if s.name.endswith("_total")}
+
+
+def answering(message):
+    async def answer(*_):
+        return message
+
+    return answer
+
+
+async def unreachable(*_):
+    raise AssertionError("it must not come so far")
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.05)
+    sent = []
+
+    async def dripping():
+        await asyncio.sleep(0.02)
+        return {**BODY, "body": b"", "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    assert ask(unreachable, dripping, send) == {"408": "/predict"}
+    assert json.loads(sent[1]["body"])["error"]["message"].startswith("the body did not arrive")
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_what_a_client_does_not_read_is_not_kept_for_it(monkeypatch):
+    monkeypatch.setattr(http_server, "SEND_SECONDS", 0.05)
+    ended = []
+
+    async def app(scope, receive, send):
+        try:
+            await send(START)
+        finally:
+            ended.append(True)
+
+    async def stuck(message):
+        await asyncio.Event().wait()
+
+    assert ask(app, answering(BODY), stuck) == {"200": "/predict"}
+    assert ended == [True]
+
+
+def test_a_client_that_goes_away_before_its_body_has_come(monkeypatch):
+    gone = answering({"type": "http.disconnect"})
+    assert ask(unreachable, gone, answering(None)) == {"499": "/predict"}
+
+
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so():
+    sent = []
+
+    async def cut_off(*_):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    async def send(message):
+        sent.append(message)
+
+    assert ask(unreachable, cut_off, send) == {"503": "/predict"}
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["message"] == "the server is shutting down" and len(sent) == 2
+
+
+@pytest.mark.parametrize("path", ["/predict", "/a\nERROR forged", "/confidential"])
+def test_an_error_is_logged_without_what_the_client_said(caplog, path):
+    async def app(scope, receive, send):
+        raise ValueError("confidential")
+
+    named = path if path == "/predict" else "other"
+    scope = {**SCOPE, "path": path}
+    assert ask(app, answering(BODY), answering(None), scope) == {"500": named}
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"POST {named} failed: ValueError at ")
+    assert not {"confidential", "forged"} & set(record.getMessage().split())

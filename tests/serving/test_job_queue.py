@@ -1,0 +1,40 @@
+"""Jobs on their way to the thread: on every rank they are taken, withdrawn and done alike."""
+
+import time
+
+from meeting import Meeting
+from mlx_t5.scoring.pairs import Pair
+from mlx_t5.serving.job_queue import JobQueue
+from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, Job, ScoringWork
+from mlx_t5.settings import Settings
+
+WORK = [
+    GenerationWork([[5, 1], [6, 1]], Settings(temp=0.5, stop=("a",)), 3, samples=2, logprobs=1),
+    ScoringWork("score", [Pair((5, 1), (6, 7, 1))]),
+    EmbeddingWork([[5, 1]], True),
+]
+
+
+def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
+    def work(ranks):
+        queue, rounds, taken = JobQueue(4, 8, time.monotonic, ranks), [], []
+        asked = [Job(w, w.count, print) for w in WORK] if ranks.rank == 0 else []
+        for job in asked:
+            queue.add(job, 0.0)
+        while (new := queue.next_round(busy=bool(taken))) is not None:
+            taken += new
+            rounds.append([(job.work, job.size, job.cancelled) for job in taken])
+            if asked and queue.open:  # meanwhile, as when the server gives up
+                queue.close("stopping")
+                for job in queue.unfinished():
+                    queue.cancel(job)
+                assert not any(job.cancelled for job in asked), "the others do not know yet"
+            for job in [job for job in taken if job.cancelled]:
+                queue.release(job, job.size)
+                taken.remove(job)
+        return rounds, queue.admitted
+
+    first, second = Meeting(2).run(work)
+    assert first == second
+    known = [(work, work.count) for work in WORK]
+    assert first == ([[(*job, gone) for job in known] for gone in (False, True)], 0)

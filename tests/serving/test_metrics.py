@@ -1,0 +1,17 @@
+"""What is counted of a step: it never becomes less, as Prometheus demands of a counter."""
+
+from types import SimpleNamespace
+
+from fake_results import FakeStats
+from mlx_t5.serving.metrics import counts
+from mlx_t5.settings import Settings
+
+
+def test_a_search_whose_best_beam_becomes_shorter_has_decided_no_less():
+    def row(decided: int, calls: int, num_beams: int) -> SimpleNamespace:
+        stats = FakeStats(target_calls=calls, drafted=0, accepted=0)
+        settings = Settings(num_beams=num_beams)
+        return SimpleNamespace(decided=decided, settings=settings, stats=stats)
+
+    assert counts([row(9, 9, 2), row(9, 3, 1)]) == (18, 12, 0, 0)
+    assert counts([row(5, 10, 2), row(12, 4, 1)]) == (22, 14, 0, 0)
