@@ -184,6 +184,7 @@ def unlike(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, message",
     [

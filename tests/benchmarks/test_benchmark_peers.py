@@ -159,6 +159,7 @@ def test_what_starts_the_processes_loads_no_library_of_theirs():
     assert "benchmarks" in loaded and not loaded & {"mlx", "numpy", "torch", "ctranslate2"}
 
 
+@pytest.mark.slow
 def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
     """The others' models take seconds to load; test_benchmark_peer_programs.py has them.
 

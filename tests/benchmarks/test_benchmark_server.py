@@ -3,6 +3,8 @@
 import contextlib
 import json
 
+import pytest
+
 import benchmark
 from benchmarks import printing, server
 from benchmarks.server import Measurement
@@ -24,6 +26,7 @@ def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
     assert second == f"| 4 | batched | 5.0 | 25 | {speed_up} | 1.000 | 1.900 | 1 DIFFER |"
 
 
+@pytest.mark.slow
 def test_both_servers_write_every_client_the_same(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"

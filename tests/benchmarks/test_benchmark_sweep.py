@@ -3,6 +3,8 @@
 import csv
 import json
 
+import pytest
+
 import benchmark
 from benchmarks import sweep
 from benchmarks.figures import PairCosts
@@ -67,6 +69,7 @@ def test_the_picture_shows_measured_and_predicted_speed_and_quality(tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_a_small_run(capsys, tmp_path):
     name = tmp_path / "grid"
     argv = ["sweep", "--count", "2", "--quality-count", "4", "--num-draft", "2", "3"]

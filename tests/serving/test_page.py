@@ -15,6 +15,7 @@ from mlx_t5.serving.answers import TextStats
 from page_views import FIX, PHONE, contrast, figure, finished, fits, run, writers
 from serving_process import Server
 
+pytestmark = pytest.mark.slow  # starts a browser
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
