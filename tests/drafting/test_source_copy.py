@@ -208,12 +208,19 @@ def test_the_draft_model_rests_while_all_rows_copy():
 
 def test_merged_proposals():
     tokens = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]])
-    copies = Proposal(tokens, None, [3, 0, 1], [Copy("copy", [7, 8, 9])] + [None] * 2, ["copy"] * 3)
+    copies = Proposal(
+        tokens,
+        None,
+        [3, 0, 1],
+        [Copy("copy", [7, 8, 9])] + [None] * 2,
+        ["copy"] * 3,
+        mx.array([3, 0, 1]),
+    )
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
     draft.insert([[3]] * 3)
     drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], settings(3), keys(3))
     both = merged(copies, drafts)
-    assert both.lengths == [3, 2, 1]
+    assert both.lengths == both.valid_lengths.tolist() == [3, 2, 1]
     assert both.writers == ["copy", "draft", "copy"]
     assert both.tokens[0].tolist() == [7, 8, 9]
     assert both.tokens[1, :2].tolist() == drafts.tokens[1].tolist()
