@@ -130,7 +130,7 @@ class DraftModel:
 
     Its cache holds a prefix of each row's committed tokens. After a step that
     is arithmetic: of the positions fed, those up to the last accepted proposal
-    are still true, and the next block simply overwrites the others.
+    are still true, and the next pass simply overwrites the others.
 
     A draft that shares its target's encoder (network/sharing.py) does not encode a prompt again.
     """

@@ -111,7 +111,7 @@ def require_for(
 
     Args:
         models: target and draft; None where there is none.
-        new: rows, as of `requests.Row`.
+        new: rows, as of `rows.Row`.
         running: likewise.
         ahead: likewise, to be encoded only. They fill up a pass, whose work takes several times the
             memory of the states that it leaves behind.

@@ -183,8 +183,8 @@ def texts_of(row: Row) -> list[Row]:
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest of values (G, N) in falling order, and their indices; both (G, count).
 
-    Only blocks of values with one of the `count` largest maxima can hold one of them, so no more
-    than count · `BLOCK` values are sorted.
+    Only chunks of values with one of the `count` largest maxima can hold one of them, so no more
+    than count · `CHUNK` values are sorted.
     """
     rows, width = values.shape
     padded = mx.pad(values, ((0, 0), (0, -width % CHUNK)), constant_values=-mx.inf)

@@ -9,7 +9,7 @@ Three rules that T5 users know from transformers, in its order, and after them a
     minimum of tokens      the end tokens are ruled out before it is reached
 
 Temperature, top-k and top-p come later (draws.py). "Written" means the decoder's tokens, start
-token included, and not the source. The tokens of a block that is to be verified are known to the
+token included, and not the source. Proposals that are to be verified are known to the
 device only, so every rule is a function of lazy arrays: nothing here waits for the device.
 Speculation is lossless relative to whatever comes out of here.
 

@@ -129,7 +129,7 @@ class Scorer:
             for i in range(0, length, width):
                 logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
                 parts.append(logprobs(logits, targets[:, i : i + width]))
-                mx.eval(parts)  # one block's logits at a time
+                mx.eval(parts)  # the logits of one chunk at a time
             return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
