@@ -26,7 +26,7 @@ from mlx_t5.checkpoints.adapter_patterns import (
 )
 from mlx_t5.checkpoints.small_files import place, read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.ranges import Range, checked, refusal
+from mlx_t5.ranges import FLAG, Range, checked, refusal
 
 # No linear layers; the head is one, but PEFT saves its base as well, and it may be the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
@@ -36,7 +36,7 @@ _MAX_NAMES = 4096  # in a list; t5-11b has 560 layers
 _MAX_PATTERN = 1000  # characters
 _RANK = Range(int, 1, 1 << 16, "a whole number from 1 to 65536")
 _ALPHA = Range(float, -1e6, 1e6, "a number from -1000000 to 1000000")
-_FLAG = Range(bool, 0, 1, "true or false")
+
 
 # What the first weights were changes nothing afterwards.
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
@@ -276,7 +276,7 @@ _ENTRIES: Mapping[str, Check] = MappingProxyType(
     {
         "r": _one(_RANK),
         "lora_alpha": _one(_ALPHA),
-        "use_rslora": _one(_FLAG),
+        "use_rslora": _one(FLAG),
         "rank_pattern": _by_pattern(_RANK),
         "alpha_pattern": _by_pattern(_ALPHA),
         "target_modules": _modules,

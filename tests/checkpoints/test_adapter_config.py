@@ -129,7 +129,7 @@ def test_what_peft_writes_beside_is_no_obstacle():
         ({"lora_alpha": "16"}, "lora_alpha is .*; it must be a number"),
         ({"lora_alpha": math.nan}, "lora_alpha is .*; it must be a number"),
         ({"lora_alpha": 10**400}, "lora_alpha is .*; it must be a number"),
-        ({"use_rslora": 1}, "use_rslora is 1; it must be true or false"),
+        ({"use_rslora": 1}, "use_rslora is 1; it must be True or False"),
         ({"rank_pattern": ["q"]}, "rank_pattern is .* must be an object"),
         ({"rank_pattern": {"q": -1}}, "rank_pattern is -1; it must be a whole number"),
         ({"alpha_pattern": {"q": "2"}}, "alpha_pattern is '2'; it must be a number"),
