@@ -240,7 +240,7 @@ def _several(kind: type, expected: str) -> Check:
     """One item or a list of them; an empty text is none."""
 
     def read(name: str, value: Any) -> tuple:
-        items = () if value == "" else [value] if type(value) is kind else value
+        items: Any = () if value == "" else [value] if type(value) is kind else value
         listed = isinstance(items, (list, tuple)) and len(items) <= _MAX_NAMES
         if not listed or not all(type(item) is kind for item in items):
             raise refusal(f"{CONFIG}: {name}", value, f"a list of at most {_MAX_NAMES} {expected}")
