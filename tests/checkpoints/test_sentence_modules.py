@@ -66,25 +66,18 @@ def test_modules_go_with_a_conversion(tmp_path):
     assert (again / "3_Dense" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    "file, content, message",
-    [
-        ("modules.json", "{}", "no list of modules"),
-        ("modules.json", "[1]", "no list of modules"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "../x"}]', "no folder of its own"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "no folder of its own"),
-        ("modules.json", "[]", "the first module must be the folder's Transformer"),
-        ("1_Pooling/config.json", "{}", "has no embedding_dimension"),
-        ("1_Pooling/config.json", "no", "no valid JSON"),
-        ("2_Dense/config.json", "{}", "out_features is None; it must be a whole number from 1"),
-        ("2_Dense/config.json", '{"out_features": 8}', "its tensors are not"),
-        ("sentence_bert_config.json", "[]", "holds no object"),
-    ],
-)
-def test_a_damaged_file_is_refused(tmp_path, file, content, message):
-    folder = folder_of(tmp_path / "m", pooling("mean"), dense())
-    (folder / file).write_text(content)
-    refused(folder, message)
+DAMAGED = [
+    ("modules.json", "{}", "no list of modules"),
+    ("modules.json", "[1]", "no list of modules"),
+    ("modules.json", '[{"type": "a.Pooling", "path": "../x"}]', "no folder of its own"),
+    ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "no folder of its own"),
+    ("modules.json", "[]", "the first module must be the folder's Transformer"),
+    ("1_Pooling/config.json", "{}", "has no embedding_dimension"),
+    ("1_Pooling/config.json", "no", "no valid JSON"),
+    ("2_Dense/config.json", "{}", "out_features is None; it must be a whole number from 1"),
+    ("2_Dense/config.json", '{"out_features": 8}', "its tensors are not"),
+    ("sentence_bert_config.json", "[]", "holds no object"),
+]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +102,9 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, kinds, message):
 
 
 @pytest.mark.parametrize(
-    "file, entries, message",
+    "file, content, message",
     [
+        *DAMAGED,
         ("1_Pooling/config.json", {"pooling_mode": "best"}, "pooling mode best; known: cls"),
         ("1_Pooling/config.json", {"pooling_mode": []}, "pooling mode a list of 0"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls"] * 17}, "a list of 17"),
@@ -133,9 +127,13 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, kinds, message):
         ("3_Normalize/config.json", {"p": 1}, "'?p'? 1 is not supported"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(tmp_path, file, entries, message):
+def test_what_is_damaged_or_not_supported_is_refused_by_name(tmp_path, file, content, message):
+    """Content takes a file's place; entries are added to it."""
     folder = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE)
-    change(folder / file, entries)
+    if isinstance(content, str):
+        (folder / file).write_text(content)
+    else:
+        change(folder / file, content)
     refused(folder, message)
 
 
