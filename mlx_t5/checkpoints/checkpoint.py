@@ -157,11 +157,6 @@ def open_checkpoint(
     )
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a folder of a module, which may have weights in one file, has any."""
-    return any((folder / name).is_file() for name in (SAFETENSORS, TORCH))
-
-
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
     """The type that a T5 is stored in: of its embedding, or of a norm where that is quantised.
 
