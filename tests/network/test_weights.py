@@ -31,20 +31,12 @@ def edited(source, folder, edit):
     return folder
 
 
-def mlx_folder(folder, model, raw, shards=1, **entries):
+def mlx_folder(folder, model, raw, **entries):
     """Write a model as convert.py and mlx-lm do."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**raw, **entries}))
-    tensors = tree_flatten(model.parameters())
-    weight_map = {}
-    for i in range(shards):
-        name = f"model-{i + 1:05}-of-{shards:05}.safetensors" if shards > 1 else "model.safetensors"
-        part = dict(tensors[i::shards])
-        mx.save_safetensors(str(folder / name), part, metadata={"format": "mlx"})
-        weight_map |= dict.fromkeys(part, name)
-    if shards > 1:
-        index = {"metadata": {}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    parameters = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), parameters, metadata={"format": "mlx"})
     return folder
 
 
@@ -142,7 +134,6 @@ def test_a_head_that_differs_in_its_last_row_is_separate(made, tmp_path, monkeyp
 
 def test_mlx_folder(tmp_path, plain):
     assert_same(load(mlx_folder(tmp_path / "m", plain, RAW))[0], plain)
-    assert_same(load(mlx_folder(tmp_path / "shards", plain, RAW, shards=3))[0], plain)
 
 
 @pytest.mark.parametrize("separate", [True, False])
