@@ -5,8 +5,8 @@ normalisation there are (https://sbert.net, "Creating Custom Models"); see
 checkpoints/sentence_modules.py. Any other T5 gives the mean over the tokens. Vectors are computed
 in float32.
 
-Modules pass *features* on, arrays by name: each reads one and writes one. At first there are the
-encoder's states, `token_embeddings` (B, S, d_model); at last `sentence_embedding` (B, width).
+Modules change *features*, arrays by name: the encoder's states, `token_embeddings` (B, S, d_model),
+and once these are pooled the vector, `sentence_embedding` (B, width).
 
 Symbols: B rows, S source positions.
 """
@@ -95,17 +95,15 @@ class Applied:
 
     Attributes:
         step: what it does, whatever stands before the last dimension.
-        source: the feature that it reads.
-        output: the one that it writes.
+        feature: its name.
     """
 
     step: Step
-    source: str = VECTOR
-    output: str = VECTOR
+    feature: str
 
     def __call__(self, features: Features, mask: mx.array) -> None:
-        """Reads `source` and writes `output`."""
-        features[self.output] = self.step(features[self.source])
+        """Changes `feature`."""
+        features[self.feature] = self.step(features[self.feature])
 
 
 @dataclass(frozen=True)

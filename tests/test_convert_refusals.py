@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -31,31 +30,10 @@ def tiny(tmp_path) -> Path:
     return checkpoints.tiny(tmp_path / "source")
 
 
-def broken(tiny: Path, change: str) -> None:
-    state = checkpoints.random_state(TINY)
-    if change == "missing":
-        del state["decoder.block.1.layer.2.layer_norm.weight"]
-    elif change == "unexpected":
-        state["encoder.block.7.layer.0.layer_norm.weight"] = torch.ones(64)
-    elif change == "shape":
-        state["shared.weight"] = torch.ones(40, 65)
-    elif change == "type":
-        state["shared.weight"] = torch.ones(40, 64, dtype=torch.float64)
+def test_a_tensor_that_cannot_be_read(tiny, tmp_path):
+    state = checkpoints.random_state(TINY) | {"shared.weight": torch.ones(40, 64).double()}
     checkpoints.save(state, tiny, config=TINY)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    (
-        ("missing", "missing decoder.block.1.layer.2.layer_norm.weight"),
-        ("unexpected", "unexpected encoder.block.7.layer.0.layer_norm.weight"),
-        ("shape", r"shared.weight has shape \(40, 65\) instead of \(40, 64\)"),
-        ("type", "shared.weight is float64"),
-    ),
-)
-def test_tensors_that_do_not_fit(tiny, tmp_path, change, message):
-    broken(tiny, change)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="shared.weight is float64"):
         convert(tiny, tmp_path / "deep" / "out")
     assert siblings(tmp_path / "out") == {"source"}
 
@@ -64,17 +42,6 @@ def test_an_mlx_folder_is_no_source(tiny, tmp_path):
     out = convert(tiny, tmp_path / "out")
     with pytest.raises(UserError, match="MLX folder already"):
         convert(out, tmp_path / "again")
-
-
-def test_existing_output(tiny, tmp_path):
-    out = convert(tiny, tmp_path / "out")
-    before = (out / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="out exists; replace it with --overwrite"):
-        convert(tiny, out, dtype="float32")
-    assert (out / "model.safetensors").read_bytes() == before
-    convert(tiny, out, dtype="float32", overwrite=True)
-    assert arrays(out)["shared.weight"].dtype == mx.float32
-    assert siblings(out) == {"source", "out"}
 
 
 def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
@@ -169,13 +136,16 @@ def test_command_line(tiny, tmp_path, monkeypatch, capsys):
     out = tmp_path / "models" / "source"  # the default place
     assert capsys.readouterr().out == f"{out}\n"
     assert json.loads((out / "config.json").read_text())["quantization"]["bits"] == 8
+    before = (out / "model.safetensors").read_bytes()
     assert main(["--model", "source/"]) == 2
+    assert (out / "model.safetensors").read_bytes() == before
     assert capsys.readouterr() == (
         "",
         f"error: {out} exists; replace it with --overwrite or choose another folder\n",
     )
     assert main(["--model", "source", "--overwrite", "--dtype", "float32"]) == 0
     assert arrays(out)["shared.weight"].dtype == mx.float32
+    assert siblings(out) == {"source"}
 
 
 @pytest.mark.parametrize(
@@ -207,18 +177,6 @@ def test_bad_input_is_one_line_and_status_2(
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert message in captured.err
     assert siblings(tmp_path / "x") == {"source", "empty", "file"}
-
-
-def test_a_malicious_checkpoint_is_refused(tiny, tmp_path, capsys):
-    class Attack:
-        def __reduce__(self):
-            return os.system, (f"touch {tmp_path / 'executed'}",)
-
-    (tiny / "model.safetensors").unlink()
-    torch.save({"a": Attack()}, tiny / "pytorch_model.bin")
-    assert main(["--model", str(tiny), "--mlx-path", str(tmp_path / "out")]) == 2
-    assert "refused: the pickle asks for posix.system" in capsys.readouterr().err
-    assert siblings(tmp_path / "out") == {"source"}
 
 
 def test_from_the_hub(tiny, tmp_path):

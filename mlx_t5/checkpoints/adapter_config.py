@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.checkpoints.adapter_patterns import (
@@ -25,24 +26,21 @@ from mlx_t5.checkpoints.adapter_patterns import (
 )
 from mlx_t5.checkpoints.small_files import place, read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.ranges import written
+from mlx_t5.ranges import FLAG, Range, checked, refusal
 
 # No linear layers; the head is one, but PEFT saves its base as well, and it may be the embedding.
 OTHERS = ("shared", "embed_tokens", "relative_attention_bias", "lm_head")
 ALL_LINEAR = "all-linear"
-_TARGETS = ["q", "v"]  # PEFT's for T5, where an adapter names none
+Check = Callable[[str, Any], Any]  # gets an entry's name and value, and returns what it means
 _MAX_NAMES = 4096  # in a list; t5-11b has 560 layers
 _MAX_PATTERN = 1000  # characters
-_MAX_RANK = 1 << 16
-_MAX_ALPHA = 1e6
+_RANK = Range(int, 1, 1 << 16, "a whole number from 1 to 65536")
+_ALPHA = Range(float, -1e6, 1e6, "a number from -1000000 to 1000000")
+
 
 # What the first weights were changes nothing afterwards.
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 _CONVERTIBLE_STARTS = ("pissa", "corda", "olora", "lora_ga")
-_READ = frozenset(
-    "r lora_alpha use_rslora rank_pattern alpha_pattern target_modules exclude_modules "
-    "layers_to_transform layers_pattern peft_type bias init_lora_weights".split()
-)
 # Whatever they hold, a merged adapter is the same: how it was trained, and where it came from. That
 # weights are transposed (fan_in_fan_out) is never true of T5's layers, and PEFT goes by these.
 _WITHOUT_EFFECT = frozenset(
@@ -101,12 +99,12 @@ class LoraConfig:
         layers_pattern: what precedes a block's number; empty for any name.
     """
 
-    r: int
-    lora_alpha: float
-    use_rslora: bool
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
-    target_modules: str | tuple[str, ...]
+    r: int = 8
+    lora_alpha: float = 8.0
+    use_rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    target_modules: str | tuple[str, ...] = ("q", "v")  # PEFT's for T5
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: tuple[int, ...] = ()
     layers_pattern: tuple[str, ...] = ()
@@ -130,19 +128,8 @@ class LoraConfig:
         raw = {name: value for name, value in raw.items() if value is not None}
         _refuse_others(raw)
         _refuse_unused_blocks(raw)
-        blocks = raw.get("layers_to_transform", ())
         return cls(
-            r=_rank("r", raw.get("r", 8)),
-            lora_alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
-            use_rslora=_flag("use_rslora", raw.get("use_rslora", False)),
-            rank_pattern=_by_pattern("rank_pattern", raw, _rank),
-            alpha_pattern=_by_pattern("alpha_pattern", raw, _alpha),
-            target_modules=_modules("target_modules", raw.get("target_modules", _TARGETS)),
-            exclude_modules=_modules("exclude_modules", raw.get("exclude_modules", ())),
-            layers_to_transform=_several(
-                "layers_to_transform", [blocks] if type(blocks) is int else blocks, int
-            ),
-            layers_pattern=_names("layers_pattern", raw.get("layers_pattern") or ()),
+            **{name: read(name, raw[name]) for name, read in _ENTRIES.items() if name in raw}
         )
 
     def changes(self, layers: Iterable[str]) -> dict[str, Change]:
@@ -205,11 +192,11 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
         cause = "bias all means T5's tables of relative positions as well"
         raise UserError(f"{CONFIG}: {cause}, which cannot be merged here; merge it with PEFT")
     if bias not in ("none", "lora_only"):  # T5's linear layers have none
-        raise _refusal("bias", bias, "none, lora_only or all")
+        raise refusal(f"{CONFIG}: bias", bias, "none, lora_only or all")
     _refuse_start(raw.get("init_lora_weights", True))
     for name, value in raw.items():
         # An entry unknown here may be a number or a name, which others refer to, but no switch.
-        if name not in _READ | _WITHOUT_EFFECT and (value is True or _holds(value)):
+        if name not in _CHECKED | _WITHOUT_EFFECT and (value is True or _holds(value)):
             what = f"{CONFIG}: {shown(name)} {shown(value)} cannot be merged"
             if name in _NEVER_MERGED:
                 raise UserError(f"{what} into a T5, by PEFT neither; train without it")
@@ -245,60 +232,57 @@ def _holds(value: object) -> bool:
     return isinstance(value, (list, dict)) and len(value) > 0
 
 
-def _refusal(name: str, value: object, wanted: str) -> UserError:
-    return UserError(f"{CONFIG}: {name} must be {wanted}, not {written(value)}")
+def _one(allowed: Range) -> Check:
+    return lambda name, value: checked(f"{CONFIG}: {name}", value, allowed)
 
 
-def _rank(name: str, value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _MAX_RANK:
-        raise _refusal(name, value, f"a whole number from 1 to {_MAX_RANK}")
-    return value
+def _several(kind: type, expected: str) -> Check:
+    """One item or a list of them; an empty text is none."""
 
+    def read(name: str, value: Any) -> tuple:
+        items: Any = () if value == "" else [value] if type(value) is kind else value
+        listed = isinstance(items, (list, tuple)) and len(items) <= _MAX_NAMES
+        if not listed or not all(type(item) is kind for item in items):
+            raise refusal(f"{CONFIG}: {name}", value, f"a list of at most {_MAX_NAMES} {expected}")
+        return tuple(_short(name, item) if kind is str else item for item in items)
 
-def _alpha(name: str, value: Any) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not -_MAX_ALPHA <= value <= _MAX_ALPHA:
-        raise _refusal(name, value, f"a number of at most {_MAX_ALPHA:.0f}")
-    return float(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise _refusal(name, value, "true or false")
-    return value
-
-
-def _several(name: str, value: Any, kind: type) -> tuple:
-    listed = isinstance(value, (list, tuple)) and len(value) <= _MAX_NAMES
-    if not listed or not all(type(item) is kind for item in value):
-        kinds = {int: "whole numbers", str: "names"}
-        raise _refusal(name, value, f"a list of at most {_MAX_NAMES} {kinds[kind]}")
-    return tuple(value)
-
-
-def _names(name: str, value: Any) -> tuple[str, ...]:
-    """One pattern or several."""
-    names = _several(name, [value] if isinstance(value, str) else value, str)
-    for pattern in names:
-        _short(name, pattern)
-    return names
+    return read
 
 
 def _modules(name: str, value: Any) -> str | tuple[str, ...]:
     """One pattern of whole names, or a list of ends of names."""
-    if isinstance(value, str):
-        return _short(name, value)
-    return _several(name, value, str)
+    return _short(name, value) if isinstance(value, str) else _names(name, value)
 
 
-def _by_pattern(name: str, raw: Mapping[str, Any], check: Callable[[str, object], Any]) -> dict:
-    patterns = raw.get(name, {})
-    if not isinstance(patterns, dict) or len(patterns) > _MAX_NAMES:
-        raise _refusal(name, patterns, f"an object of at most {_MAX_NAMES} entries")
-    return {_short(name, pattern): check(name, value) for pattern, value in patterns.items()}
+def _by_pattern(allowed: Range) -> Check:
+    def read(name: str, value: Any) -> dict:
+        if not isinstance(value, dict) or len(value) > _MAX_NAMES:
+            raise refusal(f"{CONFIG}: {name}", value, f"an object of at most {_MAX_NAMES} entries")
+        return {_short(name, p): _one(allowed)(name, number) for p, number in value.items()}
+
+    return read
 
 
 def _short(name: str, pattern: str) -> str:
     if len(pattern) > _MAX_PATTERN:
-        raise _refusal(name, pattern, f"of at most {_MAX_PATTERN} characters a pattern")
+        expected = f"of at most {_MAX_PATTERN} characters a pattern"
+        raise refusal(f"{CONFIG}: {name}", pattern, expected)
     return pattern
+
+
+_names = _several(str, "names")
+# What reads each attribute of `LoraConfig`.
+_ENTRIES: Mapping[str, Check] = MappingProxyType(
+    {
+        "r": _one(_RANK),
+        "lora_alpha": _one(_ALPHA),
+        "use_rslora": _one(FLAG),
+        "rank_pattern": _by_pattern(_RANK),
+        "alpha_pattern": _by_pattern(_ALPHA),
+        "target_modules": _modules,
+        "exclude_modules": _modules,
+        "layers_to_transform": _several(int, "whole numbers"),
+        "layers_pattern": _names,
+    }
+)
+_CHECKED = frozenset(("peft_type", "bias", "init_lora_weights", *_ENTRIES))

@@ -8,7 +8,6 @@ points out of its folder each end in one `UserError` that names the file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
-from mlx_t5.checkpoints.small_files import read_small, require_own
+from mlx_t5.checkpoints.small_files import read_object, require_own
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
@@ -157,11 +156,6 @@ def open_checkpoint(
     )
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a folder of a module, which may have weights in one file, has any."""
-    return any((folder / name).is_file() for name in (SAFETENSORS, TORCH))
-
-
 def stored_dtype(checkpoint: Checkpoint) -> str | None:
     """The type that a T5 is stored in: of its embedding, or of a norm where that is quantised.
 
@@ -200,13 +194,10 @@ def read_weight_map(index: Path, root: Path | None = None) -> dict[str, str]:
     Raises:
         UserError: the index is no such mapping, or names a file outside its folder.
     """
-    text = read_small(index, root=root)
-    try:
-        weight_map = json.loads(text)["weight_map"]
-        files = set(weight_map.values())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"{index}: no index with a weight_map ({error}): fetch it again") from error
-    for file in files:
+    weight_map = read_object(index, "fetch it again", root).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UserError(f"{index} has no weight_map: fetch it again")
+    for file in weight_map.values():
         if type(file) is not str or file in ("", ".", "..") or set(file) & set("/\\\0"):
             raise UserError(f"{index}: names {shown(file)!r}, which is no file of its own folder")
     return weight_map

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlx_t5.checkpoints.adapter_patterns import CONFIG as ADAPTER_CONFIG
 from mlx_t5.checkpoints.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, has_weights, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import CONFIG, modules
 from mlx_t5.checkpoints.small_files import (
     MODULES,
@@ -37,9 +37,9 @@ def identity(folder: Path) -> str:
     config.pop(ORIGIN, None)
     names = [name for name in SMALL_FILES if name != CONFIG]
     facts = [json.dumps(config, sort_keys=True), _of_files(folder, names, (SAFETENSORS, TORCH))]
-    for _, module in modules(folder) if os.path.lexists(folder / MODULES) else ():
+    for kind, module in modules(folder) if os.path.lexists(folder / MODULES) else ():
         if module != folder:
-            weights = (SAFETENSORS, TORCH) if has_weights(module) else None
+            weights = (SAFETENSORS, TORCH) if kind == "Dense" else None
             facts.append(_of_files(module, [CONFIG], weights, folder))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 

@@ -12,12 +12,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.checkpoint import SAFETENSORS, has_weights, open_checkpoint
+from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
 from mlx_t5.checkpoints.sentence_settings import (
+    read_entry,
     read_if_there,
     read_settings,
     refused,
@@ -36,10 +37,12 @@ from mlx_t5.pooling import (
     Pooling,
     normalized,
 )
+from mlx_t5.ranges import FLAG, Range, checked
 
 CONFIG = "config.json"
 _MAX_MODULES = 16
-_MAX_WIDTH = 2**16  # of a dense layer's output; published: 768 and 1024
+# Of a dense layer's output; published: 768 and 1024.
+_WIDTH = Range(int, 1, 2**16, "a whole number from 1 to 65536")
 # The flags of MODES in a Pooling module's configuration.
 _FLAGS = tuple(
     f"pooling_mode_{name}"
@@ -51,18 +54,6 @@ _PACKAGE = "sentence_transformers."
 _CLASSES = f"{_PACKAGE}models."
 _TORCH = "torch.nn."
 _INPUT, _OUTPUT = "module_input_name", "module_output_name"
-# Features with which pooling and the encoder do something else; no module may change them.
-_RESERVED = frozenset(
-    "all_layer_embeddings attention_mask cls_token_embeddings cu_seq_lens_q input_ids modality "
-    "prompt_length seq_idx token_type_ids token_weights_sum".split()
-)
-
-
-class Form(NamedTuple):
-    """What a feature looks like: (B, width), or (B, S, width) where it is one of tokens."""
-
-    of_tokens: bool
-    width: int
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
@@ -115,15 +106,13 @@ def copy_modules(source: Path, target: Path) -> None:
             continue
         (target / path).mkdir()
         (target / path / CONFIG).write_bytes(read_small(module / CONFIG, root=source))
-        if has_weights(module):
+        if kind == "Dense":
             _copy_weights(module, source, target / path / SAFETENSORS)
     (target / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
 def _copy_weights(module: Path, root: Path, path: Path) -> None:
     with open_checkpoint(module, root=root) as stored:
-        for name in stored.names:
-            stored.require_readable(name)
         tensors = {name: (stored.dtype(name), stored.shape(name)) for name in stored.names}
         with SafetensorsWriter(path, tensors, {"format": "pt"}) as file:
             for name, array in stored.items():
@@ -146,18 +135,18 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     if not listed or listed[0] != ("Transformer", folder):
         raise UserError(f"{folder / MODULES}: the first module must be the folder's Transformer")
     build = {"Pooling": _pooled, "Dense": _dense, "Normalize": _normalize}
-    forms, built = {TOKENS: Form(True, d_model)}, []
+    widths, built = {TOKENS: d_model}, []  # of the features there are
     for kind, module in listed[1:]:
         if kind not in build:
             cause = f"module {shown(kind)} is not supported; known: {', '.join(build)}"
             raise UserError(f"{folder / MODULES}: {cause}")
-        built.append(build[kind](module / CONFIG, folder, forms))
-    if VECTOR not in forms or forms[VECTOR].of_tokens:
+        built.append(build[kind](module / CONFIG, folder, widths))
+    if VECTOR not in widths:
         raise UserError(f"{folder / MODULES} has no Pooling module for its vectors: fetch it again")
     return Pooling(tuple(built), **read_settings(folder))
 
 
-def _pooled(file: Path, root: Path, forms: dict[str, Form]) -> Module:
+def _pooled(file: Path, root: Path, widths: dict[str, int]) -> Module:
     """The modes that a Pooling module's config.json asks for, by name or by flags."""
     raw = read_if_there(file, root)
     require_known(file, raw, ("pooling_mode", "include_prompt", *_DIMENSION, *_FLAGS))
@@ -172,29 +161,24 @@ def _pooled(file: Path, root: Path, forms: dict[str, Form]) -> Module:
     if unknown or not 1 <= len(modes) <= _MAX_MODULES:
         wrong = shown(unknown[0]) if unknown else f"a list of {len(modes)}"
         raise UserError(f"{file}: pooling mode {wrong}; known: {', '.join(MODES)}")
-    if not forms[TOKENS].of_tokens:
-        raise UserError(f"{file}: there are no tokens left to pool: fetch it again")
-    forms[VECTOR] = Form(False, len(modes) * forms[TOKENS].width)
+    widths[VECTOR] = len(modes) * widths[TOKENS]
     return Pooled(tuple(modes))
 
 
-def _dense(file: Path, root: Path, forms: dict[str, Form]) -> Module:
+def _dense(file: Path, root: Path, widths: dict[str, int]) -> Module:
     """A Dense module: a linear layer, an activation, and a connection around both."""
     raw = read_if_there(file, root)
     sizes = ("in_features", "out_features", "bias", "use_residual")
     require_known(file, raw, (*sizes, "activation_function", _INPUT, _OUTPUT))
-    source, output = _features(file, raw)
-    if source not in forms:
-        raise refused(file, _INPUT, source)
-    of_tokens, inputs = forms[source]
+    feature = _feature(file, raw, widths)
+    inputs = widths[feature]
     if raw.get("in_features", inputs) != inputs:
         raise UserError(f"{file}: in_features {shown(raw['in_features'])} must be {inputs}")
-    outputs, bias = raw.get("out_features"), raw.get("bias", True)
-    around = raw.get("use_residual", False)
-    if type(outputs) is not int or not 0 < outputs <= _MAX_WIDTH:
-        raise UserError(f"{file}: out_features must be 1 to {_MAX_WIDTH}, not {shown(outputs)}")
-    if type(bias) is not bool or type(around) is not bool:
-        raise UserError(f"{file}: bias and use_residual must be true or false: fetch it again")
+    outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
+    bias, around = (
+        read_entry(file, raw, "bias", FLAG, True),
+        read_entry(file, raw, "use_residual", FLAG),
+    )
     act = _activation(file, raw.get("activation_function", f"{_TORCH}Tanh"))
     expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
     expected |= {"linear.bias": (outputs,)} if bias else {}
@@ -207,29 +191,24 @@ def _dense(file: Path, root: Path, forms: dict[str, Form]) -> Module:
             return y
         return y + (x @ weights["residual.weight"].T if inputs != outputs else x)
 
-    forms[output] = Form(of_tokens, outputs)
-    return Applied(layer, source, output)
+    widths[feature] = outputs
+    return Applied(layer, feature)
 
 
-def _normalize(file: Path, root: Path, forms: dict[str, Form]) -> Module:
-    """A Normalize module; without its input it does nothing."""
+def _normalize(file: Path, root: Path, widths: dict[str, int]) -> Module:
     raw = read_if_there(file, root)
     require_known(file, raw, (_INPUT, _OUTPUT))
-    source, output = _features(file, raw)
-    if source not in forms:
-        return lambda features, mask: None
-    forms[output] = forms[source]
-    return Applied(normalized, source, output)
+    return Applied(normalized, _feature(file, raw, widths))
 
 
-def _features(file: Path, raw: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of the features that a module reads and writes."""
-    source = VECTOR if raw.get(_INPUT) is None else raw[_INPUT]
-    output = source if raw.get(_OUTPUT) is None else raw[_OUTPUT]
-    for entry, name in ((_INPUT, source), (_OUTPUT, output)):
-        if not isinstance(name, str) or name in _RESERVED:
-            raise refused(file, entry, name)
-    return source, output
+def _feature(file: Path, raw: Mapping[str, Any], widths: Mapping[str, int]) -> str:
+    """The name of the feature that a module changes: the tokens' states, or the vector."""
+    feature = VECTOR if raw.get(_INPUT) is None else raw[_INPUT]
+    if not isinstance(feature, str) or feature not in widths:
+        raise refused(file, _INPUT, feature)
+    if raw.get(_OUTPUT) not in (None, feature):
+        raise refused(file, _OUTPUT, raw[_OUTPUT])
+    return feature
 
 
 def _activation(file: Path, name: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from mlx_t5.checkpoints.small_files import SENTENCE_SETTINGS, read_object
 from mlx_t5.errors import UserError, shown
 from mlx_t5.pooling import TOKENS
+from mlx_t5.ranges import FLAG, POSITIVE, Range, checked
 
 READING, GENERAL = SENTENCE_SETTINGS
 TOKENIZER = "tokenizer_config.json"
@@ -32,7 +33,6 @@ _FEATURE_EXTRACTION = {
 _CUTS, _CUTS_NOTHING = (True, "longest_first", "only_first"), (False, "do_not_truncate")
 # What the tokenizer may be given beside its text. How texts are padded makes no difference.
 _PROCESSING = ("max_length", "truncation", "padding", "pad_to_multiple_of")
-_NEUTRAL = {"return_tensors": "pt", "add_special_tokens": True, "return_attention_mask": True}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         **_general(files[0], general),
         "max_tokens": _max_tokens(folder, reading, tokenizer),
         "keeps_end": side == "left",
-        "lower_case": _flag(files[1], "do_lower_case", reading.get("do_lower_case", False)),
+        "lower_case": read_entry(files[1], reading, "do_lower_case", FLAG, False),
     }
 
 
@@ -77,6 +77,14 @@ def require_known(file: Path, raw: Mapping[str, Any], known: Collection[str]) ->
             raise refused(file, name, value)
 
 
+def read_entry(
+    file: Path, raw: Mapping[str, Any], name: str, allowed: Range, default: Any = None
+) -> Any:
+    """An entry of a file's object, checked; `default` where it is absent or null."""
+    value = raw.get(name)
+    return default if value is None else checked(f"{file}: {name}", value, allowed)
+
+
 def refused(file: Path, name: str, value: Any) -> UserError:
     """The error about an entry that cannot be honoured."""
     return UserError(f"{file}: {shown(name)} {shown(value)} is not supported here")
@@ -90,9 +98,7 @@ def _general(file: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("model_type") not in (None, "SentenceTransformer"):
         raise refused(file, "model_type", raw["model_type"])
     name, prompts = raw.get("default_prompt_name"), raw.get("prompts") or {}
-    width = raw.get("truncate_dim")
-    if width is not None and (type(width) is not int or width < 1):
-        raise refused(file, "truncate_dim", width)
+    width = read_entry(file, raw, "truncate_dim", POSITIVE)
     if not isinstance(prompts, dict):
         raise refused(file, "prompts", prompts)
     prompts = _PROMPTS | {n: "" if text is None else text for n, text in prompts.items()}
@@ -113,16 +119,13 @@ def _max_tokens(folder: Path, reading: Mapping[str, Any], own: Mapping[str, Any]
         return None
     for raw, name in ((processing, "max_length"), (reading, "max_seq_length")):
         if raw.get(name) is not None:
-            return _limit(file, name, raw[name])
+            return _limit(file, raw, name)
     config = read_if_there(folder / "config.json", folder)
-    positions = config.get("max_position_embeddings")
+    if config.get("max_position_embeddings") == -1:  # none
+        del config["max_position_embeddings"]
     limits = (
-        _limit(folder / TOKENIZER, "model_max_length", own.get("model_max_length")),
-        _limit(
-            folder / "config.json",
-            "max_position_embeddings",
-            None if positions == -1 else positions,
-        ),
+        _limit(folder / TOKENIZER, own, "model_max_length"),
+        _limit(folder / "config.json", config, "max_position_embeddings"),
     )
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -135,21 +138,14 @@ def _processing(file: Path, raw: Any) -> dict[str, Any]:
             raise refused(file, name, entries)
     own = {**(buckets.get("text") or {}), **(buckets.get("common") or {})}
     for name, value in own.items():
-        if name not in _PROCESSING and (name not in _NEUTRAL or value != _NEUTRAL[name]):
+        if name not in _PROCESSING:
             raise refused(file, name, value)
     return own
 
 
-def _limit(file: Path, name: str, value: Any) -> int | None:
+def _limit(file: Path, raw: Mapping[str, Any], name: str) -> int | None:
     """A number of tokens; None if there is none, or it is too large to be a limit."""
-    if value is None or (isinstance(value, (int, float)) and value > _UNLIMITED):
+    value = raw.get(name)
+    if isinstance(value, (int, float)) and value > _UNLIMITED:
         return None
-    if type(value) is not int or value < 1:
-        raise refused(file, name, value)
-    return value
-
-
-def _flag(file: Path, name: str, value: Any) -> bool:
-    if value is not None and type(value) is not bool:
-        raise refused(file, name, value)
-    return bool(value)
+    return read_entry(file, raw, name, POSITIVE)

@@ -78,25 +78,6 @@ def test_a_published_file_changes_nothing(folder):
     assert (absent.settings, absent.note) == ({}, "")
 
 
-def test_what_would_change_the_text_is_named(folder):
-    raw = {
-        "typical_p": 0.9,
-        "renormalize_logits": True,
-        "bad_words_ids": [[5]],
-        "eos_token_id": [1, 5],
-        "num_return_sequences": 2,
-        "epsilon_cutoff": 0.0,
-        "num_beam_groups": 1,
-        "remove_invalid_values": False,
-        "use_cache": False,
-        "suppress_tokens": [],
-    }
-    preset = read_generation_config(folder(raw))
-    named = ("typical_p", "renormalize_logits", "bad_words_ids", "num_return_sequences")
-    assert preset.left_out == (*named, "eos_token_id")
-    assert preset.note.startswith("generation_config.json: left out, as not supported: typical_p, ")
-
-
 # What transformers makes a logits processor or a stopping criterion of, and values that it may be.
 NUMBERS = {
     "encoder_no_repeat_ngram_size": (0, 1, 2),
@@ -135,6 +116,9 @@ def test_0_and_1_are_named_exactly_where_transformers_acts_on_them(folder, made,
         ({"diversity_penalty": 1}, True),
         ({"diversity_penalty": 0.0, "num_beam_groups": 1, "num_return_sequences": 1}, False),
         ({"num_beam_groups": 2}, True),
+        ({"bad_words_ids": [[5]]}, True),
+        ({"eos_token_id": [1, 5]}, True),  # config.json has 1 alone
+        ({"use_cache": False, "suppress_tokens": [], "epsilon_cutoff": 0.0}, False),
         ({"penalty_alpha": 1}, True),
         ({"penalty_alpha": 0}, False),
         ({"an_entry_of_tomorrow": 1}, True),

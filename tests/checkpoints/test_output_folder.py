@@ -18,6 +18,14 @@ from mlx_t5.checkpoints.output_folder import check_output_folder, new_folder, re
 from mlx_t5.errors import UserError
 
 
+@pytest.fixture
+def ended() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 def test_an_error_leaves_nothing(tmp_path):
     out = tmp_path / "models" / "out"
     with pytest.raises(RuntimeError), new_folder(out, overwrite=False) as partial:
@@ -42,27 +50,23 @@ def test_check_output(tmp_path):
         check_output_folder(tmp_path / "dangling", overwrite=True, ours=lambda name: True)
 
 
-def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+def test_leftovers_are_cleared_by_a_run_that_is_refused_too(tmp_path, ended):
     out = tmp_path / "out"
-    for name in (f".out.old-{ended.pid}", f".out.partial-{ended.pid}"):
+    for name in (f".out.old-{ended}", f".out.partial-{ended}"):
         (tmp_path / name).mkdir()
     with pytest.raises(UserError, match="exists; replace it"):
         check_output_folder(out, overwrite=False, ours=lambda name: True)
     assert siblings(out) == {"out"}
 
 
-def test_leftovers_of_killed_runs_are_cleared(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for pid in (ended.pid, os.getppid()):
+def test_leftovers_of_killed_runs_are_cleared(tmp_path, ended):
+    for pid in (ended, os.getppid()):
         (tmp_path / f".out.partial-{pid}").mkdir()
-    (tmp_path / f".other.partial-{ended.pid}").mkdir()
+    (tmp_path / f".other.partial-{ended}").mkdir()
     with new_folder(tmp_path / "out", overwrite=False) as partial:
         (partial / "config.json").touch()
     running = f".out.partial-{os.getppid()}"
-    assert siblings(tmp_path / "out") == {"out", running, f".other.partial-{ended.pid}"}
+    assert siblings(tmp_path / "out") == {"out", running, f".other.partial-{ended}"}
 
 
 def test_require_space(tmp_path):
@@ -71,10 +75,8 @@ def test_require_space(tmp_path):
         require_space(tmp_path / "a" / "b", 1 << 60)
 
 
-def test_what_a_killed_run_had_set_aside_is_put_back(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    aside = tmp_path / f".out.old-{ended.pid}"
+def test_what_a_killed_run_had_set_aside_is_put_back(tmp_path, ended):
+    aside = tmp_path / f".out.old-{ended}"
     aside.mkdir()
     (aside / "config.json").write_text("old")
     with (

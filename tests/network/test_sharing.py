@@ -152,35 +152,34 @@ def test_a_draft_is_refused_with_another_target(tmp_path, made):
             load(path, **wanted)
 
 
-NO_FINGERPRINTS = (
-    0,
-    [],
-    {},
-    {"fingerprint": 3},
-    {"fingerprint": "xy", "model": []},
-    {"weights": 1},
+@pytest.fixture
+def recorded(made, tmp_path):
+    """A target, and what gives its draft's folder another record of it."""
+    target, _ = load(made("t5").folder)
+    path = save_draft(shared_draft(target, 1), made("t5").folder, tmp_path / "draft")
+    file = path / "config.json"
+
+    def record(change):
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps({**config, ENTRY: change(config[ENTRY])}))
+        return path
+
+    return target, record
+
+
+@pytest.mark.parametrize(
+    "entry", [0, [], {}, {"fingerprint": 3}, {"fingerprint": "xy", "model": []}, {"weights": 1}]
 )
-
-
-@pytest.mark.parametrize("entry", NO_FINGERPRINTS)
-def test_an_entry_that_is_damaged_fits_no_target(entry, made, tmp_path):
-    folder = made("t5").folder
-    target, _ = load(folder)
-    path = save_draft(shared_draft(target, 1), folder, tmp_path / "draft")
-    config = json.loads((path / "config.json").read_text())
-    config[ENTRY] = config[ENTRY] | entry if entry == {"weights": 1} else entry
-    (path / "config.json").write_text(json.dumps(config))
+def test_an_entry_that_is_damaged_fits_no_target(recorded, entry):
+    target, record = recorded
+    path = record(lambda whole: whole | entry if entry == {"weights": 1} else entry)
     with pytest.raises(UserError, match="the target is another model"):
         load(path, shared_with=target)
 
 
-def test_a_draft_of_before_is_known_by_norms_alone(made, tmp_path):
-    folder = made("t5").folder
-    target, _ = load(folder)
-    path = save_draft(shared_draft(target, 1), folder, tmp_path / "draft")
-    config = json.loads((path / "config.json").read_text())
-    config[ENTRY] = {name: config[ENTRY][name] for name in ("fingerprint", "model")}
-    (path / "config.json").write_text(json.dumps(config))
+def test_a_draft_of_before_is_known_by_norms_alone(recorded):
+    target, record = recorded
+    path = record(lambda whole: {name: whole[name] for name in ("fingerprint", "model")})
     assert load(path, shared_with=target)[0].shares_with is target
     target.encoder.norm.weight = 2 * target.encoder.norm.weight
     with pytest.raises(UserError, match="the target is another model"):

@@ -104,8 +104,7 @@ def expected(modules, hidden):
     """The vector of a text's states (S, 32), each module by its definition."""
     features = {"token_embeddings": hidden}
     for kind, config, state in modules:
-        source = config.get("module_input_name", "sentence_embedding")
-        output = config.get("module_output_name", source)
+        feature = config.get("module_input_name", "sentence_embedding")
         if kind == "Pooling":
             modes = config.get("pooling_mode") or [
                 m for m, f in FLAGS.items() if config[f"pooling_mode_{f}"]
@@ -113,17 +112,17 @@ def expected(modules, hidden):
             modes = [modes] if isinstance(modes, str) else modes or ["mean"]
             found = [pooled(features["token_embeddings"], mode) for mode in modes]
             features["sentence_embedding"] = np.concatenate(found)
-        elif kind == "Normalize" and source in features:
-            x = features[source]
-            features[output] = x / np.linalg.norm(x, axis=-1, keepdims=True)
+        elif kind == "Normalize":
+            x = features[feature]
+            features[feature] = x / np.linalg.norm(x, axis=-1, keepdims=True)
         elif kind == "Dense":
-            x, weights = features[source], {name: t.numpy() for name, t in state.items()}
+            x, weights = features[feature], {name: t.numpy() for name, t in state.items()}
             act = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
             y = x @ weights["linear.weight"].T + weights.get("linear.bias", 0)
             y = act(torch.tensor(y, dtype=torch.float32)).numpy()
             if config.get("use_residual"):
                 y = y + (x @ weights["residual.weight"].T if "residual.weight" in weights else x)
-            features[output] = y
+            features[feature] = y
     return features["sentence_embedding"]
 
 
