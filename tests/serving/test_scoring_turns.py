@@ -13,7 +13,7 @@ from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
 from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Job, Values
+from mlx_t5.serving.jobs import Job
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import ScoringTurns, Worker
 
@@ -66,7 +66,7 @@ def test_forward_passes_take_turns_with_steps(start):
     assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
     worker.submit(job(events, parts, 3))
     model.gate.set()
-    assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
+    assert events.get(timeout=PATIENCE) == [0, 1, 4]
     assert len(text.results()[0].tokens) == 9
     assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
 
@@ -108,7 +108,7 @@ def test_requests_take_turns_pass_by_pass():
         if len(order) == 5:
             named("d", 2)
     assert "".join(order) == "aabcaadad"
-    assert [events.get_nowait().values for _ in range(3)] == [["b"], ["a"] * 5, ["d"] * 2]
+    assert [events.get_nowait() for _ in range(3)] == [["b"], ["a"] * 5, ["d"] * 2]
     assert events.empty()
 
 
@@ -140,7 +140,7 @@ def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(start):
     gone = job(events, parts, 5)
     worker.submit(gone)
     worker.submit(job(events, lambda: iter([[(0, "next")]]), 1))
-    assert events.get(timeout=PATIENCE) == Values(["next"])
+    assert events.get(timeout=PATIENCE) == ["next"]
     assert passes == [0] and events.empty()
 
 
