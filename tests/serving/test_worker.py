@@ -4,7 +4,7 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
-from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
+from fake_serving import ENDLESS, FLAT, PATIENCE, Gated, V, hold, until
 from mlx_t5.drafting.costs import longest
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
@@ -12,23 +12,6 @@ from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO
-
-
-@pytest.fixture
-def serve():
-    """`serve(model, max_batch, max_queue)`: a started worker, and a maker of clients."""
-    workers = []
-
-    def start(model, max_batch=4, max_queue=8):
-        decoder = SpeculativeDecoder(model, drafter(good(model.table), model), costs=FLAT)
-        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
-        workers[-1].start()
-        model.calls.clear()
-        return workers[-1], lambda: Client(workers[-1], decoder)
-
-    yield start
-    for worker in workers:
-        assert worker.stop(PATIENCE)
 
 
 def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
@@ -128,7 +111,8 @@ def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
     second = client().submit([[3]], max_tokens=4, temp=1.0, samples=2)
     with pytest.raises(ApiError, match="queue is full") as refused:
         client().submit([[4]])
-    assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
+    assert refused.value.status == 429 and 1 <= int(refused.value.headers["Retry-After"]) <= 60
+    assert refused.value.body.error.code == "queue_full"
     model.gate.set()
     first.results()
     second.results()
