@@ -12,7 +12,7 @@ import main
 from command_line import ROOT, start
 from devices import cpu_allocation
 from mlx_t5.backend import device_name
-from mlx_t5.cli.lines import one_line
+from mlx_t5.cli.output import one_line
 from model import T5
 
 BUNDLED = ROOT / "demo"

@@ -1,12 +1,14 @@
 """What lies beside an output while it is not complete, so that `--resume` continues the same job.
 
-The first line of OUTPUT.resume is an object of what the results depend on, by the names of options
-(job_facts.py). The lines after it are the numbers of prompts that ended in an error, which a line
-of text does not show.
+The first line of OUTPUT.resume is an object of what the results depend on: models, settings, the
+beginning of the input. What texts do not depend on, such as the batch size, or a draft where they
+are those of the target alone, is not in it. The lines after it are the numbers of prompts that
+ended in an error, which a line of text does not show.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -14,14 +16,22 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mlx_t5.cli.arguments import option_of
+from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.resume import OTHERWISE
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
+from mlx_t5.settings import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from mlx_t5.cli.models import Pair
 
 SUFFIX = ".resume"
 INPUT = "--input-file"
+# Settings that change no text; the second does where proposals have a say in it.
+WITHOUT_EFFECT = ("batch_size", "num_draft")
 Facts = Mapping[str, Any]
 NOTHING: Facts = MappingProxyType({})
 
@@ -164,3 +174,81 @@ def _described(name: str, value: Any) -> str:
         return f"without {name}"
     plain = isinstance(value, (int, float, str))
     return f"with {name} {shown(str(value))}" if plain else f"with another {name}"
+
+
+# ---- what results depend on ----------------------------------------------------------------------
+
+
+class Opaque(dict):
+    """A fact whose value says nothing to a person."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value=value)
+
+
+def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> RunRecord:
+    """What lies beside an output file; arguments as for `facts_of`.
+
+    Raises:
+        UserError: as there; or with --resume, the output is of another job.
+    """
+    if args.output_file.endswith(ARRAY) or not args.input_file:
+        return RunRecord(args.output_file)
+    facts = facts_of(args, settings, prefix, chosen)
+    record = RunRecord(args.output_file, json.loads(json.dumps(facts)), args.input_file)
+    if args.resume:
+        record.resume()
+    return record
+
+
+def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> Facts:
+    """What the results of a command line depend on, by the names of its options.
+
+    Args:
+        args: the options.
+        settings: with those of the model's own files.
+        prefix: that is put before every prompt.
+        chosen: the models.
+
+    Raises:
+        UserError: a model's or the input's files cannot be read.
+    """
+    from mlx_t5.checkpoints.checkpoint import open_checkpoint
+    from mlx_t5.checkpoints.identity import adapter_identity, identity
+    from mlx_t5.network.weights import compute_dtype
+
+    with open_checkpoint(chosen.target) as checkpoint:
+        dtype = str(compute_dtype(args.dtype, checkpoint)).removeprefix("mlx.core.")
+    adapter = chosen.adapter and Opaque(adapter_identity(chosen.adapter))
+    facts = {
+        "--score": args.score,
+        "--embed": args.embed,
+        "--model": Opaque(identity(chosen.target)),
+        "--adapter-path": adapter,
+        "--dtype": dtype,
+        "--task": Opaque(prefix) if prefix else None,
+    }
+    if args.score or args.embed:
+        return facts | {"--normalize": args.normalize}
+    facts |= {"--json": args.json}
+    if not args.json:  # objects have their prompts in them
+        facts[INPUT] = beginning(args.input_file)
+    return facts | _of_texts({**vars(args), **vars(settings)}, chosen)
+
+
+def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
+    """The settings that decide about texts."""
+    asked = {"beams": options["num_beams"] > 1, "sampling": options["temp"] > 0, None: True}
+    names = [name for name, setting in SETTINGS.items() if asked[setting.only_with]]
+    names = [*(name for name in names if name not in WITHOUT_EFFECT), "stop", "exact"]
+    facts = {option_of(name): options[name] for name in names}
+    if options["temp"] > 0 or options["delta"] > 0:  # the proposals have a say in the text
+        from mlx_t5.checkpoints.identity import identity
+        from mlx_t5.drafting.adaptive import usual_num_draft
+
+        draft = chosen.draft and Opaque(identity(chosen.draft))
+        facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
+        facts["--num-draft"] = (
+            usual_num_draft() if options["num_draft"] is None else options["num_draft"]
+        )
+    return facts

@@ -7,8 +7,7 @@ import pytest
 
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli import output
-from mlx_t5.cli.lines import Painter, text_lines
-from mlx_t5.cli.output import LineFile
+from mlx_t5.cli.output import LineFile, Painter, text_lines
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 
