@@ -14,6 +14,8 @@ import pytest
 
 from command_line import ROOT, start
 
+BUNDLED = str(ROOT / "demo" / "target")
+
 # ---- bad input -----------------------------------------------------------------------------------
 
 
@@ -43,9 +45,10 @@ from command_line import ROOT, start
         (["--model", "models/none"], "there is no model folder models/none"),
         (["--model", "empty"], "config.json"),
         (["--model", "hollow"], "hollow"),
+        (["--model", BUNDLED, "--draft-model", "BYTES"], "vocabularies differ"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, message):
+def test_bad_input_is_one_line_and_status_2(run, models, tmp_path, monkeypatch, argv, message):
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("a\n")
     for name in ("empty", "hollow"):
@@ -53,7 +56,7 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, argv, me
     sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
     Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
     before = sorted(Path().rglob("*"))
-    status, out, err = run(*argv)
+    status, out, err = run(*(models[1] if word == "BYTES" else word for word in argv))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert re.match(f"error: .*{message}", err)
     assert sorted(Path().rglob("*")) == before, "nothing is written"

@@ -185,7 +185,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("transformers", ["main.py"], "requirements.txt"),
         ("tqdm", ["main.py", "--json"], "requirements.txt"),
         ("mlx", ["server.py"], "requirements.txt"),
-        ("uvicorn", ["server.py"], "requirements/server.txt"),
+        ("fastapi", ["server.py"], "requirements/server.txt"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_cure(package, argv, requirements):
