@@ -171,10 +171,11 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
             target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
         )
         if ranks.size > 1:
-            from mlx_t5.machines.fingerprints import common_facts, of_file
+            from mlx_t5.cli.run_record import beginning
+            from mlx_t5.machines.fingerprints import common_facts
 
             facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
-            facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
+            facts["input file"] = str(args.parallel and beginning(args.input_file))
     return decoder
 
 
@@ -195,18 +196,13 @@ def _begin(
     if args.exact:
         decoder.engine(settings, args.batch_size)  # which may refuse
     texts = not (args.score or args.embed)
-    _log(chosen.note)
-    if args.verbose:
-        _log(f"on {device_name()}")
-    for preset in presets if texts else ():
-        if preset.note:
-            _log(preset.note)
-    if not (args.prompt or args.input_file):
-        _log(f"prompt: {DEFAULT_PROMPT}")
-    if not (args.verbose and texts):
-        return None
-    painter = Painter(bool(os.environ.get("NO_COLOR")))
-    _log(painter.legend)
+    painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose and texts else None
+    notes = [chosen.note, f"on {device_name()}" if args.verbose else ""]
+    notes += [preset.note for preset in presets if texts]
+    notes += [] if args.prompt or args.input_file else [f"prompt: {DEFAULT_PROMPT}"]
+    notes += [painter.legend] if painter else []
+    for note in filter(None, notes):
+        _log(note)
     return painter
 
 

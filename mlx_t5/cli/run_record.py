@@ -60,6 +60,7 @@ class RunRecord:
     Attributes:
         path: where it lies.
         existed: whether an earlier run has left one, if that is to be resumed.
+        failed: numbers of the prompts that have ended in an error.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class RunRecord:
         self._output = output_file
         self.path = Path(f"{output_file}{SUFFIX}")
         self._facts, self._input, self.existed = facts, input_file, False
-        self._failed: list[int] = []
+        self.failed: list[int] = []
         self._written = False
 
     def resume(self) -> None:
@@ -94,7 +95,7 @@ class RunRecord:
         try:
             first, *numbers = self.path.read_text("utf-8").split("\n")[:-1]
             before = dict(json.loads(first))
-            self._failed = [int(number) for number in numbers]
+            self.failed = [int(number) for number in numbers]
             changed = [name for name, value in self._facts.items() if self._differs(name, before)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             cure = f"remove it to have nothing checked, or {OTHERWISE}"
@@ -112,13 +113,8 @@ class RunRecord:
 
     def failed_of(self, first: int) -> bool:
         """Whether one of the first prompts ended in an error; forgets those after them."""
-        self._failed = [n for n in self._failed if n <= first]
-        return bool(self._failed)
-
-    @property
-    def failed(self) -> list[int]:
-        """Numbers of the prompts that have ended in an error."""
-        return self._failed
+        self.failed = [n for n in self.failed if n <= first]
+        return bool(self.failed)
 
     def of_part(self, path: str) -> RunRecord:
         """The record of a part of the output, which is written first."""
@@ -126,7 +122,7 @@ class RunRecord:
 
     def join(self, failed: Iterable[int]) -> None:
         """Writes the record of an output that is joined of parts; `failed` is of all of them."""
-        self._failed = sorted({*self._failed, *failed})
+        self.failed = sorted({*self.failed, *failed})
         self.begin()
 
     def begin(self) -> None:
@@ -140,14 +136,14 @@ class RunRecord:
         if not self._facts:
             self.path.unlink(missing_ok=True)
             return
-        lines = [json.dumps(self._facts), *map(str, self._failed), ""]
+        lines = [json.dumps(self._facts), *map(str, self.failed), ""]
         replace_file(self.path, lambda path: path.write_text("\n".join(lines), "utf-8"))
         self._written = True
 
     def fail(self, number: int) -> None:
         """Notes a prompt that has ended in an error."""
-        if self._written and number not in self._failed[-1:]:  # several samples of one
-            self._failed.append(number)
+        if self._written and number not in self.failed[-1:]:  # several samples of one
+            self.failed.append(number)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{number}\n")
 
