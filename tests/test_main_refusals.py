@@ -77,29 +77,6 @@ def test_a_bad_line_is_reported_and_the_others_are_done(run, models, tmp_path):
     assert [r["finish_reason"] == "error" for r in records] == [not r["prompt"] for r in records]
 
 
-@pytest.mark.slow
-def test_an_empty_standard_input_costs_no_results(models, tmp_path):
-    results = tmp_path / "out.txt"
-    results.write_text("from yesterday\n")
-    process = start(*models, "--input-file", "-", "--output-file", str(results))
-    _, err = process.communicate(b"", timeout=60)
-    assert process.returncode == 2
-    assert b"error: standard input is empty; write one prompt a line\n" in err
-    assert results.read_text() == "from yesterday\n"
-
-
-def test_a_damaged_model_is_refused(run, models, tmp_path):
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    for file in Path(models[1]).iterdir():
-        data = file.read_bytes()
-        whole = file.suffix != ".safetensors"
-        (damaged / file.name).write_bytes(data if whole else data[: len(data) // 2])
-    status, out, err = run("--model", str(damaged), "--prompt", "x")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-
-
 def test_help_does_not_wait_for_mlx():
     code = (
         "import contextlib, sys, main\n"

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
@@ -61,15 +60,6 @@ def test_each_line_is_answered_before_the_next_one_is_written(models, end):
         err = process.stderr.read().decode()
         assert ("interrupted: " in err) == (end == "Ctrl-C")
         assert "Traceback" not in err and "Fatal" not in err
-
-
-def test_a_named_pipe_is_an_input_file(run, models, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    threading.Thread(target=pipe.write_text, args=["one\ntwo\n"], daemon=True).start()
-    status, out, err = run(*models, "-m", "5", "--json", "--input-file", str(pipe))
-    assert status == 0
-    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "two"]
 
 
 # ---- many prompts --------------------------------------------------------------------------------
