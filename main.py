@@ -29,7 +29,6 @@ from mlx_t5.checkpoints.generation_config import (
 )
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.jobs import Compute, InHand, Job, prefixed
 from mlx_t5.cli.options import check_ranks, read_options
 from mlx_t5.cli.output import (
     ARRAY,
@@ -42,6 +41,7 @@ from mlx_t5.cli.output import (
     score_object,
     text_lines,
 )
+from mlx_t5.cli.runs import Compute, InHand, Run, prefixed
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
@@ -98,16 +98,16 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
         decoder = _load(args, chosen, ranks)
         painter = _begin(decoder, settings, chosen, presets, args)
         return _stream(decoder, prefix + prompts[0], settings, painter, args)
-    job = Job.of(prompts, args, ranks, settings, prefix, chosen)
-    if job.done.all:
-        _log(f"all {job.done.prompts} prompts are done" + ", some with an error" * job.done.failed)
-        return job.output_record.finish(BAD_INPUT * job.done.failed)
+    run = Run.of(prompts, args, ranks, settings, prefix, chosen)
+    if run.done.all:
+        _log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
+        return run.output_record.finish(BAD_INPUT * run.done.failed)
     decoder = _load(args, chosen, ranks)
     if args.resume:
-        job.log_resumed()
+        run.log_resumed()
     painter = _begin(decoder, settings, chosen, presets, args)
     compute = _computation(decoder, prefix, settings, args)
-    return _write_all(job, compute, _output(decoder, job, painter, args), args)
+    return _write_all(run, compute, _output(decoder, run, painter, args), args)
 
 
 def _is_streamed(prompts: Any, args: argparse.Namespace) -> TypeGuard[list[str]]:
@@ -260,7 +260,7 @@ def _computation(
 
 def _output(
     decoder: SpeculativeDecoder,
-    job: Job,
+    run: Run,
     painter: Painter | None,
     args: argparse.Namespace,
 ) -> LineFile | ArrayFile:
@@ -270,42 +270,42 @@ def _output(
         assert painter, "it is only called with --verbose"
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
 
-    if args.embed and (job.output_file or "").endswith(ARRAY):
+    if args.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
 
-        return ArrayFile(str(job.output_file))
+        return ArrayFile(str(run.output_file))
     if args.score:
         line_of: LineOf = score_object
     elif args.embed:
         line_of = embedding_object
     else:
-        aside = bool(job.output_file) or args.json
+        aside = bool(run.output_file) or args.json
         line_of = text_lines(args.json, aside, paint if painter else None)
-    return LineFile(job.output_file, job.keep, job.record, line_of)
+    return LineFile(run.output_file, run.keep, run.record, line_of)
 
 
 def _write_all(
-    job: Job, compute: Compute, output: LineFile | ArrayFile, args: argparse.Namespace
+    run: Run, compute: Compute, output: LineFile | ArrayFile, args: argparse.Namespace
 ) -> int:
     """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
     from mlx_t5.backend import mx
 
-    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
-    unit = "prompts" if job.outcomes_a_prompt == 1 else "texts"
+    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * run.failed
+    unit = "prompts" if run.outcomes_a_prompt == 1 else "texts"
     in_hand: InHand = deque()
     mx.reset_peak_memory()
-    with output, _bar(job, unit, args) as bar:
+    with output, _bar(run, unit, args) as bar:
         try:
-            for outcome in job.outcomes(compute, in_hand):
+            for outcome in run.outcomes(compute, in_hand):
                 n, prompt = in_hand[0]
                 output.write(prompt, outcome, n)
                 if error := error_of(outcome):
                     status = BAD_INPUT
-                    job.log_error(
+                    run.log_error(
                         error if isinstance(prompt, UserError) else f"prompt {n}: {error}"
                     )
                 totals.add(outcome)
-                if totals.results % job.outcomes_a_prompt == 0:
+                if totals.results % run.outcomes_a_prompt == 0:
                     in_hand.popleft()
                 bar.update()
         except KeyboardInterrupt:
@@ -316,19 +316,19 @@ def _write_all(
         of_all = f" of {bar.total}" if bar.total else ""
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
     else:
-        totals, status = job.finish(totals, status)
+        totals, status = run.finish(totals, status)
     texts = not (args.score or args.embed)
     _log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
-    return job.record.finish(status)
+    return run.record.finish(status)
 
 
-def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
+def _bar(run: Run, unit: str, args: argparse.Namespace) -> tqdm:
     """Shows how many results are finished, on standard error."""
     from tqdm import tqdm
 
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    total, done = job.count and job.count * job.outcomes_a_prompt, job.first * job.outcomes_a_prompt
+    total, done = run.count and run.count * run.outcomes_a_prompt, run.first * run.outcomes_a_prompt
     return tqdm(total=total, initial=done, unit=" " + unit, disable=hidden)
 
 

@@ -17,10 +17,10 @@ import main
 from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.jobs import Job
 from mlx_t5.cli.options import build_parser
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
+from mlx_t5.cli.runs import Run
 from mlx_t5.settings import Settings
 
 PATIENCE = 120
@@ -104,9 +104,9 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     args = build_parser().parse_args(argv)
     args.num_return_sequences = 1
-    job, decoder = Job(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
+    run, decoder = Run(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
     compute = main._computation(decoder, "", Settings(), args)
-    assert main._write_all(job, compute, main._output(decoder, job, None, args), args) == 0
+    assert main._write_all(run, compute, main._output(decoder, run, None, args), args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 

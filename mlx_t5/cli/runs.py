@@ -31,7 +31,7 @@ Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[
 MOST_ERRORS = 1000  # lines of error that another rank than 0 keeps until its part is done
 
 
-class Job:
+class Run:
     """The prompts, those that are done already, and what becomes of the others.
 
     Attributes:
@@ -73,8 +73,8 @@ class Job:
         settings: Settings,
         prefix: str,
         chosen: Pair,
-    ) -> Job:
-        """The job that the options ask for, and what `--resume` keeps of its output.
+    ) -> Run:
+        """The run that the options ask for, and what `--resume` keeps of its output.
 
         Args:
             prompts: of rank 0, or of a process alone; draws those that are done.
@@ -97,15 +97,15 @@ class Job:
         done = ResumePoint(*ranks.shared(astuple(done)))
         with agreeing(ranks):
             if args.parallel:
-                return PartJob(done, args, ranks, record)
+                return PartRun(done, args, ranks, record)
             if ranks.size > 1 and not isinstance(prompts, list):
                 from mlx_t5.machines.prompts import SharedPrompts
 
                 prompts = SharedPrompts(prompts, ranks)
-            job = Job(prompts, done, args, record)
+            run = Run(prompts, done, args, record)
             if ranks.rank:
-                job.output_file = os.devnull
-        return job
+                run.output_file = os.devnull
+        return run
 
     def resumed(self) -> int:
         """How many prompts all ranks have done before."""
@@ -148,7 +148,7 @@ class Job:
         return totals, status
 
 
-class PartJob(Job):
+class PartRun(Run):
     """A rank's own prompts of a file."""
 
     def __init__(
@@ -178,18 +178,18 @@ class PartJob(Job):
         self._errors: list[str] = []
 
     def resumed(self) -> int:
-        """See `Job`."""
+        """See `Run`."""
         return self.done.prompts + sum(self._ranks.gathered(self.first))
 
     def log_error(self, line: str) -> None:
-        """See `Job`; what is said of another rank's prompts, rank 0 says at the end."""
+        """See `Run`; what is said of another rank's prompts, rank 0 says at the end."""
         if self._ranks.rank == 0:
             super().log_error(line)
         elif len(self._errors) < MOST_ERRORS:
             self._errors.append(line)
 
     def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
-        """See `Job`; joins the parts.
+        """See `Run`; joins the parts.
 
         Raises:
             UserError: the output cannot be written.
