@@ -17,9 +17,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlx_t5.checkpoints.generation_config import (
     Preset,
@@ -28,17 +27,24 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
-from mlx_t5.cli import jobs, lines
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
 from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.options import read_options
-from mlx_t5.cli.output import ARRAY, LineFile, check_output_file
-from mlx_t5.cli.resume import ResumePoint
-from mlx_t5.cli.run_record import RunRecord
+from mlx_t5.cli.options import check_ranks, read_options
+from mlx_t5.cli.output import (
+    ARRAY,
+    LineFile,
+    LineOf,
+    Painter,
+    check_output_file,
+    embedding_object,
+    error_of,
+    score_object,
+    text_lines,
+)
+from mlx_t5.cli.runs import Compute, InHand, Run, prefixed
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
-from mlx_t5.machines.agreement import agreeing
-from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
+from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
@@ -47,7 +53,6 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
-    from mlx_t5.cli.jobs import Job
     from mlx_t5.cli.models import Pair
     from mlx_t5.engine.rows import Result
     from mlx_t5.network.ranks import Ranks
@@ -71,7 +76,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(args: argparse.Namespace) -> int:
-    ranks = _ranks(args)
+    ranks = join()
+    check_ranks(args, ranks.size)
+    if not args.parallel:
+        leave_interrupts_to_rank_0(ranks)
     status = _run(args, ranks)
     # The launcher ends all ranks once one has failed; rank 0 may not have told everything by then.
     return 0 if ranks.rank and status == BAD_INPUT else status
@@ -85,63 +93,28 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
         chosen = _choose(args)
         presets = _presets(args, chosen.target)
         settings = _settings(args, presets)
-        prefix = "".join(preset.prefix for preset in presets)
-        record, done = RunRecord(), ResumePoint()
-        if args.output_file and (args.parallel or not ranks.rank):
-            from mlx_t5.cli.job_facts import record_of
-
-            record = record_of(args, settings, prefix, chosen)
-        if args.resume and isinstance(prompts, Lines):
-            done = jobs.done_of(prompts, args, record)
-    done = ResumePoint(*ranks.shared(astuple(done)))
-    with agreeing(ranks) as facts:
-        job = jobs.Job.of(prompts, done, args, ranks, record)
-        decoder = None if done.all else _load(args, chosen, ranks)
-        if decoder and ranks.size > 1:
-            from mlx_t5.machines.fingerprints import common_facts, of_file
-
-            facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
-            facts["input file"] = of_file(Path(args.input_file)) if args.parallel else ""
-    if decoder is None:
-        return _nothing_left(done, record)
-    if args.resume:
-        job.log_resumed(done, record)
-    _begin(decoder, settings, chosen, args)
-    for note in filter(None, (preset.note for preset in presets if not (args.score or args.embed))):
-        _log(note)
-    if not (args.prompt or args.input_file):
-        _log(f"prompt: {DEFAULT_PROMPT}")
-    return _decode(decoder, job, prefix, settings, args)
-
-
-def _nothing_left(done: ResumePoint, record: RunRecord) -> int:
-    _log(f"all {done.prompts} prompts are done" + (", some with an error" if done.failed else ""))
-    return record.finish(BAD_INPUT if done.failed else 0)
-
-
-def _decode(
-    decoder: SpeculativeDecoder, job: Job, prefix: str, settings: Settings, args: Any
-) -> int:
-    painter = None
-    if args.verbose and not (args.score or args.embed):
-        painter = lines.Painter(bool(os.environ.get("NO_COLOR")))
-        _log(painter.legend)
-    to_screen = not (args.output_file or args.json or args.score or args.embed)
-    single = args.num_samples == args.num_beams == 1
-    prompts = job.prompts
-    if to_screen and single and isinstance(prompts, list) and len(prompts) == 1:
+    prefix = "".join(preset.prefix for preset in presets)
+    if _is_streamed(prompts, args):
+        decoder = _load(args, chosen, ranks)
+        painter = _begin(decoder, settings, chosen, presets, args)
         return _stream(decoder, prefix + prompts[0], settings, painter, args)
+    run = Run.of(prompts, args, ranks, settings, prefix, chosen)
+    if run.done.all:
+        _log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
+        return run.output_record.finish(BAD_INPUT * run.done.failed)
+    decoder = _load(args, chosen, ranks)
+    if args.resume:
+        run.log_resumed()
+    painter = _begin(decoder, settings, chosen, presets, args)
     compute = _computation(decoder, prefix, settings, args)
-    return _write_all(job, compute, _output(decoder, job, painter, args), args)
+    return _write_all(run, compute, _output(decoder, run, painter, args), args)
 
 
-def _ranks(args: argparse.Namespace) -> Ranks:
-    """The ranks that `mlx.launch` has started."""
-    ranks = join()
-    jobs.check_ranks(args, ranks)
-    if not args.parallel:
-        leave_interrupts_to_rank_0(ranks)
-    return ranks
+def _is_streamed(prompts: Any, args: argparse.Namespace) -> TypeGuard[list[str]]:
+    """Whether a single text is to be shown while it is generated."""
+    aside = args.output_file or args.json or args.score or args.embed
+    single = isinstance(prompts, list) and len(prompts) == args.num_samples == args.num_beams == 1
+    return single and not aside
 
 
 def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None:
@@ -182,40 +155,62 @@ def _settings(args: argparse.Namespace, presets: list[Preset]) -> Settings:
 
 
 def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:
-    """The models; asks no other rank anything."""
+    """The models, which are the same on all ranks."""
     from decoder import SpeculativeDecoder
     from mlx_t5.cli import models
     from mlx_t5.network.interface import require_decoder
     from model import load
 
-    group = None if args.parallel else ranks.group
-    target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, group)
-    if not args.embed:
-        require_decoder(target)
-    num_draft = args.num_draft if args.exact else Settings.num_draft  # it sets the width
-    return SpeculativeDecoder(
-        target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
-    )
+    with agreeing(ranks) as facts:
+        group = None if args.parallel else ranks.group
+        target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, group)
+        if not args.embed:
+            require_decoder(target)
+        num_draft = args.num_draft if args.exact else Settings.num_draft  # it sets the width
+        decoder = SpeculativeDecoder(
+            target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
+        )
+        if ranks.size > 1:
+            from mlx_t5.cli.run_record import beginning
+            from mlx_t5.machines.fingerprints import common_facts
+
+            facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
+            facts["input file"] = str(args.parallel and beginning(args.input_file))
+    return decoder
 
 
 def _begin(
-    decoder: SpeculativeDecoder, settings: Settings, chosen: Pair, args: argparse.Namespace
-) -> None:
-    """Tells what is run. An error before is the only line on standard error."""
+    decoder: SpeculativeDecoder,
+    settings: Settings,
+    chosen: Pair,
+    presets: list[Preset],
+    args: argparse.Namespace,
+) -> Painter | None:
+    """Tells what is run. An error before is the only line on standard error.
+
+    Returns:
+        What colours the texts of --verbose.
+    """
     from mlx_t5.backend import device_name
 
     if args.exact:
         decoder.engine(settings, args.batch_size)  # which may refuse
-    _log(chosen.note)
-    if args.verbose:
-        _log(f"on {device_name()}")
+    texts = not (args.score or args.embed)
+    painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose and texts else None
+    notes = [chosen.note, f"on {device_name()}" if args.verbose else ""]
+    notes += [preset.note for preset in presets if texts]
+    notes += [] if args.prompt or args.input_file else [f"prompt: {DEFAULT_PROMPT}"]
+    notes += [painter.legend] if painter else []
+    for note in filter(None, notes):
+        _log(note)
+    return painter
 
 
 def _stream(
     decoder: SpeculativeDecoder,
     prompt: str,
     settings: Settings,
-    painter: lines.Painter | None,
+    painter: Painter | None,
     args: argparse.Namespace,
 ) -> int:
     """Show one text while it is generated."""
@@ -241,11 +236,11 @@ def _stream(
 
 def _computation(
     decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
-) -> jobs.Compute:
+) -> Compute:
     """What makes texts, scores or vectors of prompts."""
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = jobs.prefixed(prompts, prefix)
+        prompts = prefixed(prompts, prefix)
         if args.score:
             return decoder.scoring.scores(prompts, args.batch_size, ready)
         if args.embed:
@@ -265,8 +260,8 @@ def _computation(
 
 def _output(
     decoder: SpeculativeDecoder,
-    job: Job,
-    painter: lines.Painter | None,
+    run: Run,
+    painter: Painter | None,
     args: argparse.Namespace,
 ) -> LineFile | ArrayFile:
     """Where results go, and what a line of them looks like."""
@@ -275,42 +270,42 @@ def _output(
         assert painter, "it is only called with --verbose"
         return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
 
-    if args.embed and (job.output_file or "").endswith(ARRAY):
+    if args.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
 
-        return ArrayFile(str(job.output_file))
+        return ArrayFile(str(run.output_file))
     if args.score:
-        line_of: lines.LineOf = lines.score_object
+        line_of: LineOf = score_object
     elif args.embed:
-        line_of = lines.embedding_object
+        line_of = embedding_object
     else:
-        aside = bool(job.output_file) or args.json
-        line_of = lines.text_lines(args.json, aside, paint if painter else None)
-    return LineFile(job.output_file, job.keep, job.record, line_of)
+        aside = bool(run.output_file) or args.json
+        line_of = text_lines(args.json, aside, paint if painter else None)
+    return LineFile(run.output_file, run.keep, run.record, line_of)
 
 
 def _write_all(
-    job: Job, compute: jobs.Compute, output: LineFile | ArrayFile, args: argparse.Namespace
+    run: Run, compute: Compute, output: LineFile | ArrayFile, args: argparse.Namespace
 ) -> int:
     """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
     from mlx_t5.backend import mx
 
-    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * job.failed
-    unit = "prompts" if job.outcomes_a_prompt == 1 else "texts"
-    in_hand: jobs.InHand = deque()
+    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * run.failed
+    unit = "prompts" if run.outcomes_a_prompt == 1 else "texts"
+    in_hand: InHand = deque()
     mx.reset_peak_memory()
-    with output, _bar(job, unit, args) as bar:
+    with output, _bar(run, unit, args) as bar:
         try:
-            for outcome in job.outcomes(compute, in_hand):
+            for outcome in run.outcomes(compute, in_hand):
                 n, prompt = in_hand[0]
                 output.write(prompt, outcome, n)
-                if error := lines.error_of(outcome):
+                if error := error_of(outcome):
                     status = BAD_INPUT
-                    job.log_error(
+                    run.log_error(
                         error if isinstance(prompt, UserError) else f"prompt {n}: {error}"
                     )
                 totals.add(outcome)
-                if totals.results % job.outcomes_a_prompt == 0:
+                if totals.results % run.outcomes_a_prompt == 0:
                     in_hand.popleft()
                 bar.update()
         except KeyboardInterrupt:
@@ -321,19 +316,19 @@ def _write_all(
         of_all = f" of {bar.total}" if bar.total else ""
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
     else:
-        totals, status = job.finish(totals, status)
+        totals, status = run.finish(totals, status)
     texts = not (args.score or args.embed)
     _log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
-    return job.record.finish(status)
+    return run.record.finish(status)
 
 
-def _bar(job: Job, unit: str, args: argparse.Namespace) -> tqdm:
+def _bar(run: Run, unit: str, args: argparse.Namespace) -> tqdm:
     """Shows how many results are finished, on standard error."""
     from tqdm import tqdm
 
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    total, done = job.count and job.count * job.outcomes_a_prompt, job.first * job.outcomes_a_prompt
+    total, done = run.count and run.count * run.outcomes_a_prompt, run.first * run.outcomes_a_prompt
     return tqdm(total=total, initial=done, unit=" " + unit, disable=hidden)
 
 

@@ -21,18 +21,15 @@ from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import (
     Parser,
-    add_exact,
-    add_generation_config,
+    add_decoding,
     add_models,
     add_number,
-    add_speculation,
     at_least,
     run,
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines.agreement import agreeing
-from mlx_t5.machines.launched import join, leave_interrupts_to_rank_0, one_voice
+from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
@@ -58,10 +55,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     add_models(parser.add_argument_group("models"))
-    defaults = parser.add_argument_group("defaults of requests")
-    add_speculation(defaults, "--draft-model none")
-    add_generation_config(defaults)
-    add_exact(parser.add_argument_group("decoding"))
+    add_decoding(parser.add_argument_group("decoding"), without="--draft-model none")
     _network_options(parser.add_argument_group("network"))
     _limit_options(parser.add_argument_group("limits"))
     return parser

@@ -2,7 +2,7 @@
 
 `Settings` checks itself by these declarations. From `SETTINGS` follow the options of the command
 lines, the fields of the server's requests, what a model's own files may set
-(checkpoints/generation_config.py) and what the record of an output has (cli/job_facts.py).
+(checkpoints/generation_config.py) and what the record of an output has (cli/run_record.py).
 
 Nothing here imports MLX, so that a command line can check its options before it does.
 """

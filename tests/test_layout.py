@@ -16,7 +16,7 @@ REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "dis
 # About 350 lines a file and 40 a function, its docstring aside; these are longer.
 FILE_LINES, FUNCTION_LINES = 370, 45
 LONG_FILES = {"decoder.py", "main.py", "tests/serving/test_page.py"}
-LONG_FUNCTIONS = {"convert.convert", "main._write_all", "mlx_t5.serving.one_pass.add_one_pass"}
+LONG_FUNCTIONS = {"convert.convert"}
 
 
 def name(file: Path) -> str:

@@ -65,20 +65,8 @@ def test_a_draft_comes_along_and_stays(files, main, tmp_path):
         assert (status, again) == (0, text) and not hub.requests
         told = f"its default draft is not there; get it with: python convert.py --model {DRAFT})\n"
         assert f"target models/byt5-xl (regular decoding: {told}" in err
-
-
-@pytest.mark.slow
-def test_without_its_draft_a_target_decodes_regularly(files, main, tmp_path):
-    with serve(FakeHub({TARGET: files[TARGET]})) as hub:
-        status, text, err = main(hub)
-        assert status == 0 and len(text) > 5
-        assert f"(regular decoding: no default draft, as {DRAFT}: no such folder, and no" in err
-        assert not (tmp_path / "models" / "byt5-small").exists()
-
-
-@pytest.mark.slow
-def test_no_draft_is_fetched_for_beams_which_do_without(files, main):
-    with serve(FakeHub(files)) as hub:
+        # Beams do without a draft, so it is not worth a download.
+        shutil.rmtree(tmp_path / "models")
         status, _, err = main(hub, "--num-beams", "2")
         assert status == 0 and "its default draft is not there" in err
-        assert DRAFT not in "".join(path for _, path in hub.requests)
+        assert hub.requests and DRAFT not in "".join(path for _, path in hub.requests)

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import main
 from command_line import ROOT, start
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.jobs import Job
 from mlx_t5.cli.options import build_parser
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
+from mlx_t5.cli.runs import Run
 from mlx_t5.settings import Settings
 
 PATIENCE = 120
@@ -61,15 +60,6 @@ def test_each_line_is_answered_before_the_next_one_is_written(models, end):
         err = process.stderr.read().decode()
         assert ("interrupted: " in err) == (end == "Ctrl-C")
         assert "Traceback" not in err and "Fatal" not in err
-
-
-def test_a_named_pipe_is_an_input_file(run, models, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    threading.Thread(target=pipe.write_text, args=["one\ntwo\n"], daemon=True).start()
-    status, out, err = run(*models, "-m", "5", "--json", "--input-file", str(pipe))
-    assert status == 0
-    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "two"]
 
 
 # ---- many prompts --------------------------------------------------------------------------------
@@ -114,9 +104,9 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
     args = build_parser().parse_args(argv)
     args.num_return_sequences = 1
-    job, decoder = Job(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
+    run, decoder = Run(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
     compute = main._computation(decoder, "", Settings(), args)
-    assert main._write_all(job, compute, main._output(decoder, job, None, args), args) == 0
+    assert main._write_all(run, compute, main._output(decoder, run, None, args), args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 
@@ -185,7 +175,7 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         ("transformers", ["main.py"], "requirements.txt"),
         ("tqdm", ["main.py", "--json"], "requirements.txt"),
         ("mlx", ["server.py"], "requirements.txt"),
-        ("uvicorn", ["server.py"], "requirements/server.txt"),
+        ("fastapi", ["server.py"], "requirements/server.txt"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_cure(package, argv, requirements):

@@ -221,8 +221,6 @@ def test_metrics_count_what_happened(server):
     decided = round(stats["tokens_per_call"] * stats["target_calls"])
     assert grown == [decided, stats["drafted"], stats["accepted"], stats["target_calls"], 1, 1]
     assert server.metric('t5_request_seconds_count{path="/predict"}') >= 2
-    assert 0 < server.metric("t5_acceptance_rate") < 1
-    assert server.metric("t5_tokens_per_second") > 0
     lines = server.http.get("/metrics").text.splitlines()
     assert {"t5_batch_rows 0.0", "t5_queue_rows 0.0", "t5_batch_capacity 8.0"} <= set(lines)
     for histogram in ("batch_occupancy", "queue_seconds", "first_token_seconds", "step_seconds"):

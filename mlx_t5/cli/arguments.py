@@ -237,8 +237,8 @@ def add_models(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
-    """Adds --num-draft and --delta.
+def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
+    """Adds the options that say how to speculate, and whose defaults to take.
 
     Args:
         group: what to add them to.
@@ -247,24 +247,16 @@ def add_speculation(group: argparse._ActionsContainer, without: str) -> None:
     expected = f"{NUM_DRAFT.expected} (or {without} for no draft)"
     add_setting(group, "--num-draft", allowed=replace(NUM_DRAFT, expected=expected))
     add_setting(group, "--delta")
-
-
-def add_exact(group: argparse._ActionsContainer) -> None:
-    """Adds --exact."""
+    group.add_argument(
+        "--ignore-generation-config",
+        action="store_true",
+        help="do not take defaults from the model's generation_config.json or config.json",
+    )
     group.add_argument(
         "--exact",
         action="store_true",
         help="the same tokens to the bit whatever is proposed and whatever texts are beside, as "
         "every pass of the target has one shape; slower",
-    )
-
-
-def add_generation_config(group: argparse._ActionsContainer) -> None:
-    """Adds the option that leaves the model's own defaults unread."""
-    group.add_argument(
-        "--ignore-generation-config",
-        action="store_true",
-        help="do not take defaults from the model's generation_config.json or config.json",
     )
 
 

@@ -49,7 +49,7 @@ class ArrayFile:
                 self._write_rows(np.full(self._width, np.nan) if failed else np.asarray(outcome))
 
     def write_line(self, line: str) -> None:
-        """Writes a vector that comes as a line of JSON, see `lines.embedding_line`."""
+        """Writes a vector that comes as a line of JSON, see `output.embedding_object`."""
         record = json.loads(line)
         failed = UserError(record["error"]) if "error" in record else None
         self.write(None, failed or np.array(record["embedding"], np.float32))

@@ -8,15 +8,14 @@ from dataclasses import fields
 
 from mlx_t5.cli.arguments import (
     Parser,
-    add_exact,
-    add_generation_config,
+    add_decoding,
     add_models,
     add_setting,
-    add_speculation,
     given_settings,
     option_of,
 )
 from mlx_t5.errors import UserError
+from mlx_t5.machines.launched import LAUNCH
 from mlx_t5.settings import SETTINGS, Settings
 
 
@@ -86,9 +85,7 @@ def _decoding_options(group: argparse._ArgumentGroup) -> None:
         help="put the prefix of this task of the model before every prompt, and take its settings, "
         "which options given override: summarization, translation_en_to_fr, …",
     )
-    add_generation_config(group)
-    add_speculation(group, without="--regular-decode")
-    add_exact(group)
+    add_decoding(group, without="--regular-decode")
     group.add_argument(
         "--regular-decode",
         action="store_true",
@@ -137,33 +134,36 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses options that do not go together, before anything is read or loaded."""
+    output_file = args.output_file or ""
     if args.task is not None and not (args.prompt or args.input_file):
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
-    if sys.__stdout__ is None and not args.output_file:
+    if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
-    _check_scoring(args)
-    _check_files(args)
-
-
-def _check_scoring(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together with scores and vectors."""
     if args.score and not args.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
     if args.exact and (args.score or args.embed):
         raise UserError("--exact is for texts that are written; leave it out")
     if args.normalize and not args.embed:
         raise UserError("--normalize is for the vectors of --embed; leave it out")
-    if (args.output_file or "").endswith(".npy") and not args.embed:
+    if output_file.endswith(".npy") and not args.embed:
         raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    """Refuses what cannot be resumed or shared out."""
-    if args.resume and not (args.input_file and args.output_file):
+    if args.resume and not (args.input_file and output_file):
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
-    if args.resume and args.output_file.endswith(".npy"):
+    if args.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
     if args.parallel and args.input_file in (None, "-"):
         raise UserError("--parallel data shares a file out; name it with --input-file")
-    if args.parallel and not args.output_file:
+    if args.parallel and not output_file:
         raise UserError("--parallel data has ranks write parts of a file; name an --output-file")
+
+
+def check_ranks(args: argparse.Namespace, size: int) -> None:
+    """Refuses what so many ranks cannot do.
+
+    Raises:
+        UserError: the options ask for it.
+    """
+    if size > 1 and "-" in [*(args.prompt or []), args.input_file]:
+        raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
+    if args.parallel and size == 1:
+        raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")

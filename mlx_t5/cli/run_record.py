@@ -1,12 +1,14 @@
 """What lies beside an output while it is not complete, so that `--resume` continues the same job.
 
-The first line of OUTPUT.resume is an object of what the results depend on, by the names of options
-(job_facts.py). The lines after it are the numbers of prompts that ended in an error, which a line
-of text does not show.
+The first line of OUTPUT.resume is an object of what the results depend on: models, settings, the
+beginning of the input. What texts do not depend on, such as the batch size, or a draft where they
+are those of the target alone, is not in it. The lines after it are the numbers of prompts that
+ended in an error, which a line of text does not show.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -14,14 +16,22 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mlx_t5.cli.arguments import option_of
+from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.resume import OTHERWISE
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
+from mlx_t5.settings import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from mlx_t5.cli.models import Pair
 
 SUFFIX = ".resume"
 INPUT = "--input-file"
+# Settings that change no text; the second does where proposals have a say in it.
+WITHOUT_EFFECT = ("batch_size", "num_draft")
 Facts = Mapping[str, Any]
 NOTHING: Facts = MappingProxyType({})
 
@@ -50,6 +60,7 @@ class RunRecord:
     Attributes:
         path: where it lies.
         existed: whether an earlier run has left one, if that is to be resumed.
+        failed: numbers of the prompts that have ended in an error.
     """
 
     def __init__(
@@ -65,7 +76,7 @@ class RunRecord:
         self._output = output_file
         self.path = Path(f"{output_file}{SUFFIX}")
         self._facts, self._input, self.existed = facts, input_file, False
-        self._failed: list[int] = []
+        self.failed: list[int] = []
         self._written = False
 
     def resume(self) -> None:
@@ -84,7 +95,7 @@ class RunRecord:
         try:
             first, *numbers = self.path.read_text("utf-8").split("\n")[:-1]
             before = dict(json.loads(first))
-            self._failed = [int(number) for number in numbers]
+            self.failed = [int(number) for number in numbers]
             changed = [name for name, value in self._facts.items() if self._differs(name, before)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             cure = f"remove it to have nothing checked, or {OTHERWISE}"
@@ -102,13 +113,8 @@ class RunRecord:
 
     def failed_of(self, first: int) -> bool:
         """Whether one of the first prompts ended in an error; forgets those after them."""
-        self._failed = [n for n in self._failed if n <= first]
-        return bool(self._failed)
-
-    @property
-    def failed(self) -> list[int]:
-        """Numbers of the prompts that have ended in an error."""
-        return self._failed
+        self.failed = [n for n in self.failed if n <= first]
+        return bool(self.failed)
 
     def of_part(self, path: str) -> RunRecord:
         """The record of a part of the output, which is written first."""
@@ -116,7 +122,7 @@ class RunRecord:
 
     def join(self, failed: Iterable[int]) -> None:
         """Writes the record of an output that is joined of parts; `failed` is of all of them."""
-        self._failed = sorted({*self._failed, *failed})
+        self.failed = sorted({*self.failed, *failed})
         self.begin()
 
     def begin(self) -> None:
@@ -130,14 +136,14 @@ class RunRecord:
         if not self._facts:
             self.path.unlink(missing_ok=True)
             return
-        lines = [json.dumps(self._facts), *map(str, self._failed), ""]
+        lines = [json.dumps(self._facts), *map(str, self.failed), ""]
         replace_file(self.path, lambda path: path.write_text("\n".join(lines), "utf-8"))
         self._written = True
 
     def fail(self, number: int) -> None:
         """Notes a prompt that has ended in an error."""
-        if self._written and number not in self._failed[-1:]:  # several samples of one
-            self._failed.append(number)
+        if self._written and number not in self.failed[-1:]:  # several samples of one
+            self.failed.append(number)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{number}\n")
 
@@ -164,3 +170,81 @@ def _described(name: str, value: Any) -> str:
         return f"without {name}"
     plain = isinstance(value, (int, float, str))
     return f"with {name} {shown(str(value))}" if plain else f"with another {name}"
+
+
+# ---- what results depend on ----------------------------------------------------------------------
+
+
+class Opaque(dict):
+    """A fact whose value says nothing to a person."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value=value)
+
+
+def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> RunRecord:
+    """What lies beside an output file; arguments as for `facts_of`.
+
+    Raises:
+        UserError: as there; or with --resume, the output is of another job.
+    """
+    if args.output_file.endswith(ARRAY) or not args.input_file:
+        return RunRecord(args.output_file)
+    facts = facts_of(args, settings, prefix, chosen)
+    record = RunRecord(args.output_file, json.loads(json.dumps(facts)), args.input_file)
+    if args.resume:
+        record.resume()
+    return record
+
+
+def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> Facts:
+    """What the results of a command line depend on, by the names of its options.
+
+    Args:
+        args: the options.
+        settings: with those of the model's own files.
+        prefix: that is put before every prompt.
+        chosen: the models.
+
+    Raises:
+        UserError: a model's or the input's files cannot be read.
+    """
+    from mlx_t5.checkpoints.checkpoint import open_checkpoint
+    from mlx_t5.checkpoints.identity import adapter_identity, identity
+    from mlx_t5.network.weights import compute_dtype
+
+    with open_checkpoint(chosen.target) as checkpoint:
+        dtype = str(compute_dtype(args.dtype, checkpoint)).removeprefix("mlx.core.")
+    adapter = chosen.adapter and Opaque(adapter_identity(chosen.adapter))
+    facts = {
+        "--score": args.score,
+        "--embed": args.embed,
+        "--model": Opaque(identity(chosen.target)),
+        "--adapter-path": adapter,
+        "--dtype": dtype,
+        "--task": Opaque(prefix) if prefix else None,
+    }
+    if args.score or args.embed:
+        return facts | {"--normalize": args.normalize}
+    facts |= {"--json": args.json}
+    if not args.json:  # objects have their prompts in them
+        facts[INPUT] = beginning(args.input_file)
+    return facts | _of_texts({**vars(args), **vars(settings)}, chosen)
+
+
+def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
+    """The settings that decide about texts."""
+    asked = {"beams": options["num_beams"] > 1, "sampling": options["temp"] > 0, None: True}
+    names = [name for name, setting in SETTINGS.items() if asked[setting.only_with]]
+    names = [*(name for name in names if name not in WITHOUT_EFFECT), "stop", "exact"]
+    facts = {option_of(name): options[name] for name in names}
+    if options["temp"] > 0 or options["delta"] > 0:  # the proposals have a say in the text
+        from mlx_t5.checkpoints.identity import identity
+        from mlx_t5.drafting.adaptive import usual_num_draft
+
+        draft = chosen.draft and Opaque(identity(chosen.draft))
+        facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
+        facts["--num-draft"] = (
+            usual_num_draft() if options["num_draft"] is None else options["num_draft"]
+        )
+    return facts

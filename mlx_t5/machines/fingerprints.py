@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
@@ -45,14 +44,3 @@ def common_facts(
         "draft model": identity(pair.draft) if pair.draft else "none",
         "adapter": adapter_identity(pair.adapter) if pair.adapter else "none",
     }
-
-
-def of_file(path: Path) -> str:
-    """A short name of what a file holds; "" if there is none."""
-    if not path.is_file():
-        return ""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()

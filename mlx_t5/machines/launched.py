@@ -1,4 +1,4 @@
-"""The processes that `mlx.launch` has started: how they find each other, and which of them speaks.
+"""The processes that `mlx.launch` has started: how they find each other, agree, and which speaks.
 
 Rank 0 reads and writes; the others are silent. Whoever fails ends with an exit status that is not
 0, and `mlx.launch` then ends all of them.
@@ -6,21 +6,22 @@ Rank 0 reads and writes; the others are silent. Whoever fails ends with an exit 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory, shown
-from mlx_t5.machines.agreement import Disagreement
 
 if TYPE_CHECKING:
     from mlx_t5.network.ranks import Ranks
 
 Options = TypeVar("Options")
+CURE = "start all ranks with the same options, models and versions"
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
 JOINING = 60.0  # seconds for all ranks to connect; a ring gives up after a few
@@ -39,6 +40,10 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"MLX_RANK is {shown(text)!r}, which is no number; start with: {LAUNCH}")
     return int(text)
+
+
+class Disagreement(UserError):
+    """What all ranks end with, as one of them has failed or has another job; rank 0 tells it."""
 
 
 def one_voice(options: Callable[[], Options], command: Callable[[Options], int]) -> int:
@@ -109,3 +114,37 @@ def leave_interrupts_to_rank_0(ranks: Ranks) -> None:
     """Has the other ranks finish what rank 0 waits for; it says what becomes of Ctrl-C."""
     if ranks.rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
+    """A stage in which ranks compute nothing together, and which all of them leave or none.
+
+    Yields:
+        What has to be the same everywhere, by name, to be filled in.
+
+    Raises:
+        Disagreement: a rank has failed, or has something else than rank 0. A process alone raises
+            what it has failed with.
+    """
+    facts: dict[str, str] = {}
+    failed: BaseException | None = None
+    try:
+        yield facts
+    except (UserError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        if ranks.size == 1:
+            raise
+        failed = error
+    reports = ranks.gathered([None if failed is None else _told(failed), facts])
+    for rank, (reason, _) in enumerate(reports):
+        if reason is not None:
+            raise Disagreement(f"rank {rank}: {reason}" if rank else reason) from failed
+    for rank, (_, reported) in enumerate(reports):
+        for name, fact in reports[0][1].items():
+            if reported.get(name) != fact:
+                raise Disagreement(f"rank {rank} has another {name} than rank 0; {CURE}")
+
+
+def _told(error: BaseException) -> str:
+    reason = str(error).split("\n")[0] or type(error).__name__
+    return f"out of memory ({reason})" if is_out_of_memory(error) else reason

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import functools
 import logging
 import mimetypes
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +16,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from mlx_t5.serving import answers, api, scoring_routes
 from mlx_t5.serving.api import StrictRoute
@@ -62,7 +59,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     s: {"model": ErrorBody, "description": text} for s, text in REFUSALS.items()
 }
 JSON_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
-WITH_MODEL = [f"{name}Request" for name in ("Completion", "Chat", "Embedding", "Score", "Rerank")]
 TURN = ("system", "user")  # what a chat may consist of, or the second alone
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
@@ -294,26 +290,8 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_description(app: FastAPI, with_key: bool) -> None:
-    """Describes the addresses; the model's name is for those who may see it."""
-
-    @functools.cache
-    def description(named: bool) -> dict[str, Any]:
-        schema = copy.deepcopy(app.openapi())
-        return _described(schema, app.state.service.model if named else None, with_key)
-
-    async def describe(request: Request) -> Response:
-        return JSONResponse(description(named=has_key(request.scope)))
-
-    path = str(app.openapi_url)
-    (index,) = (i for i, route in enumerate(app.routes) if getattr(route, "path", None) == path)
-    app.routes[index] = Route(path, describe)
-
-
-def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dict[str, Any]:
-    """An OpenAPI description as it is true here.
-
-    FastAPI's own validation error is never sent, one model is served, and a key may be needed.
-    """
+    """Corrects FastAPI's description: its validation error is never sent, a key may be needed."""
+    schema = app.openapi()  # which FastAPI keeps, and serves
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -324,10 +302,7 @@ def _described(schema: dict[str, Any], model: str | None, with_key: bool) -> dic
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for name in WITH_MODEL if model else ():
-        schemas[name]["properties"]["model"]["anyOf"] = [{"const": model}, {"type": "null"}]
     schemas["ChatRequest"]["properties"]["messages"] = {"oneOf": [_turn("user"), _turn(*TURN)]}
-    return schema
 
 
 def _turn(*roles: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Middleware:
             self._check_name(headers)
             scope = {**scope, HAS_KEY: self._is_known(headers)}
             self._check_key(scope)
-            body = await self._body(headers, receive)
+            body = await self._body(receive)
             await self._app(scope, _replay(body, receive), response.send)
         except ApiError as error:
             await response.refuse(error)
@@ -131,33 +131,24 @@ class Middleware:
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=challenge)
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Callable) -> bytes:
+    async def _body(self, receive: Callable) -> bytes:
         """Reads the whole body, which is small, before anything is done with it."""
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > MAX_BODY:
-            raise self._too_large()
+        body, close, more = bytearray(), {"Connection": "close"}, True
         try:
             with anyio.fail_after(BODY_SECONDS):
-                return await self._read(receive)
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise client_gone()
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY:
+                        reason = f"the body is larger than {MAX_BODY} bytes; send less at a time"
+                        raise ApiError(413, reason, headers=close)
+                    more = message.get("more_body", False)
         except TimeoutError:
-            message = f"the body did not arrive within {BODY_SECONDS} s"
-            raise ApiError(408, message, headers={"Connection": "close"}) from None
-
-    async def _read(self, receive: Callable) -> bytes:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise client_gone()
-            body += message.get("body", b"")
-            if len(body) > MAX_BODY:
-                raise self._too_large()
-            if not message.get("more_body"):
-                return bytes(body)
-
-    def _too_large(self) -> ApiError:
-        message = f"the body is larger than {MAX_BODY} bytes; send less at a time"
-        return ApiError(413, message, headers={"Connection": "close"})
+            reason = f"the body did not arrive within {BODY_SECONDS} s"
+            raise ApiError(408, reason, headers=close) from None
+        return bytes(body)
 
 
 def has_key(scope: Mapping[str, Any]) -> bool:

@@ -24,7 +24,6 @@ from mlx_t5.serving.jobs import (
     Job,
     ScoringWork,
     Update,
-    Values,
 )
 from mlx_t5.settings import Settings
 
@@ -164,7 +163,7 @@ class JobQueue:
         """A round has ended."""
         self._progressed = self.clock()
 
-    def put(self, job: Job, event: Update | Values | ApiError) -> None:
+    def put(self, job: Job, event: Update | list[Any] | ApiError) -> None:
         """Hands a job an event."""
         try:
             job.put(event)
@@ -209,7 +208,7 @@ class EventStream:
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def _put(self, event: Update | Values | ApiError) -> None:
+    def _put(self, event: Update | list[Any] | ApiError) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def watch(self, receive: Callable[[], Any]) -> None:

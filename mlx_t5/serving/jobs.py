@@ -96,13 +96,6 @@ class Update:
     logprobs: list[TokenLogprob]
 
 
-@dataclass(frozen=True)
-class Values:
-    """What scoring or embedding gave: a value for each item, in their order."""
-
-    values: list[Any]
-
-
 def failure_of(error: Exception) -> ApiError:
     """Returns what clients see of an exception; logs where it came from."""
     log.error("decoding failed: %s", raised_at(error))
@@ -200,8 +193,9 @@ class Job:
     Attributes:
         work: one of the three kinds above.
         size: for how many texts it counts in the queue.
-        put: called with every event (`Update`, `Values` or the error that ends it), from the
-            thread that owns MLX; it must not wait.
+        put: called with every event, from the thread that owns MLX; it must not wait. An event is
+            an `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
+            ends the job.
         number: given by the queue, the same on every rank.
         unfinished: how many of `size` are not done.
         cancelled: whether nobody waits for it any longer, as from the thread's next round on.

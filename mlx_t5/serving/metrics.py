@@ -1,31 +1,27 @@
 """What the server counts, for Prometheus (https://prometheus.io/docs/practices/naming/).
 
 Every server has a registry of its own, so that several can live in one process. Rates come from
-the counters, `rate(t5_generated_tokens_total[1m])`; for a look without Prometheus, tokens/s of the
-last seconds and the acceptance rate so far are there as gauges too.
+the counters: `rate(t5_generated_tokens_total[1m])` is tokens a second, and accepted over drafted
+tokens the acceptance rate.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mlx_t5.engine.rows import Row, Stats
 
-WINDOW_SECONDS = 10.0  # seconds over which tokens/s is taken
 BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
     """Counters of one server. Methods may be called from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """Starts at zero; `clock` gives seconds."""
-        self.registry, self._clock = CollectorRegistry(), clock
-        self._written: deque[tuple[float, int]] = deque()
+    def __init__(self) -> None:
+        """Starts at zero."""
+        self.registry = CollectorRegistry()
         self._request_metrics()
         self._decoding_metrics()
 
@@ -61,9 +57,6 @@ class Metrics:
             buckets=[2**i for i in range(9)],
             registry=self.registry,
         )
-        window = f"Over the last {WINDOW_SECONDS:.0f} s"
-        self.observe("t5_tokens_per_second", window, self.tokens_per_second)
-        self.observe("t5_acceptance_rate", "Proposals kept / verified", self.acceptance_rate)
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.registry)
@@ -86,10 +79,6 @@ class Metrics:
         self._calls.inc(calls)
         self._drafted.inc(drafted)
         self._accepted.inc(accepted)
-        now = self._clock()
-        self._written.append((now, tokens))
-        while self._written and self._written[0][0] < now - WINDOW_SECONDS:
-            self._written.popleft()
 
     def finished(self, stats: Stats, reason: str) -> None:
         """Counts a finished row."""
@@ -104,16 +93,6 @@ class Metrics:
     def cancelled(self, rows: int) -> None:
         """Counts rows whose clients withdrew them."""
         self._cancelled.inc(rows)
-
-    def tokens_per_second(self) -> float:
-        """Tokens a second, over the last `WINDOW_SECONDS`."""
-        since = self._clock() - WINDOW_SECONDS
-        return sum(tokens for when, tokens in list(self._written) if when >= since) / WINDOW_SECONDS
-
-    def acceptance_rate(self) -> float:
-        """The share of all proposals so far that was accepted; 0 before the first."""
-        drafted = _value(self._drafted)
-        return _value(self._accepted) / drafted if drafted else 0.0
 
     def text(self) -> bytes:
         """Returns everything in Prometheus' text format."""
@@ -132,8 +111,3 @@ def counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
         sum(s.drafted for s in stats),
         sum(s.accepted for s in stats),
     )
-
-
-def _value(counter: Counter) -> float:
-    samples = (sample for metric in counter.collect() for sample in metric.samples)
-    return next(sample.value for sample in samples if sample.name.endswith("_total"))

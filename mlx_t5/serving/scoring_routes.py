@@ -167,10 +167,8 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     return await _embedding_list(service.model, vectors, body.encoding_format, _usage(ids))
 
 
-@router.post(
-    "/v1/score", response_model=None, responses={200: {"model": ScoreList}}, tags=["scores"]
-)
-async def score(body: ScoreRequest, request: Request) -> Response:
+@router.post("/v1/score", tags=["scores"])
+async def score(body: ScoreRequest, request: Request) -> ScoreList:
     """Says how likely the model is to answer a prompt with each target, token by token."""
     service = _service(request)
     service.require_model(body.model)
@@ -189,13 +187,11 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         for i, score in enumerate(scores)
     ]
     usage = _usage([source], targets)
-    return _answer(ScoreList(object="list", data=data, model=service.model, usage=usage))
+    return ScoreList(object="list", data=data, model=service.model, usage=usage)
 
 
-@router.post(
-    "/v1/rerank", response_model=None, responses={200: {"model": RankList}}, tags=["scores"]
-)
-async def rerank(body: RerankRequest, request: Request) -> Response:
+@router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
+async def rerank(body: RerankRequest, request: Request) -> RankList:
     """Ranks documents by their relevance to a query, with a monoT5."""
     service = _service(request)
     service.require_model(body.model)
@@ -208,7 +204,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
             entry.document = RankedDocument(text=body.documents[ranked.index])
         entries.append(entry)
     usage = _usage([pair.source for pair in pairs[::2]])
-    return _answer(RankList(results=entries, model=service.model, usage=usage))
+    return RankList(results=entries, model=service.model, usage=usage)
 
 
 async def _relevance(service: Service, query: str, documents: Sequence[str]) -> list[Pair]:
@@ -254,7 +250,3 @@ async def _embedding_list(
         return JSONResponse({"object": "list", "data": entries, "model": model, "usage": counts})
 
     return await asyncio.to_thread(make)  # writing millions of numbers takes a while
-
-
-def _answer(body: BaseModel) -> Response:
-    return JSONResponse(body.model_dump(mode="json", exclude_none=True))

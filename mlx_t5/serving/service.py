@@ -198,8 +198,7 @@ class Service:
             self._require_decoder()
         # However small the queue is, the largest request finds room in it when nothing waits.
         batches = math.ceil(work.count / self.worker.max_batch / PASSES_A_TEXT)
-        stream = self._begin(work, min(batches, self.limits.rows), receive)
-        return (await stream.next()).values
+        return await self._begin(work, min(batches, self.limits.rows), receive).next()
 
     def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
         """Hands work to the thread, to be withdrawn when its client goes."""

@@ -34,7 +34,6 @@ from mlx_t5.serving.jobs import (
     GenerationWork,
     Job,
     ScoringWork,
-    Values,
     failure_of,
 )
 from mlx_t5.serving.metrics import Metrics
@@ -221,7 +220,7 @@ class ScoringTurns:
         """Makes forward passes of at most `max_batch` items."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
-        self._turns: deque[tuple[Job, Iterator[Values | None]]] = deque()
+        self._turns: deque[tuple[Job, Iterator[list[Any] | None]]] = deque()
         self._last_encoded = LastEncoded()  # of all jobs, as they take turns
 
     def __bool__(self) -> bool:
@@ -244,7 +243,7 @@ class ScoringTurns:
         if not self._turns:
             return
         job, passes = self._turns.popleft()
-        outcome: Values | ApiError | None
+        outcome: list[Any] | ApiError | None
         try:
             outcome = next(passes)
         except RanksApart:
@@ -261,7 +260,7 @@ class ScoringTurns:
             self._jobs.release(job, job.size)
             self._jobs.put(job, outcome)
 
-    def _passes(self, job: Job) -> Iterator[Values | None]:
+    def _passes(self, job: Job) -> Iterator[list[Any] | None]:
         """Yields after each forward pass; the values after the last one."""
         self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
         work: ScoringWork | EmbeddingWork = job.work
@@ -275,7 +274,7 @@ class ScoringTurns:
                 break
             yield None
         self._metrics.scored(work.kind, work.count, work.prompt_tokens)
-        yield Values([values[i] for i in range(work.count)])
+        yield [values[i] for i in range(work.count)]
 
 
 def warm_up(decoder: Decoder, batch_size: int) -> None:

@@ -8,8 +8,8 @@ import pytest
 from mlx_t5.cli.arguments import (
     NUM_DRAFT,
     Parser,
+    add_decoding,
     add_setting,
-    add_speculation,
     at_least,
     between,
     given_settings,
@@ -77,9 +77,9 @@ def test_another_command_line_has_other_defaults_and_words(capsys):
     parser = Parser()
     add_setting(parser, "--max-tokens", default=200, help="longest text")
     add_setting(parser, "--temp", default=[0.0])
-    add_speculation(parser, without="--none")
+    add_decoding(parser, without="--none")
     args = parser.parse_args(["--temp", "0", "1"])
-    assert vars(args) == {"max_tokens": 200, "temp": [0, 1], "num_draft": None, "delta": 0}
+    assert (args.max_tokens, args.temp, args.num_draft, args.delta) == (200, [0, 1], None, 0)
     assert "longest text (default: 200)" in parser.format_help()
     with pytest.raises(SystemExit):
         parser.parse_args(["--num-draft", "0"])

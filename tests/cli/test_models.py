@@ -127,19 +127,10 @@ def hub(monkeypatch):
     return fake
 
 
-def test_a_default_draft_is_downloaded_along_with_its_target(hub, capsys):
-    chosen, asked = hub.fetch("google/flan-t5-xl")
-    assert asked == ["google/flan-t5-xl", "google/flan-t5-small"]
-    assert chosen.draft == Path("models/flan-t5-small")
-    told = "its default draft is google/flan-t5-small; --draft-model none does without\n"
-    assert told in capsys.readouterr().err
-    chosen, asked = hub.fetch("google/flan-t5-xl")
-    assert (asked, chosen.draft) == ([], Path("models/flan-t5-small"))
-
-
 def test_a_default_draft_that_cannot_be_had_is_told_and_done_without(hub, monkeypatch):
     hub.absent = {"google/flan-t5-small"}
-    chosen, _ = hub.fetch("google/flan-t5-xl")
+    chosen, asked = hub.fetch("google/flan-t5-xl")
+    assert asked == ["google/flan-t5-xl", "google/flan-t5-small"]
     assert chosen.note == (
         "target models/flan-t5-xl (regular decoding: no default draft, as google/flan-t5-small: "
         "cannot be downloaded)"
@@ -161,19 +152,6 @@ def test_a_default_draft_that_cannot_be_had_is_told_and_done_without(hub, monkey
 def test_no_default_draft_is_downloaded_where_it_would_not_be_used(hub, how):
     hub.in_cache = {"google/flan-t5-small"}
     assert hub.fetch("google/flan-t5-xl", **how)[1] == ["google/flan-t5-xl"]
-
-
-def test_a_hub_id_is_converted_once(capsys):
-    asked = []
-
-    def convert(name: str, folder: Path) -> None:
-        asked.append((name, folder))
-        folder.mkdir(parents=True)
-
-    for _ in range(2):
-        assert models.locate("google/flan-t5-xl", convert) == Path("models/flan-t5-xl")
-    assert asked == [("google/flan-t5-xl", Path("models/flan-t5-xl"))]
-    assert capsys.readouterr().err.count("converted google/flan-t5-xl") == 1
 
 
 @pytest.mark.parametrize(

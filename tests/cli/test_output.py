@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fake_results import FakeResult, FakeStats
 from mlx_t5.cli import output
-from mlx_t5.cli.lines import Painter, text_lines
-from mlx_t5.cli.output import LineFile
+from mlx_t5.cli.array_file import ArrayFile
+from mlx_t5.cli.output import LineFile, Painter, text_lines
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 
@@ -47,33 +48,47 @@ def test_a_finished_result_is_on_disk_at_once_on_one_line(tmp_path):
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
 
 
-def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
-    full = Path("/dev/full")
-    if full.exists():
-        with (
-            pytest.raises(UserError, match="^cannot write /dev/full: No space left"),
-            results(str(full)) as file,
-        ):
-            file.write("p", FakeResult("one"))
+@pytest.fixture(params=["lines", "array"])
+def kind(request, tmp_path):
+    """A file of each kind: its path, `opened()` and two outcomes that can be written."""
+    if request.param == "array":
+        path = tmp_path / "vectors.npy"
+        return path, lambda: ArrayFile(str(path)), [np.ones(3), np.zeros(3)]
     path = tmp_path / "out.txt"
-    with results(str(path)) as file:
-        file.write("p", FakeResult("one"))
+    return path, lambda: results(str(path)), [FakeResult("one"), FakeResult("two")]
+
+
+def test_a_file_that_cannot_be_written_on_is_named(kind):
+    path, opened, (first, second) = kind
+    with opened() as file:
+        file.write("p", first)
         path.unlink()
-        with pytest.raises(UserError, match="out.txt was removed while it was written"):
-            file.write("p", FakeResult("two"))
+        with pytest.raises(UserError, match=f"{path.name} was removed while it was written"):
+            file.write("q", second)
+    if Path("/dev/full").exists():
+        path.symlink_to("/dev/full")
+        with pytest.raises(UserError, match=f"^cannot write .*{path.name}: No space left"):
+            opened().write("p", first)
 
 
-def test_two_do_not_write_one_file(tmp_path):
-    path = tmp_path / "out.txt"
-    with results(str(path)) as file:
-        file.write("p", FakeResult("one"))
+def test_two_do_not_write_one_file(kind):
+    path, opened, (first, second) = kind
+    with opened() as file:
+        file.write("p", first)
+        before = path.read_bytes()
         with pytest.raises(UserError, match="is being written by another process"):
-            results(str(path), keep=4).write("p", FakeResult("two"))
-        file.write("q", FakeResult("three"))
-    assert path.read_text() == "one\nthree\n"
+            opened().write("q", second)
+        assert path.read_bytes() == before
+        file.write("q", second)
+        assert len(path.read_bytes()) > len(before)
+
+
+def test_a_file_that_has_become_shorter_is_not_continued(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("one\n")
     with pytest.raises(UserError, match="has become shorter"):
         results(str(path), keep=99).write("p", FakeResult("two"))
-    assert path.read_text() == "one\nthree\n"
+    assert path.read_text() == "one\n"
 
 
 def test_a_json_result_is_exact_and_stays_so_where_it_is_coloured(capsys):

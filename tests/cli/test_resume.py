@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fake_results import FakeResult
-from mlx_t5.cli.lines import text_lines
-from mlx_t5.cli.output import LineFile
+from mlx_t5.cli.output import LineFile, text_lines
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError

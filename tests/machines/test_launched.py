@@ -1,9 +1,11 @@
-"""Which rank this process is, as `mlx.launch` says."""
+"""Ranks as `mlx.launch` starts them: who is who, and that all of them agree or end."""
 
 import pytest
 
+from meeting import Meeting
 from mlx_t5.errors import UserError
 from mlx_t5.machines import launched
+from mlx_t5.machines.launched import Disagreement, agreeing
 from mlx_t5.network.ranks import ALONE
 
 
@@ -29,3 +31,39 @@ def test_ranks_that_cannot_reach_each_other_say_so(monkeypatch, tmp_path):
     monkeypatch.setattr(launched, "JOINING", 0.0)
     with pytest.raises(UserError, match="ranks cannot reach each other .*mlx.launch -n 2"):
         launched.join()
+
+
+def test_ranks_that_agree_go_on():
+    def work(ranks):
+        with agreeing(ranks) as facts:
+            facts["dtype"] = "float32"
+        return ranks.rank
+
+    assert Meeting(3).run(work) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_error_of_one_ends_all_with_one_line(failing):
+    def work(ranks):
+        with agreeing(ranks):
+            if ranks.rank == failing:
+                raise FileNotFoundError("there is no such file")
+
+    found = Meeting(3).run(work)
+    where = f"rank {failing}: " if failing else ""
+    assert [str(each) for each in found] == [f"{where}there is no such file"] * 3
+    assert all(isinstance(each, Disagreement) for each in found)
+
+
+def test_what_differs_is_named():
+    def work(ranks):
+        with agreeing(ranks) as facts:
+            facts |= {"dtype": "float32", "adapter": "none" if ranks.rank < 2 else "another"}
+
+    for error in Meeting(3).run(work):
+        assert str(error).startswith("rank 2 has another adapter than rank 0; start all ranks with")
+
+
+def test_a_process_alone_raises_what_it_has_failed_with():
+    with pytest.raises(OSError, match="disk"), agreeing(ALONE):
+        raise OSError("disk")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mlx_t5.serving import api
 from mlx_t5.serving.api import ChatRequest, CompletionRequest, PredictRequest, StrictRequest
-from mlx_t5.serving.errors import ApiError, error_of_validation
+from mlx_t5.serving.errors import error_of_validation
 from mlx_t5.serving.service import several
 from mlx_t5.settings import SETTINGS, Settings
 
@@ -39,8 +39,6 @@ def test_a_field_follows_the_range_of_its_setting():
         for value in (setting.range.least - 1, setting.range.most * 2, "x", True):
             with pytest.raises(ValidationError):
                 PredictRequest.model_validate({"prompt": "x", setting.request: value})
-    with pytest.raises(ValidationError, match="it must be 0 .greedy., or a number from 1.2e-38"):
-        PredictRequest.model_validate({"prompt": "x", "temperature": 1e-45})
 
 
 def test_what_a_request_gives_has_the_names_of_settings():
@@ -91,37 +89,6 @@ def test_the_first_unknown_field_is_the_one_that_is_named():
     assert [error["loc"] for error in wrong.value.errors()] == [("first",)]
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"num_beams": 4, "temperature": 0.7}, "beams do not sample"),
-        ({"num_beams": 4, "delta": 0.5}, "draft nothing"),
-        ({"num_beams": 17}, "less than or equal to 16"),
-        ({"num_beams": 4, "early_stopping": "always"}, "early_stopping"),
-    ],
-)
-def test_what_does_not_go_with_beams_is_refused(fields, message):
-    with pytest.raises(ValidationError, match=message):
-        CompletionRequest.model_validate({"prompt": "x", **fields})
-
-
-@pytest.mark.parametrize(
-    "fields, job, message",
-    [
-        ({"num_beams": 4}, {"stream": True}, "a text is known at its end"),
-        ({"num_beams": 4}, {"logprobs": 0}, "num_beams is 4: beams have none"),
-        ({"num_beams": 4}, {"samples": 5}, "n is 5 and num_beams is 4"),
-        ({}, {"samples": 2}, "greedy texts would be equal"),
-        ({"length_penalty": 2}, {}, "need num_beams above 1"),
-        ({"num_beams": 1, "early_stopping": "never"}, {}, "need num_beams above 1"),
-    ],
-)
-def test_what_a_search_cannot_do_is_refused(fields, job, message):
-    body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    with pytest.raises(ApiError, match=message):
-        several(Settings(num_beams=fields.get("num_beams", 1)), body, **job)
-
-
 def test_the_best_n_texts_of_a_search_are_returned():
     body = CompletionRequest.model_validate({"prompt": "x", "early_stopping": "never"})
     assert several(Settings(num_beams=4), body, samples=3).num_return_sequences == 3
@@ -144,26 +111,6 @@ def test_literals_of_json():
         "a": [1, 1.5, True, None, "é😀"]
     }
     assert read(b"\xef\xbb\xbf{}") == {}, "some programs put a mark before UTF-8"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[" * 15_000,
-        b"[NaN]",
-        b"[-Infinity]",
-        b"9" * 10_000,
-        b'"\\ud800"',
-        b'"\\udc00\\ud800"',
-        b'"\xed\xa0\x80"',
-        b'{"\\udfff": 1}',
-        '"x"'.encode("utf-16"),
-    ],
-)
-def test_what_is_not_json(body):
-    with pytest.raises(json.JSONDecodeError):
-        read(body)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("not JSON")])

@@ -6,9 +6,7 @@ import json
 import httpx
 import pytest
 
-from decoder import SpeculativeDecoder
-from fake_model import drafter, good
-from fake_serving import ENDLESS, FLAT, PATIENCE, Client, Gated, V, hold, until
+from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.errors import ApiError
@@ -16,26 +14,7 @@ from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits
-from mlx_t5.serving.worker import Worker
 from mlx_t5.text.tokenizer import load_tokenizer
-
-
-@pytest.fixture
-def start():
-    """`start(model, **options)`: a started worker and the decoder that it has loaded."""
-    begun = []
-
-    def start(model, tokenizer=None, **options):
-        draft = drafter(good(model.table), model)
-        decoder = SpeculativeDecoder(model, draft, tokenizer, costs=FLAT)
-        worker = Worker(lambda: decoder, 1, 8, Metrics(), **options)
-        begun.append((worker, model))
-        return worker, decoder
-
-    yield start
-    for worker, model in begun:
-        model.gate.set()
-        assert worker.stop(PATIENCE)
 
 
 class Died(BaseException):
@@ -56,15 +35,11 @@ DEADLY = {
 
 
 @pytest.mark.parametrize("broken", DEADLY)
-def test_if_the_thread_dies_every_client_is_told(start, caplog, monkeypatch, broken):
+def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, broken):
     model = Gated(ENDLESS, V)
-    worker, decoder = start(model)
-    worker.start()
+    worker, client = serve(model, max_batch=1)
+    decoder = client().decoder
     hold(model)
-
-    def client():
-        return Client(worker, decoder)
-
     clients = [client().submit([[2]], max_tokens=50, stream=True)]
     assert model.arrived.acquire(timeout=PATIENCE)
     clients += [client().submit([[3 + i]], max_tokens=50) for i in range(2)]
@@ -84,15 +59,14 @@ def test_if_the_thread_dies_every_client_is_told(start, caplog, monkeypatch, bro
     assert "Died at" in caplog.text and "secret" not in caplog.text
 
 
-def test_a_step_that_hangs_is_told_until_it_ends(start):
+def test_a_step_that_hangs_is_told_until_it_ends(serve):
     now, model = [0.0], Gated(ENDLESS, V)
-    worker, decoder = start(model, clock=lambda: now[0])
-    worker.start()
+    worker, client = serve(model, max_batch=1, clock=lambda: now[0])
     now[0] = 1000
     assert worker.health() == ("ok", None), "there was nothing to do"
     hold(model)
-    short = Client(worker, decoder).submit([[2]], max_tokens=9)
-    endless = Client(worker, decoder).submit([[3]], max_tokens=10**9)
+    short = client().submit([[2]], max_tokens=9)
+    endless = client().submit([[3]], max_tokens=10**9)
     assert model.arrived.acquire(timeout=PATIENCE)
     now[0] += 60
     assert worker.health() == ("ok", None)
@@ -107,13 +81,14 @@ def test_a_step_that_hangs_is_told_until_it_ends(start):
     assert worker.health()[0] == "stopping"
 
 
-def test_over_http_a_dead_thread_and_a_step_that_hangs(start):
+def test_over_http_a_dead_thread_and_a_step_that_hangs(serve):
     now, model = [0.0], Gated(ENDLESS, V)
     model.dtype = "mlx.core.float32"
-    worker, decoder = start(model, load_tokenizer(BUNDLED / "target"), clock=lambda: now[0])
+    tokenizer = load_tokenizer(BUNDLED / "target")
+    worker, client = serve(model, 1, 8, tokenizer, start=False, clock=lambda: now[0])
     service = Service(worker, RequestLimits(10, 1000, 10), "a model", 0.0)
     app = create_app(service, Metrics(), None)
-    asyncio.run(die_while_clients_wait(app, worker, decoder, model, now))
+    asyncio.run(die_while_clients_wait(app, worker, client().decoder, model, now))
 
 
 async def die_while_clients_wait(app, worker, decoder, model, now):

@@ -7,30 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from decoder import SpeculativeDecoder
 from fake_model import FakeModel, random_table
-from fake_serving import ENDLESS, PATIENCE, Client, Gated, V, hold
+from fake_serving import ENDLESS, PATIENCE, Gated, V, hold
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
 from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Job, Values
+from mlx_t5.serving.jobs import Job
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.worker import ScoringTurns, Worker
-
-
-@pytest.fixture
-def start():
-    workers = []
-
-    def begin(model, max_batch=2, max_queue=8):
-        decoder = SpeculativeDecoder(model)
-        workers.append(Worker(lambda: decoder, max_batch, max_queue, Metrics()))
-        workers[-1].start()
-        return workers[-1], decoder
-
-    yield begin
-    for worker in workers:
-        assert worker.stop(PATIENCE)
+from mlx_t5.serving.worker import ScoringTurns
 
 
 @dataclass
@@ -50,10 +34,10 @@ def job(events, parts, count):
     return Job(Work(parts, count), 1, events.put)
 
 
-def test_forward_passes_take_turns_with_steps(start):
+def test_forward_passes_take_turns_with_steps(serve):
     """A text goes on while a request of three passes is worked on."""
     model = Gated(ENDLESS, V)
-    worker, decoder = start(model)
+    worker, client = serve(model)
     steps, events = [], queue.Queue()
 
     def parts():
@@ -62,11 +46,11 @@ def test_forward_passes_take_turns_with_steps(start):
             yield [(i, i * i)]
 
     hold(model)
-    text = Client(worker, decoder).submit([[4]], max_tokens=9, num_draft=0)
+    text = client().submit([[4]], max_tokens=9, num_draft=0)
     assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
     worker.submit(job(events, parts, 3))
     model.gate.set()
-    assert events.get(timeout=PATIENCE) == Values([0, 1, 4])
+    assert events.get(timeout=PATIENCE) == [0, 1, 4]
     assert len(text.results()[0].tokens) == 9
     assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
 
@@ -108,7 +92,7 @@ def test_requests_take_turns_pass_by_pass():
         if len(order) == 5:
             named("d", 2)
     assert "".join(order) == "aabcaadad"
-    assert [events.get_nowait().values for _ in range(3)] == [["b"], ["a"] * 5, ["d"] * 2]
+    assert [events.get_nowait() for _ in range(3)] == [["b"], ["a"] * 5, ["d"] * 2]
     assert events.empty()
 
 
@@ -117,18 +101,17 @@ def test_requests_take_turns_pass_by_pass():
     [(UserError("too long"), 400), (NotFinite("NaN"), 500), (OSError(), 500),
      (MemoryError(), 503)],
 )  # fmt: skip
-def test_a_job_that_fails_harms_nobody(start, error, status):
-    worker, decoder = start(FakeModel(random_table(V), V))
+def test_a_job_that_fails_harms_nobody(serve, error, status):
+    worker, client = serve(FakeModel(random_table(V), V))
     events = queue.Queue()
     worker.submit(job(events, lambda: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
     assert failure.status == status
-    assert Client(worker, decoder).submit([[4]], max_tokens=3).results()
-    assert worker.rows == (0, 0)
+    assert client().submit([[4]], max_tokens=3).results()
 
 
-def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(start):
-    worker, _ = start(FakeModel(random_table(V), V))
+def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(serve):
+    worker, _ = serve(FakeModel(random_table(V), V))
     events, passes = queue.Queue(), []
 
     def parts():
@@ -140,7 +123,7 @@ def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(start):
     gone = job(events, parts, 5)
     worker.submit(gone)
     worker.submit(job(events, lambda: iter([[(0, "next")]]), 1))
-    assert events.get(timeout=PATIENCE) == Values(["next"])
+    assert events.get(timeout=PATIENCE) == ["next"]
     assert passes == [0] and events.empty()
 
 

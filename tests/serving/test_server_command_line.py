@@ -87,16 +87,6 @@ runpy.run_path("server.py", run_name="__main__")
     assert (process.wait(PATIENCE), process.stderr.read()) == (130, "")
 
 
-def test_without_the_extra_requirements_it_says_what_to_install():
-    code = "import sys; sys.modules['fastapi'] = None; import server; sys.exit(server.main([]))"
-    argv = [sys.executable, "-c", code]
-    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 2
-    assert process.stderr == (
-        "error: fastapi is not installed; pip install -r requirements/server.txt\n"
-    )
-
-
 def test_which_hosts_only_this_machine_reaches():
     assert all(map(command.is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
     assert not any(map(command.is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.org", ""]))

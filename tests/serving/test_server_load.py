@@ -113,18 +113,6 @@ def test_a_client_that_does_not_read_delays_nobody(endless):
     kill(lazy)
 
 
-def test_a_full_queue_says_when_to_come_back(endless):
-    streams = [raw_request(endless.url, "/predict", LONG, KEY) for _ in range(8)]
-    endless.until(lambda: endless.http.get("/health").json()["waiting"] == 4)
-    answer = endless.http.post("/predict", json={"prompt": "x"})
-    assert answer.status_code == 429
-    assert 1 <= int(answer.headers["retry-after"]) <= 60
-    assert answer.json()["error"]["code"] == "queue_full"
-    for connection in streams:
-        kill(connection)
-    endless.until(endless.idle)
-
-
 def whole_answer(connection):
     """All that a server sends until it closes the connection."""
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))

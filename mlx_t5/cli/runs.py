@@ -7,22 +7,23 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.output import ARRAY, LineFile
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
-from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import LAUNCH
+from mlx_t5.cli.run_record import RunRecord, record_of
+from mlx_t5.machines.launched import agreeing
 
 if TYPE_CHECKING:
     from mlx_t5.cli.array_file import ArrayFile
+    from mlx_t5.cli.models import Pair
     from mlx_t5.cli.totals import Totals
     from mlx_t5.machines.parts import Part
     from mlx_t5.network.ranks import Ranks
+    from mlx_t5.settings import Settings
 
 InHand = deque[tuple[int, Any]]  # prompts with their numbers, until their outcomes are written
 # Makes outcomes of prompts, their indexes, and whether the next one is at hand.
@@ -30,34 +31,7 @@ Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[
 MOST_ERRORS = 1000  # lines of error that another rank than 0 keeps until its part is done
 
 
-def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
-    """Refuses what several ranks cannot do.
-
-    Raises:
-        UserError: the options ask for it.
-    """
-    if ranks.size > 1 and "-" in [*(args.prompt or []), args.input_file]:
-        raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
-    if args.parallel and ranks.size == 1:
-        raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
-
-
-def done_of(prompts: Lines, args: argparse.Namespace, record: RunRecord) -> ResumePoint:
-    """What `--resume` keeps of the output; draws as many prompts.
-
-    Args:
-        prompts: of the input.
-        args: the options.
-        record: what lies beside the output.
-
-    Raises:
-        UserError: the output cannot be resumed.
-    """
-    done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
-    return replace(done, failed=record.failed_of(done.prompts) or done.failed)
-
-
-class Job:
+class Run:
     """The prompts, those that are done already, and what becomes of the others.
 
     Attributes:
@@ -68,7 +42,9 @@ class Job:
         output_file: where results go; None is standard output.
         keep: bytes of results in it.
         failed: whether one of those is an error.
-        record: what lies beside the output, for the next run.
+        record: what lies beside the file that is written, for the next run.
+        done: what an earlier run has left of the output of all ranks.
+        output_record: what lies beside that.
     """
 
     def __init__(
@@ -81,7 +57,8 @@ class Job:
     ) -> None:
         """Takes prompts that are not done, and their indexes in the input."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
-        self.failed, self.record = done.failed, record
+        self.failed, self.done = done.failed, done
+        self.record = self.output_record = record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
         self.outcomes_a_prompt = _form(args).texts
         self.output_file: str | None = args.output_file
@@ -90,40 +67,56 @@ class Job:
 
     @staticmethod
     def of(
-        prompts: Any, done: ResumePoint, args: argparse.Namespace, ranks: Ranks, record: RunRecord
-    ) -> Job:
-        """The job that the options ask for; asks no other rank anything.
+        prompts: Any,
+        args: argparse.Namespace,
+        ranks: Ranks,
+        settings: Settings,
+        prefix: str,
+        chosen: Pair,
+    ) -> Run:
+        """The run that the options ask for, and what `--resume` keeps of its output.
 
         Args:
-            prompts: of rank 0, or of a process alone.
-            done: what rank 0 keeps of the output.
+            prompts: of rank 0, or of a process alone; draws those that are done.
             args: the options, with the settings of the model's own files.
-            ranks: that do it.
-            record: what lies beside the output.
+            ranks: that do it; all of them call this.
+            settings: of texts.
+            prefix: that is put before every prompt.
+            chosen: the models.
 
         Raises:
-            UserError: a part of the output cannot be resumed.
+            UserError: the output, or a part of it, cannot be resumed.
         """
-        if args.parallel:
-            return PartJob(done, args, ranks, record)
-        if ranks.size > 1 and not isinstance(prompts, list):
-            from mlx_t5.machines.prompts import SharedPrompts
+        record, done = RunRecord(), ResumePoint()
+        with agreeing(ranks):
+            if args.output_file and (args.parallel or not ranks.rank):
+                record = record_of(args, settings, prefix, chosen)
+            if args.resume and isinstance(prompts, Lines):
+                done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
+                done = replace(done, failed=record.failed_of(done.prompts) or done.failed)
+        done = ResumePoint(*ranks.shared(astuple(done)))
+        with agreeing(ranks):
+            if args.parallel:
+                return PartRun(done, args, ranks, record)
+            if ranks.size > 1 and not isinstance(prompts, list):
+                from mlx_t5.machines.prompts import SharedPrompts
 
-            prompts = SharedPrompts(prompts, ranks)
-        job = Job(prompts, done, args, record)
-        if ranks.rank:
-            job.output_file = os.devnull
-        return job
+                prompts = SharedPrompts(prompts, ranks)
+            run = Run(prompts, done, args, record)
+            if ranks.rank:
+                run.output_file = os.devnull
+        return run
 
     def resumed(self) -> int:
         """How many prompts all ranks have done before."""
         return self.first
 
-    def log_resumed(self, done: ResumePoint, record: RunRecord) -> None:
+    def log_resumed(self) -> None:
         """Says what is resumed, of all prompts and of a part, and what is unknown of them."""
         if resumed := self.resumed():
             _log(f"resuming: {resumed}{f' of {self.count}' if self.count else ''} prompts are done")
-        for prompts, beside in {(done.prompts, record), (self.first, self.record)}:
+        outputs = {(self.done.prompts, self.output_record), (self.first, self.record)}
+        for prompts, beside in outputs:
             if prompts and not beside.existed:
                 _log(f"warning: there is no {beside.path}, so nothing says what made the output")
 
@@ -155,7 +148,7 @@ class Job:
         return totals, status
 
 
-class PartJob(Job):
+class PartRun(Run):
     """A rank's own prompts of a file."""
 
     def __init__(
@@ -169,8 +162,8 @@ class PartJob(Job):
         from mlx_t5.machines.parts import Part
 
         self._part: Part = Part(args.output_file, done.prompts, ranks)
-        lines, self._ranks, self._kept = Lines(args.input_file, targets=args.score), ranks, done
-        self._joined_record, part_record = record, record.of_part(self._part.path)
+        lines, self._ranks = Lines(args.input_file, targets=args.score), ranks
+        part_record = record.of_part(self._part.path)
         if done.all or not args.resume:
             self._part.remove()
             part_record.finish(0)
@@ -179,33 +172,34 @@ class PartJob(Job):
         part_done = find_resume_point(self._part.path, prompts, _form(args), total)
         first = self._part.first + part_done.prompts * ranks.size
         super().__init__(prompts, part_done, args, part_record, count(first, ranks.size))
+        self.done, self.output_record = done, record
         self.failed = done.failed or part_done.failed or part_record.failed_of(first)
         self.count, self.output_file = total, self._part.path
         self._errors: list[str] = []
 
     def resumed(self) -> int:
-        """See `Job`."""
-        return self._kept.prompts + sum(self._ranks.gathered(self.first))
+        """See `Run`."""
+        return self.done.prompts + sum(self._ranks.gathered(self.first))
 
     def log_error(self, line: str) -> None:
-        """See `Job`; what is said of another rank's prompts, rank 0 says at the end."""
+        """See `Run`; what is said of another rank's prompts, rank 0 says at the end."""
         if self._ranks.rank == 0:
             super().log_error(line)
         elif len(self._errors) < MOST_ERRORS:
             self._errors.append(line)
 
     def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
-        """See `Job`; joins the parts.
+        """See `Run`; joins the parts.
 
         Raises:
             UserError: the output cannot be written.
         """
-        self._part.join(self.outcomes_a_prompt, self._kept.size, self._writer)
+        self._part.join(self.outcomes_a_prompt, self.done.size, self._writer)
         reports = self._ranks.gathered([asdict(totals), status, self._errors, self.record.failed])
         self.record.finish(0)  # the part is gone
         if self._ranks.rank:
             return totals, 0  # the launcher would end the others for any other status
-        self.record = self._joined_record
+        self.record = self.output_record
         self.record.join(chain.from_iterable(failed for *_, failed in reports))
         for _, _, errors, _ in reports:
             for line in errors:
@@ -218,7 +212,7 @@ class PartJob(Job):
 
     def _writer(self, path: str) -> LineFile | ArrayFile:
         if not self._args.output_file.endswith(ARRAY):
-            return LineFile(path, self._kept.size)
+            return LineFile(path, self.done.size)
         from mlx_t5.cli.array_file import ArrayFile
 
         return ArrayFile(path)
