@@ -104,6 +104,7 @@ SLOW = (  # runs a command whose conversion stops for good at its first tensor
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
 def test_a_killed_conversion_leaves_nothing_that_looks_complete(tiny, tmp_path, how):
     """The process is stopped for good while it writes: it waits there, so this is no race."""
@@ -179,6 +180,7 @@ def test_bad_input_is_one_line_and_status_2(
     assert siblings(tmp_path / "x") == {"source", "empty", "file"}
 
 
+@pytest.mark.slow
 def test_from_the_hub(tiny, tmp_path):
     files = {file.name: file.read_bytes() for file in tiny.iterdir()}
     with serve(FakeHub({"google-t5/t5-tiny": files})) as hub:

@@ -134,6 +134,7 @@ def test_verbose_adds_only_marks(run, models, monkeypatch):
     assert "\033" not in marked
 
 
+@pytest.mark.slow
 def test_a_prompt_from_standard_input_without_torch(models):
     """Whose absence nobody hears of: standard error is ours alone."""
     code = "import sys; sys.modules['torch'] = None; import main; sys.exit(main.main())"

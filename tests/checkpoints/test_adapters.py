@@ -62,6 +62,7 @@ def parameters(folder, **options) -> dict[str, np.ndarray]:
     return {name: np.array(array) for name, array in tree_flatten(model.parameters())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "config"),
     [
@@ -249,6 +250,7 @@ def test_a_damaged_or_other_adapter_is_refused(tiny, adapter, tmp_path, change, 
     assert checkpoints.siblings(tmp_path / "out") == {"source", "adapter"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entries",
     [

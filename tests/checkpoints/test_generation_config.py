@@ -131,6 +131,7 @@ def test_other_entries(folder, entries, named):
     assert read_generation_config(folder(entries)).left_out == (tuple(entries) if named else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entries",
     [

@@ -79,6 +79,7 @@ def test_only_what_is_needed_is_fetched(hub, ask):
     assert ask("t5-small", HF_ENDPOINT=NOWHERE) == [folder]
 
 
+@pytest.mark.slow
 def test_an_index_without_its_shards_does_not_count(hub, ask):
     """As google/flan-ul2 has it on main."""
     index = {"model.safetensors.index.json": b"{}", "model-00001-of-00002.safetensors": b""}
@@ -90,6 +91,7 @@ def test_an_index_without_its_shards_does_not_count(hub, ask):
     assert ask("google/flan-ul2", HF_HUB_OFFLINE="1") == [folder]
 
 
+@pytest.mark.slow
 def test_revisions(hub, ask):
     for key, content in (("a/t5", b"new"), ("a/t5@v1", b"old")):
         hub.repos[key] = SMALL | {"model.safetensors": content}
@@ -115,6 +117,7 @@ def test_failures_are_one_line(hub, ask):
     assert not hub.fetched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "cause"),
     (({"HF_ENDPOINT": NOWHERE}, "ConnectError"), ({"HF_HUB_OFFLINE": "1"}, "OfflineMode")),

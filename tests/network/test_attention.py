@@ -123,6 +123,7 @@ def test_chunks_give_transformers_states(made, monkeypatch, family):
         np.testing.assert_allclose(states[mask], expected[mask], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_memory_of_a_long_source(monkeypatch):
     """A quarter of the scores at once takes less than half of the memory, as is reckoned."""
     shape = {"vocab_size": 32, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2}

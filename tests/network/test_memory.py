@@ -66,6 +66,7 @@ def test_an_encoder_at_work_takes_about_what_is_said(feed_forward):
         assert 0.8 * taken <= said <= 2 * taken
 
 
+@pytest.mark.slow
 def test_weights_as_they_are_and_quantised(tmp_path):
     source = BUNDLED / "target"
     loaded, _ = load(source, "float32")

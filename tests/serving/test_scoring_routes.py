@@ -50,6 +50,7 @@ def ranker(folder):
     running.close()
 
 
+@pytest.mark.slow
 def test_the_official_client_gets_vectors(ranker, decoder):
     with OpenAI(base_url=f"{ranker.url}/v1", api_key="any") as client:
         found = client.embeddings.create(model="ranker", input=TEXTS)  # base64, which it decodes

@@ -65,6 +65,7 @@ def test_answers_are_sent_at_once():
         assert bound.proto == socket.IPPROTO_TCP, "or asyncio leaves TCP_NODELAY off"
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_models_are_loaded():
     code = """
 import runpy, sys
