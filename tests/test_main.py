@@ -90,7 +90,8 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     _, out, told = run(*argv, "--regular-decode")
     slow = json.loads(out)
     assert fast["tokens"] == slow["tokens"] and "regular decoding" in told
-    assert 2 * fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
+    if "auto" not in draft:  # which proposes nothing where a busy machine makes drafts dear
+        assert 2 * fast["stats"]["target_calls"] < slow["stats"]["target_calls"]
     assert (slow["stats"]["drafted"], slow["stats"]["tokens_per_call"]) == (0, 1)
     copied = fast["stats"]["speculation"]["copied_accepted"]
     assert (copied > 5 and "\033[36m" in err) if "lookup" in str(draft) else copied == 0
