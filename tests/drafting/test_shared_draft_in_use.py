@@ -112,12 +112,12 @@ async def ask(app, alone, monkeypatch):
 
 def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(draft, tmp_path):
     subject = Subject.load(str(BUNDLED / "target"), str(draft), "float32")
-    turns = [PROMPTS]
-    regular = subject.runs(REGULAR, 0, turns, max_tokens=25)(0)
-    for way in (DRAFT, BOTH):
-        run = subject.runs(way, 3, turns, batch_size=2, max_tokens=25)(0)
-        assert [r.tokens for r in run.results] == [r.tokens for r in regular.results]
-        assert run.draft_passes > 0
+    regular, *others = (subject.decoder(way, 3) for way in (REGULAR, DRAFT, BOTH))
+    expected = [result.tokens for result in regular.generate(PROMPTS, max_tokens=25)]
+    for decoder in others:
+        results = decoder.generate(PROMPTS, max_tokens=25)
+        assert [result.tokens for result in results] == expected
+        assert all(result.stats.accepted for result in results)
     project = MlxT5(str(BUNDLED / "target"), str(draft), "float32")
     target, whole = project.folders(str(tmp_path))
     assert target == str(BUNDLED / "target")
