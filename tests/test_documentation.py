@@ -3,15 +3,12 @@
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import model
 import snippets
-from mlx_t5.serving.api import CompletionRequest
-from mlx_t5.settings import Settings
 from snippets import ROOT
 
 README = ROOT / "README.md"
@@ -176,41 +173,6 @@ def test_options_exist(page):
 def test_the_page_about_measuring_lists_every_subcommand():
     offered = re.findall(r"^    (\w+)  ", snippets.help_of("benchmark"), re.MULTILINE)
     assert offered and sorted(subcommands()) == sorted(offered)
-
-
-def settings_table() -> list[list[str]]:
-    """Each row: option, names in Python and in requests, range, default, meaning."""
-    table = text(ROOT / "docs" / "decoding.md").partition("## Generation settings\n")[2]
-    rows = re.findall(r"^\| (.*) \|$", table.partition("\n## ")[0], re.MULTILINE)
-    return [[cell.strip().strip("`") for cell in row.split(" | ")] for row in rows[2:]]
-
-
-def test_the_table_of_settings_has_every_setting_once():
-    named = sorted(row[1] for row in settings_table())
-    of_a_call = {"batch_size", "num_samples", "seed"}
-    assert named == sorted({field.name for field in fields(Settings)} | of_a_call)
-
-
-@pytest.mark.parametrize("row", settings_table(), ids=lambda row: row[1])
-def test_a_setting_has_its_names_and_its_default(row):
-    option, name, requested, _, default, _ = row
-    if option != "–":
-        option = option.partition("`")[0]  # before its short name
-        assert option == f"--{name.replace('_', '-')}"
-        described = rf"^  (?:-\w \w+, )?{option} .*?(?=^  -|^$)"
-        entry = re.search(described, snippets.help_of("main"), re.MULTILINE | re.DOTALL)
-        stated = re.search(r"default: ([^)]*)\)", " ".join(entry[0].split()))
-        assert same(default, stated[1] if stated else "none")
-    served = CompletionRequest.model_fields
-    assert name not in served if requested == "–" else requested in served
-
-
-def same(one: str, other: str) -> bool:
-    """Whether two defaults are equal, as numbers where they are numbers."""
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return one == other
 
 
 @pytest.mark.parametrize(

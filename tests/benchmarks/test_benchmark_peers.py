@@ -123,23 +123,6 @@ def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
 
 
-def test_variants_of_every_program():
-    class Recorder:
-        def call(self, method, **keywords):
-            return {"tokens": [[keywords["num_draft"]]], "decided": 2, "seconds": 1.0}
-
-    names = peers.all_variants(dict.fromkeys(peers.PROGRAMS, Recorder()), [5, "auto"])
-    assert {name: decode().tokens[0][0] for name, decode in names.items()} == {
-        **{"regular": 0, "draft 5": 5, "draft auto": "auto"},
-        **{peers.GREEDY: 0, peers.ASSISTED: "auto", f"{peers.ASSISTED} 5": 5, peers.CT2: 0},
-    }
-    assert [name for name in names if peers.is_project(name)] == [
-        "regular",
-        "draft 5",
-        "draft auto",
-    ]
-
-
 def test_threads_of_all_processes_soon_rest(monkeypatch):
     made = []
     monkeypatch.setattr(peers, "Process", lambda *start: made.append(start))

@@ -30,34 +30,6 @@ def test_a_line_of_the_sheet_for_each_setting(tmp_path):
     assert second["chrf"] == "" and "seconds" not in first
 
 
-def picture(rows, best):
-    """The axes of the picture, before it is written."""
-    from matplotlib.figure import Figure
-
-    left, right = Figure().subplots(1, 2)
-    sweep._speeds(left, rows, best)
-    sweep._qualities(right, rows)
-    return left, right
-
-
-def test_the_picture_shows_measured_and_predicted_speed_and_quality(tmp_path):
-    rows = [row(delta, gamma) for delta in (0.0, 0.5) for gamma in (1, 2, 3)]
-    speeds, qualities = picture(rows, rows[4])
-    names = [text.get_text() for text in speeds.get_legend().get_texts()]
-    assert set(names) == {"δ = 0", "δ = 0.5", "theory", "recommended"}
-    theory = [line for line in speeds.get_lines() if line.get_linestyle() == "--"]
-    assert [list(line.get_ydata()) for line in theory if len(line.get_xdata())] == [[1.6] * 3] * 2
-    marked = next(line for line in speeds.get_lines() if line.get_label() == "recommended")
-    assert round(marked.get_xdata()[0]) == 2 and marked.get_ydata()[0] == 2.0
-    lines = {line.get_label(): list(line.get_ydata()) for line in qualities.get_lines()}
-    assert lines["exact match, references"] == [90.0, 90.0] and len(lines) == 4
-    _, qualities = picture([row(0.0, 1, exact_match=None, chrf=None)], None)
-    names = {line.get_label() for line in qualities.get_lines()}  # what is unknown is not drawn
-    assert names == {"exact match, δ = 0", "chrF, δ = 0"}
-    sweep.draw(rows, None, "title", tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
-
-
 @pytest.mark.slow
 def test_a_small_run(capsys, tmp_path):
     name = tmp_path / "grid"
