@@ -92,7 +92,7 @@ def compare(
         name: decoding(subject.decoder(proposer, n), turns, batch_size, **common)
         for (proposer, n), name in numbers.items()
     }
-    meter = cost_meter(subject, prompts, args.num_draft) if single else None
+    meter = cost_meter(subject, prompts.prompts, args.num_draft) if single else None
     timed, costs = measure(variants, len(turns), args.repeats, meter)
     positions = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, chosen in positions.items() if single else [(prompts.name, [0])]:

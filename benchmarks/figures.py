@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.subject import Subject, decided
-from benchmarks.workload import Workload
 from mlx_t5.backend import tree_flatten
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.costs import Costs, drafting, timer
@@ -49,46 +48,25 @@ class PairCosts:
         return cls.of(medians, statistics.median(r.draft[1] for r in rounds))
 
 
-class CostMeter:
-    """Measures passes over one row whose source has a given length.
+def cost_meter(
+    subject: Subject,
+    prompts: Sequence[str],
+    num_draft: Sequence[int | str],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Callable[[], Costs]:
+    """What measures every pass of a step once, over one row.
 
-    Attributes:
-        target_seconds: seconds of a target pass over so many positions.
-        draft_seconds: seconds of a draft pass over so many rows.
+    Args:
+        subject: the pair.
+        prompts: the row's source is as long as the median of these.
+        num_draft: proposals that a step may have, beside auto's.
+        clock: seconds.
     """
-
-    def __init__(
-        self,
-        target: T5,
-        draft: T5,
-        source: int,
-        num_draft: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Prepares both models.
-
-        Args:
-            target: the model that verifies.
-            draft: the model that proposes.
-            source: source tokens of the row.
-            num_draft: the most proposals of a step, if that is more than `MEASURED_POSITIONS` - 1.
-            clock: seconds.
-        """
-        self.longest = max(MEASURED_POSITIONS, num_draft + 1)
-        self.target_seconds = timer(target, clock, source=source, slots=self.longest)
-        self.draft_seconds = drafting(draft, clock, source=source)
-
-    def measure(self) -> Costs:
-        """Measures every pass once."""
-        target = {m: self.target_seconds(m) for m in range(1, self.longest + 1)}
-        return Costs(target, {1: self.draft_seconds(1)})
-
-
-def cost_meter(subject: Subject, prompts: Workload, num_draft: Sequence[int | str]) -> CostMeter:
-    """What measures costs for sources as long as these prompts and so many proposals a step."""
-    longest = max((n for n in num_draft if isinstance(n, int)), default=0)
-    source = source_length(subject, prompts.prompts)
-    return CostMeter(subject.target, subject.draft, source, longest)
+    longest = max([MEASURED_POSITIONS, *(n + 1 for n in num_draft if isinstance(n, int))])
+    source = source_length(subject, prompts)
+    target = timer(subject.target, clock, source=source, slots=longest)
+    draft = drafting(subject.draft, clock, source=source)
+    return lambda: Costs({m: target(m) for m in range(1, longest + 1)}, {1: draft(1)})
 
 
 def source_length(subject: Subject, prompts: Sequence[str]) -> int:
@@ -114,7 +92,10 @@ def weights_read(model: T5) -> int:
 
 
 def measure(
-    variants: Mapping[Any, Decode], turns: int, repeats: int, meter: CostMeter | None = None
+    variants: Mapping[Any, Decode],
+    turns: int,
+    repeats: int,
+    meter: Callable[[], Costs] | None = None,
 ) -> tuple[dict[Any, Timed], PairCosts | None]:
     """Times every variant, and the passes between them, so that a slower machine strikes both.
 
@@ -122,14 +103,14 @@ def measure(
         variants: by name, as `subject.decoding` makes them.
         turns: how many they have.
         repeats: how often each is done after a warm-up.
-        meter: of the passes' costs; None to leave them out.
+        meter: measures the passes' costs; None leaves them out.
 
     Returns:
         The times of each variant by its name, and what passes cost; None without a meter.
     """
     measured: dict[Any, Callable[[int], Any]] = dict(variants)
     if meter:
-        measured[COSTS] = lambda turn: meter.measure()
+        measured[COSTS] = lambda turn: meter()
 
     def tokens(outcome: Any) -> int:
         return decided(outcome) if isinstance(outcome, list) else 1

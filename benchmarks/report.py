@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks import machine, printing, workload
 from benchmarks.figures import (
-    CostMeter,
     Decode,
     PairCosts,
     beside_theory,
@@ -36,7 +35,7 @@ from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.drafting.adaptive import usual_num_draft
-from mlx_t5.drafting.costs import TARGET_POINTS, Costs, ladder
+from mlx_t5.drafting.costs import TARGET_POINTS, Costs, drafting, ladder, timer
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 from mlx_t5.sizes import readable
@@ -202,9 +201,10 @@ def measured(
     """
     log("timing passes over 1 to 64 positions")
     source = source_length(subject, prompts)
-    meter = CostMeter(subject.target, subject.draft, source, max(TARGET_POINTS) - 1, clock)
-    passes = ladder(meter.target_seconds, TARGET_POINTS, LADDER_SHARE * seconds)
-    draft = statistics.median([meter.draft_seconds(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
+    target_pass = timer(subject.target, clock, source=source)
+    passes = ladder(target_pass, TARGET_POINTS, LADDER_SHARE * seconds)
+    draft_pass = drafting(subject.draft, clock, source=source)
+    draft = statistics.median([draft_pass(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
     share = OPENING_SHARE * seconds
     longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
     turns = workload.cut(prompts, 1)

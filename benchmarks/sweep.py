@@ -121,7 +121,7 @@ def timings(
         key: decoding(decoder, turns, 1, max_tokens=args.max_tokens)
         for key, decoder in decoders.items()
     }
-    meter = cost_meter(subject, prompts, args.num_draft)
+    meter = cost_meter(subject, prompts.prompts, args.num_draft)
     timed, costs = measure(variants, len(turns), args.repeats, meter)
     assert costs is not None, "they were measured"
     regular = timed[REGULAR]

@@ -1,9 +1,12 @@
 """What passes cost, and every figure of a variant of decoding, by the letter."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks import figures
-from benchmarks.figures import CostMeter, PairCosts, weights_read
+from benchmarks.figures import PairCosts, cost_meter, weights_read
+from benchmarks.subject import Subject
 from mlx_t5.backend import mx, nn
 from mlx_t5.drafting.costs import CHAIN, Costs
 from mlx_t5.engine.rows import Result, Stats
@@ -69,12 +72,10 @@ def test_theory_is_of_decoding_and_follows_from_acceptance_and_costs():
 
 
 def test_costs_are_measured_among_the_decoding():
-    class Meter:
-        def measure(self):
-            return Costs({1: 2.0, 2: 3.0}, {1: 0.5})
-
     regular = text([5, 6, 7], NONE)
-    timed, costs = figures.measure({"regular": lambda turn: regular}, 2, 3, Meter())
+    timed, costs = figures.measure(
+        {"regular": lambda turn: regular}, 2, 3, lambda: Costs({1: 2.0, 2: 3.0}, {1: 0.5})
+    )
     assert list(timed) == ["regular"] and timed["regular"].tokens == [[4, 4]] * 3
     assert costs == PairCosts({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.5}, 0.25)
     assert figures.measure({"regular": lambda turn: regular}, 1, 1)[1] is None
@@ -103,8 +104,9 @@ def test_a_round_times_every_width_and_a_chain_of_draft_passes(num_draft, longes
         return decode(tokens, cache, offsets)
 
     target.decode = watched
-    meter = CostMeter(target, T5(CONFIG), 5, num_draft, clock=lambda: next(ticks))
-    assert meter.measure() == Costs(dict.fromkeys(range(1, longest + 1), 1), {1: 1 / CHAIN})
+    subject = Subject(target, T5(CONFIG), SimpleNamespace(encode=list))
+    meter = cost_meter(subject, ["abcde"], [num_draft, "auto"], lambda: next(ticks))
+    assert meter() == Costs(dict.fromkeys(range(1, longest + 1), 1), {1: 1 / CHAIN})
     assert widths == list(range(1, longest + 1))
 
 
