@@ -18,10 +18,9 @@ from benchmarks.figures import (
     cost_meter,
     figures,
     measure,
-    of_best,
     weights_read,
 )
-from benchmarks.subject import Subject, begin
+from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import PROPOSERS, REGULAR, Workload
 from mlx_t5.cli.arguments import add_setting
 from mlx_t5.settings import AUTO
@@ -30,7 +29,6 @@ from mlx_t5.timing import Timed
 COLUMNS: printing.Columns = {
     **printing.WAY,
     **printing.SPEED,
-    "of best": lambda row: f"{row['of_best']:.2f}" if row["of_best"] else "",
     **printing.TOKENS_PER_CALL,
     **printing.ACCEPTANCE,
     "steps that accepted 0, 1, …": lambda row: " ".join(
@@ -41,10 +39,8 @@ COLUMNS: printing.Columns = {
 NOTES = (
     "Speed-up: over regular decoding beside it, encoding included, the median of the repeats and "
     "their range; tokens/s are by the median time of each prompt, and count the end token, as a "
-    "pass decides it too. Predicted and measured below v(M) and c are of decoding alone. Of best: "
-    "speed as a share of the best fixed number's of the same proposer, which is chosen by one half "
-    "of the repeats and compared in the other. c is what a draft pass costs, v(M) what a target "
-    "pass over M positions does, in target passes over one."
+    "pass decides it too. Predicted and measured below v(M) and c are of decoding alone. c is what "
+    "a draft pass costs, v(M) what a target pass over M positions does, in target passes over one."
 )
 
 
@@ -93,10 +89,10 @@ def compare(
     numbers: dict[tuple[str, int | str], str] = {(REGULAR, 0): REGULAR}
     numbers |= {(proposer, n): f"{proposer} {n}" for proposer in args.ways for n in args.num_draft}
     variants = {
-        name: subject.runs(proposer, n, turns, batch_size, **common)
+        name: decoding(subject.decoder(proposer, n), turns, batch_size, **common)
         for (proposer, n), name in numbers.items()
     }
-    meter = cost_meter(subject, prompts, args.num_draft) if single else None
+    meter = cost_meter(subject, prompts.prompts, args.num_draft) if single else None
     timed, costs = measure(variants, len(turns), args.repeats, meter)
     positions = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
     for task, chosen in positions.items() if single else [(prompts.name, [0])]:
@@ -118,16 +114,13 @@ def rows_of(
     greedy: bool,
     costs: PairCosts | None,
 ) -> list[dict]:
-    """The figures of all proposers and numbers by their names; `of_best` is None for regular."""
+    """The figures of all proposers and numbers by their names."""
     regular = timed[REGULAR]
     rows = [
         {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], regular, greedy)
         for (proposer, n), name in numbers.items()
     ]
     for row in rows:
-        same = [other for other in rows if other["proposer"] == row["proposer"] != REGULAR]
-        fixed = [other for other in same if other["num_draft"] != AUTO]
-        row["of_best"] = of_best(row, fixed) if fixed else None
         if costs and row["proposer"] != REGULAR:
             row |= beside_theory(timed[row["way"]], regular, costs)
     return rows

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.subject import Run, Subject, decided
-from benchmarks.workload import Workload
+from benchmarks.subject import Subject, decided
 from mlx_t5.backend import tree_flatten
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.costs import Costs, drafting, timer
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
-from mlx_t5.timing import Timed, Tokens, differing, interleave, median_total, speed_up
+from mlx_t5.timing import Timed, Tokens, differing, interleave, speed_up
 from model import T5
 
 COSTS = "costs"  # the name under which measuring them is interleaved
 MEASURED_POSITIONS = 16  # v(M) is measured up to here at least, which is what auto uses at most
-Decode = Callable[[int], Run]
+Decode = Callable[[int], list[Result]]
 
 
 @dataclass(frozen=True)
@@ -50,46 +48,25 @@ class PairCosts:
         return cls.of(medians, statistics.median(r.draft[1] for r in rounds))
 
 
-class CostMeter:
-    """Measures passes over one row whose source has a given length.
+def cost_meter(
+    subject: Subject,
+    prompts: Sequence[str],
+    num_draft: Sequence[int | str],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Callable[[], Costs]:
+    """What measures every pass of a step once, over one row.
 
-    Attributes:
-        target_seconds: seconds of a target pass over so many positions.
-        draft_seconds: seconds of a draft pass over so many rows.
+    Args:
+        subject: the pair.
+        prompts: the row's source is as long as the median of these.
+        num_draft: proposals that a step may have, beside auto's.
+        clock: seconds.
     """
-
-    def __init__(
-        self,
-        target: T5,
-        draft: T5,
-        source: int,
-        num_draft: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Prepares both models.
-
-        Args:
-            target: the model that verifies.
-            draft: the model that proposes.
-            source: source tokens of the row.
-            num_draft: the most proposals of a step, if that is more than `MEASURED_POSITIONS` - 1.
-            clock: seconds.
-        """
-        self.longest = max(MEASURED_POSITIONS, num_draft + 1)
-        self.target_seconds = timer(target, clock, source=source, slots=self.longest)
-        self.draft_seconds = drafting(draft, clock, source=source)
-
-    def measure(self) -> Costs:
-        """Measures every pass once."""
-        target = {m: self.target_seconds(m) for m in range(1, self.longest + 1)}
-        return Costs(target, {1: self.draft_seconds(1)})
-
-
-def cost_meter(subject: Subject, prompts: Workload, num_draft: Sequence[int | str]) -> CostMeter:
-    """What measures costs for sources as long as these prompts and so many proposals a step."""
-    longest = max((n for n in num_draft if isinstance(n, int)), default=0)
-    source = source_length(subject, prompts.prompts)
-    return CostMeter(subject.target, subject.draft, source, longest)
+    longest = max([MEASURED_POSITIONS, *(n + 1 for n in num_draft if isinstance(n, int))])
+    source = source_length(subject, prompts)
+    target = timer(subject.target, clock, source=source, slots=longest)
+    draft = drafting(subject.draft, clock, source=source)
+    return lambda: Costs({m: target(m) for m in range(1, longest + 1)}, {1: draft(1)})
 
 
 def source_length(subject: Subject, prompts: Sequence[str]) -> int:
@@ -115,25 +92,28 @@ def weights_read(model: T5) -> int:
 
 
 def measure(
-    variants: Mapping[Any, Decode], turns: int, repeats: int, meter: CostMeter | None = None
+    variants: Mapping[Any, Decode],
+    turns: int,
+    repeats: int,
+    meter: Callable[[], Costs] | None = None,
 ) -> tuple[dict[Any, Timed], PairCosts | None]:
     """Times every variant, and the passes between them, so that a slower machine strikes both.
 
     Args:
-        variants: by name, as `Subject.runs` makes them.
+        variants: by name, as `subject.decoding` makes them.
         turns: how many they have.
         repeats: how often each is done after a warm-up.
-        meter: of the passes' costs; None to leave them out.
+        meter: measures the passes' costs; None leaves them out.
 
     Returns:
         The times of each variant by its name, and what passes cost; None without a meter.
     """
     measured: dict[Any, Callable[[int], Any]] = dict(variants)
     if meter:
-        measured[COSTS] = lambda turn: meter.measure()
+        measured[COSTS] = lambda turn: meter()
 
     def tokens(outcome: Any) -> int:
-        return decided(outcome) if isinstance(outcome, Run) else 1
+        return decided(outcome) if isinstance(outcome, list) else 1
 
     timed = interleave(measured, turns, repeats, tokens)
     if not meter:
@@ -145,11 +125,12 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
     """What a variant took and made; counts are means over the repeats, as auto may vary.
 
     Args:
-        timed: its times; outcomes are runs.
+        timed: its times; outcomes are lists of results.
         regular: those of regular decoding.
         greedy: whether texts have to be regular decoding's.
     """
-    repeats, tally = len(timed.seconds), Tally.of(_results(timed))
+    repeats, results = len(timed.seconds), results_of(timed)
+    tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
     counts = {name: n / repeats for name, n in asdict(tally).items() if isinstance(n, int)}
     return {
         **counts,
@@ -157,17 +138,13 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
         "speed_up": speed_up(regular, timed),
         "tokens_per_call": tally.tokens_per_call,
         "acceptance_rate": tally.acceptance,
-        "steps_by_accepted": [steps / repeats for steps in steps_by_accepted(tally)],
+        "steps_by_accepted": [
+            steps / repeats for steps in theory.added([s.steps_by_accepted for s in speculation])
+        ],
         "different": differing(_tokens(timed), _tokens(regular)) if greedy else None,
         "seconds": timed.seconds,
         "tokens": timed.tokens,
     }
-
-
-def steps_by_accepted(tally: Tally) -> list[int]:
-    """How many steps accepted 0, 1, … proposals; a step of a batch counts for each of its rows."""
-    at_least = [tally.target_calls, *tally.accepted_by_position]
-    return [a - b for a, b in zip(at_least, [*at_least[1:], 0], strict=True)]
 
 
 def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, Any]:
@@ -176,19 +153,20 @@ def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, A
     Where all steps have gamma proposals the prediction is theory.py's S(gamma).
 
     Args:
-        timed: a variant's times; outcomes are runs of a row at a time.
+        timed: a variant's times; outcomes are single results.
         regular: those of regular decoding.
         costs: of passes over one row.
     """
-    runs = [run for row in timed.outcomes for run in row]
-    widths = sum((run.widths for run in runs), Counter[int]())
-    alpha = Tally.of(_results(timed)).alpha
-    draft_passes = sum(run.draft_passes for run in runs)
+    results = results_of(timed)
+    tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
+    lengths = theory.added([s.steps_by_length for s in speculation])
+    widths = {length + 1: steps for length, steps in enumerate(lengths) if steps}
+    draft_passes = tally.drafted - sum(s.copied for s in speculation)
     spent = theory.cost(widths, draft_passes, costs.c, costs.v)
     return {
-        "alpha": alpha,
+        "alpha": tally.alpha,
         "c": costs.c if draft_passes else 0.0,
-        "predicted": theory.promised_tokens(alpha, widths) / spent,
+        "predicted": theory.promised_tokens(tally.alpha, widths) / spent,
         "decode_speed_up": speed_up(without_encoding(regular), without_encoding(timed)),
     }
 
@@ -196,38 +174,14 @@ def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, A
 def without_encoding(timed: Timed) -> Timed:
     """The same times of decoding alone, where rows are decoded one at a time."""
     outcomes = timed.outcomes
-    rows = [[sum(r.stats.decode_seconds for r in run.results) for run in row] for row in outcomes]
+    rows = [[sum(r.stats.decode_seconds for r in turn) for turn in row] for row in outcomes]
     return Timed(rows, timed.tokens, outcomes)
 
 
-def of_best(row: dict, fixed: Sequence[dict]) -> float:
-    """A variant's speed as a share of that of the best fixed number.
-
-    The fastest of several noisy rows looks faster than it is. So the number is chosen by one half
-    of the repeats and compared in the other, and the same the other way round.
-
-    Args:
-        row: the variant's figures.
-        fixed: those of the fixed numbers.
-    """
-    repeats = range(len(row["seconds"]))
-    even, odd = repeats[::2], repeats[1::2] or repeats
-    shares = []
-    for chosen_by, compared in ((even, odd), (odd, even)):
-        speeds = [(_speed(other, chosen_by), _speed(other, compared)) for other in fixed]
-        shares.append(_speed(row, compared) / max(speeds)[1])
-    return sum(shares) / 2
-
-
-def _speed(row: dict, repeats: Sequence[int]) -> float:
-    """Tokens a second in some of the repeats."""
-    tokens, seconds = (median_total([row[k][r] for r in repeats]) for k in ("tokens", "seconds"))
-    return tokens / seconds
-
-
-def _results(timed: Timed) -> list[Result]:
-    return [result for row in timed.outcomes for run in row for result in run.results]
+def results_of(timed: Timed) -> list[Result]:
+    """All results of all repeats; outcomes are lists of them."""
+    return [result for row in timed.outcomes for turn in row for result in turn]
 
 
 def _tokens(timed: Timed) -> list[list[Tokens]]:
-    return [[[result.tokens for result in run.results] for run in row] for row in timed.outcomes]
+    return [[[result.tokens for result in turn] for turn in row] for row in timed.outcomes]

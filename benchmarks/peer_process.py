@@ -11,7 +11,6 @@ import importlib
 import multiprocessing
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -25,22 +24,17 @@ from mlx_t5.errors import UserError
 class Process:
     """A process and the object in it; leaving the context ends it, whatever it is doing."""
 
-    def __init__(
-        self, what: str, environment: Mapping[str, str], quiet: bool = True, **keywords: Any
-    ):
+    def __init__(self, what: str, environment: Mapping[str, str], **keywords: Any):
         """Starts the process and does not wait until the object is made.
 
         Args:
             what: MODULE:CLASS.
             environment: variables to set in it beside those of this process.
-            quiet: keep what it writes to standard error to itself.
             keywords: what the object is made with.
         """
         spawn = multiprocessing.get_context("spawn")
-        self._log = tempfile.NamedTemporaryFile() if quiet else None
         self._pipe, pipe = spawn.Pipe()
-        log = self._log.name if self._log else None
-        arguments = (pipe, log, dict(environment), what, keywords)
+        arguments = (pipe, dict(environment), what, keywords)
         self._process = spawn.Process(target=serve, args=arguments, daemon=True)
         self._process.start()
         pipe.close()
@@ -52,8 +46,6 @@ class Process:
         self._process.kill()
         self._process.join()
         self._pipe.close()
-        if self._log:
-            self._log.close()
 
     def call(self, method: str, **keywords: Any) -> Any:
         """What a method of the object returns.
@@ -76,21 +68,13 @@ class Process:
         self._process.join()
         status = self._process.exitcode or 0
         kind = f"signal {-status}" if status < 0 else f"status {status}"
-        last_words = ""
-        if self._log:
-            self._log.seek(0)
-            last_words = self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return f"its process ended with {kind}" + (f": {last_words}" if last_words else "")
+        return f"its process ended with {kind}"
 
 
-def serve(
-    pipe: Connection, log: str | None, environment: dict[str, str], what: str, keywords: dict
-) -> None:
+def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: dict) -> None:
     """Makes the object and answers calls until there are no more; arguments as of `Process`."""
     os.setsid()  # Ctrl-C is for the process that started this one, and ends it
     os.environ.update(environment)
-    if log:
-        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), sys.stderr.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         module, _, name = what.partition(":")

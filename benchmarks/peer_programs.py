@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.workload import DRAFT
+from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
 
@@ -134,8 +134,7 @@ class MlxT5(Program):
 
         if num_draft not in self.decoders:
             bare = replace(self.subject, tokenizer=None)  # ids to ids, as the others do
-            decoder = bare.speculative(DRAFT, num_draft) if num_draft else bare.regular()
-            self.decoders[num_draft] = decoder
+            self.decoders[num_draft] = bare.decoder(DRAFT if num_draft else REGULAR, num_draft)
         decode = decoding(self.decoders[num_draft], [prompts], batch_size, max_tokens=max_tokens)
         return [result.tokens for result in decode(0)]
 

@@ -124,7 +124,7 @@ def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process
     """The process of one of `PROGRAMS`, with more variables than those of how threads wait."""
     waiting = {variable: os.environ.get(variable, value) for variable, value in WAITING.items()}
     environment = {**environment, **waiting}
-    return Process(PROGRAMS[name], environment, quiet=name != PROJECT, **keywords)
+    return Process(PROGRAMS[name], environment, **keywords)
 
 
 def start_others(

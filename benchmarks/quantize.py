@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import printing, workload
 from benchmarks.quality import points, quality
 from benchmarks.subject import Subject, begin, decoding
-from benchmarks.workload import Workload
+from benchmarks.workload import REGULAR, Workload
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import (
@@ -147,7 +147,7 @@ class Trial:
     def __init__(self, subject: Subject, prompts: Workload, args: argparse.Namespace) -> None:
         """Decodes the prompts with the target as it is."""
         self.subject, self.prompts, self.args = subject, prompts, args
-        results = self._decoded(subject.regular())
+        results = self._decoded(subject.decoder(REGULAR))
         self.lossless = [result.text or "" for result in results]
         start = subject.target.config.decoder_start_token_id
         sources = map(subject.tokenizer.encode, prompts.prompts)

@@ -19,14 +19,14 @@ from typing import Any
 
 from benchmarks import machine, printing, workload
 from benchmarks.figures import (
-    CostMeter,
     Decode,
     PairCosts,
     beside_theory,
     figures,
+    results_of,
     source_length,
 )
-from benchmarks.subject import Subject, decided
+from benchmarks.subject import Subject, decided, decoding
 from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
 from decoder import SpeculativeDecoder
@@ -34,13 +34,13 @@ from demo.grow import SHAPES, grow
 from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
-from mlx_t5.drafting import theory
 from mlx_t5.drafting.adaptive import usual_num_draft
-from mlx_t5.drafting.costs import LONGEST, TARGET_POINTS, Costs, ladder
+from mlx_t5.drafting.costs import TARGET_POINTS, Costs, drafting, ladder, timer
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
+from mlx_t5.training.verdict import best_num_draft
 from model import T5
 
 # Shares of the time for measuring; the three passes after the opening take about as long as it.
@@ -201,51 +201,40 @@ def measured(
     """
     log("timing passes over 1 to 64 positions")
     source = source_length(subject, prompts)
-    meter = CostMeter(subject.target, subject.draft, source, max(TARGET_POINTS) - 1, clock)
-    passes = ladder(meter.target_seconds, TARGET_POINTS, LADDER_SHARE * seconds)
-    draft = statistics.median([meter.draft_seconds(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
-    costs = pair_costs(Costs(passes, {1: draft}), num_draft)
+    target_pass = timer(subject.target, clock, source=source)
+    passes = ladder(target_pass, TARGET_POINTS, LADDER_SHARE * seconds)
+    draft_pass = drafting(subject.draft, clock, source=source)
+    draft = statistics.median([draft_pass(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
     share = OPENING_SHARE * seconds
     longest = min(max(int(share / passes[1]), LEAST_TOKENS), MOST_TOKENS)
     turns = workload.cut(prompts, 1)
     timed = in_turns(
-        subject.runs(REGULAR, 0, turns, max_tokens=longest),
-        subject.runs(DRAFT, num_draft, turns, max_tokens=longest),
+        decoding(subject.decoder(REGULAR), turns, 1, max_tokens=longest),
+        decoding(subject.decoder(DRAFT, num_draft), turns, 1, max_tokens=longest),
         affordable(share, len(turns), clock),
         clock,
     )
     v = {m: s / passes[1] for m, s in passes.items()}
     facts = {"passes": passes, "draft_pass": draft, "v": v, "max_tokens": longest}
-    return facts | gains(timed[REGULAR], timed[DRAFT], costs)
+    return facts | gains(timed[REGULAR], timed[DRAFT], Costs(passes, {1: draft}), num_draft)
 
 
-def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
+def gains(regular: Timed, speculative: Timed, costs: Costs, num_draft: int) -> dict[str, Any]:
     """What speculative decoding gained, two repeats of each, and how steady the machine was."""
-    row = figures(speculative, regular) | beside_theory(speculative, regular, costs)
+    seconds = {m: costs.verify(1, m) for m in range(1, num_draft + 2)}
+    pair = PairCosts.of(seconds, costs.draft_pass(1))
+    row = figures(speculative, regular) | beside_theory(speculative, regular, pair)
+    best, gain = best_num_draft(row["alpha"], costs)
     opening, closing = regular.repeats_a_token()
-    results = [result for turns in speculative.outcomes for run in turns for result in run.results]
     return row | {
-        "best_num_draft": best_num_draft(row["alpha"], costs),
+        "best_num_draft": best if gain > 1 else 0,
         "prompts": len(speculative.seconds[0]),
         "regular_tokens_per_second": 1 / regular.seconds_a_token(),
         "opening_seconds_a_token": opening,
         "closing_seconds_a_token": closing,
         "drift": closing / opening - 1,
-        "peak_memory_bytes": max(result.stats.peak_memory_bytes for result in results),
+        "peak_memory_bytes": max(r.stats.peak_memory_bytes for r in results_of(speculative)),
     }
-
-
-def pair_costs(costs: Costs, num_draft: int) -> PairCosts:
-    """For every M that a step may have; between what was measured, interpolated."""
-    widths = range(1, max(LONGEST, num_draft) + 2)
-    return PairCosts.of({m: costs.verify(1, m) for m in widths}, costs.draft_pass(1))
-
-
-def best_num_draft(alpha: float, costs: PairCosts) -> int:
-    """The number with the largest S(gamma) by these costs; 0 if none is above 1."""
-    gains = {g: theory.speed_up(alpha, g, costs.c, costs.v) for g in range(1, LONGEST + 1)}
-    best = max(gains, key=lambda gamma: gains[gamma])
-    return best if gains[best] > 1 else 0
 
 
 def affordable(seconds: float, most: int, clock: Callable[[], float]) -> Iterator[int]:

@@ -3,89 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import machine, printing
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
 from convert import convert
-from decoder import Engine, SpeculativeDecoder
-from mlx_t5.backend import mx
+from decoder import SpeculativeDecoder
 from mlx_t5.cli.models import locate
 from mlx_t5.drafting.draft_model import Drafter, DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
-from mlx_t5.network.compiled import compiled_step
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
-
-
-class Passes:
-    """A draft that counts the passes of its decoder, those of a compiled step as well.
-
-    Attributes:
-        model: the draft.
-        count: of the passes.
-    """
-
-    def __init__(self, model: T5):
-        self.model, self.count = model, 0
-        self._step = compiled_step(model)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def decode(self, *args: Any, **options: Any) -> mx.array:
-        """As `T5.decode`."""
-        self.count += 1
-        return self.model.decode(*args, **options)
-
-    def step(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
-        """As `compiled_step` of the draft."""
-        self.count += 1
-        return self._step(tokens, cache, offsets)
-
-
-class Counting(SpeculativeDecoder):
-    """A decoder that counts its steps.
-
-    A pass that was begun early and that no step took is none of them.
-
-    Attributes:
-        widths: positions a row that the target verified → steps.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.widths: Counter[int] = Counter()
-
-    def engine(self, *args: Any, **options: Any) -> Engine:
-        """As `SpeculativeDecoder.engine`."""
-        engine = super().engine(*args, **options)
-        engine.on_verified = self._count
-        return engine
-
-    def _count(self, rows: Any, logits: mx.array, tokens: mx.array) -> None:
-        self.widths[logits.shape[1]] += 1
-
-
-@dataclass
-class Run:
-    """What a turn of decoding made.
-
-    Attributes:
-        results: of its prompts.
-        widths: positions a row → steps; each is a pass of the target.
-        draft_passes: passes of the draft.
-    """
-
-    results: list[Result]
-    widths: Counter
-    draft_passes: int
 
 
 @dataclass
@@ -99,7 +32,7 @@ class Subject:
     """
 
     target: T5
-    draft: Any  # T5, or `Passes` around one
+    draft: T5
     tokenizer: Any
 
     @classmethod
@@ -117,47 +50,20 @@ class Subject:
             same_vocabulary(tokenizer, draft_tokenizer)
         return cls(target, draft, tokenizer)
 
-    def regular(self) -> SpeculativeDecoder:
-        """The target alone."""
-        return SpeculativeDecoder(self.target, None, self.tokenizer)
-
     def drafter(self, proposer: str) -> Drafter:
         """What proposes: one of `PROPOSERS`."""
-        step = self.draft.step if isinstance(self.draft, Passes) else None
-        model = DraftModel(self.draft, self.target, step)
+        model = DraftModel(self.draft, self.target)
         if proposer == DRAFT:
             return model
         copy = SourceCopy(self.tokenizer)
         return copy if proposer == LOOKUP else CopyOrDraft(copy, model)
 
-    def speculative(
-        self, proposer: str, num_draft: int | str, delta: float = 0.0
+    def decoder(
+        self, proposer: str, num_draft: int | str = 0, delta: float = 0.0
     ) -> SpeculativeDecoder:
-        """The target with one of `PROPOSERS`."""
-        drafter = self.drafter(proposer)
-        return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft, delta=delta)
-
-    def runs(
-        self,
-        proposer: str,
-        num_draft: int | str,
-        turns: Sequence[Sequence[str]],
-        batch_size: int = 1,
-        delta: float = 0.0,
-        **options: Any,
-    ) -> Callable[[int], Run]:
-        """What decodes a turn's prompts, `REGULAR` or by one of `PROPOSERS`, and counts passes."""
-        counted = replace(self, draft=Passes(self.draft))
-        drafter = None if proposer == REGULAR else counted.drafter(proposer)
-        decoder = Counting(self.target, drafter, self.tokenizer, num_draft or None, delta)
-        decode = decoding(decoder, turns, batch_size, **options)
-
-        def run(turn: int) -> Run:
-            decoder.widths, counted.draft.count = Counter(), 0
-            results = decode(turn)
-            return Run(results, decoder.widths, counted.draft.count)
-
-        return run
+        """The target, `REGULAR` or with one of `PROPOSERS`."""
+        drafter = None if proposer == REGULAR else self.drafter(proposer)
+        return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
 
 
 def begin(
@@ -202,6 +108,6 @@ def decoding(
     return run
 
 
-def decided(run: Run) -> int:
-    """Tokens of a run, EOS included."""
-    return Tally.of(run.results).decided
+def decided(results: Sequence[Result]) -> int:
+    """Tokens of some texts, EOS included."""
+    return Tally.of(results).decided

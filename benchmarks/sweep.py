@@ -22,7 +22,6 @@ from benchmarks.quality import explain, points, quality, recommend
 from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
-from mlx_t5.drafting import theory
 from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
@@ -115,11 +114,14 @@ def timings(
     Returns:
         The figures of each setting, what passes cost, and the times of regular decoding.
     """
-    turns, longest = workload.cut(prompts.prompts, 1), {"max_tokens": args.max_tokens}
-    variants: dict[Any, Any] = {REGULAR: subject.runs(REGULAR, 0, turns, **longest)}
-    for delta, n in settings:
-        variants[delta, n] = subject.runs(args.way, n, turns, delta=delta, **longest)
-    meter = cost_meter(subject, prompts, args.num_draft)
+    turns = workload.cut(prompts.prompts, 1)
+    decoders: dict[Any, Any] = {REGULAR: subject.decoder(REGULAR)}
+    decoders |= {(delta, n): subject.decoder(args.way, n, delta) for delta, n in settings}
+    variants = {
+        key: decoding(decoder, turns, 1, max_tokens=args.max_tokens)
+        for key, decoder in decoders.items()
+    }
+    meter = cost_meter(subject, prompts.prompts, args.num_draft)
     timed, costs = measure(variants, len(turns), args.repeats, meter)
     assert costs is not None, "they were measured"
     regular = timed[REGULAR]
@@ -128,21 +130,7 @@ def timings(
         | beside_theory(timed[delta, n], regular, costs)
         for delta, n in settings
     ]
-    return with_theory(rows, costs), costs, {"seconds": regular.seconds, "tokens": regular.tokens}
-
-
-def with_theory(rows: Sequence[dict], costs: PairCosts) -> list[dict]:
-    """Adds theory's speed-up, from one alpha for all settings of a delta.
-
-    That alpha is the mean of theirs, as theory knows no other influence on it.
-    """
-    result = []
-    for row in rows:
-        alphas = [other["alpha"] for other in rows if other["delta"] == row["delta"]]
-        alpha, gamma = sum(alphas) / len(alphas), row["num_draft"]
-        predicted = theory.speed_up(alpha, gamma, row["c"], costs.v)
-        result.append({**row, "theory_alpha": alpha, "predicted": predicted})
-    return result
+    return rows, costs, {"seconds": regular.seconds, "tokens": regular.tokens}
 
 
 def quality_of(
@@ -154,8 +142,8 @@ def quality_of(
         turn = decoding(decoder, [prompts.prompts], args.quality_batch, max_tokens=args.max_tokens)
         return [result.text or "" for result in turn(0)]
 
-    lossless = texts(subject.regular())
-    written = (texts(subject.speculative(args.way, n, delta)) for delta, n in settings)
+    lossless = texts(subject.decoder(REGULAR))
+    written = (texts(subject.decoder(args.way, n, delta)) for delta, n in settings)
     return [quality(lenient, prompts.references, lossless) for lenient in written]
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import peak_memory
 from benchmarks.memory import MODELS
 from checkpoints import siblings
 from convert import convert
 from decoder import SpeculativeDecoder
 from demo import grow
 from demo.widening import SIZES, Widening
-from devices import cpu_allocation
 from main import DEFAULT_PROMPT
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
@@ -92,23 +90,6 @@ def test_every_family(reference, tmp_path):
     sizes = {name: raw.get(name, raw["num_layers"]) + 5 for name in SIZES}
     grow.grow(reference.folder, tmp_path / "out", sizes)
     assert difference(tmp_path / "out", reference.folder) < 2e-5
-
-
-def test_transformers_computes_the_same(odd):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    ids = torch.arange(3, 40)[None]
-    out = []
-    for folder in (DEMO / "target", odd):
-        model, info = transformers.T5ForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
-        )
-        assert not any(info.values())
-        with torch.no_grad():
-            out.append(model(input_ids=ids, decoder_input_ids=ids[:, :9]).logits)
-    small, large = out
-    assert (large[..., :3072] - small).abs().max() < 2e-5 * small.std()
-    assert (large[..., 3072:] < -1000).all()
 
 
 def test_all_sizes_at_once_and_through_the_converter(odd, tmp_path):
@@ -194,33 +175,15 @@ def test_folder(small):
 # -- what is written -------------------------------------------------------------------------------
 
 
-def test_what_is_added_is_random_and_dense(odd):
-    """Zeros only where the function depends on them; no numbers that are slow or overflow."""
-    endings = set()
+def test_what_is_added_is_like_other_weights(odd):
+    """No zeros that a kernel could skip, and no numbers that are slow or overflow."""
     with open_checkpoint(odd) as checkpoint:
         for name, tensor in checkpoint.items():
             values = np.array(tensor)
-            endings.add(values[-3:].tobytes())
-            zeros = np.mean(values == 0)
-            if name.endswith((".o.weight", ".wo.weight")):
-                assert (zeros == 1) == (int(name.split(".")[2]) >= 3), name  # the source has 3
-            elif "layer_norm" in name:
-                last = name == "decoder.final_layer_norm.weight"
-                assert np.count_nonzero(values == 0) == (0 if last else 2), name
-                assert values[258:].std() > 0.2, name
-            elif name == "shared.weight":
-                assert zeros == pytest.approx((301 - 256 - 2) / 301, abs=1e-3)
-            elif name.endswith(".q.weight"):
-                assert zeros < 0.1, name
-            else:
-                assert zeros < 1e-4, name
-            if name != "shared.weight" and name != "decoder.final_layer_norm.weight":
-                assert np.abs(values).max() < 10, name
             tiny = (values != 0) & (np.abs(values) < 1e-30)
             assert np.isfinite(values).all() and not tiny.any(), name
-        # All are different, but for two lengths of zeros.
-        outputs = sum(name.endswith((".o.weight", ".wo.weight")) for name in checkpoint.names)
-        assert len(endings) == len(checkpoint.names) - outputs + 2
+            if name.endswith((".k.weight", ".v.weight", ".wi.weight")):
+                assert np.mean(values == 0) < 1e-4, name
 
 
 def test_the_same_seed_gives_the_same_bytes_however_they_are_cut(odd, tmp_path, monkeypatch):
@@ -237,18 +200,6 @@ def test_the_same_seed_gives_the_same_bytes_however_they_are_cut(odd, tmp_path, 
     with open_checkpoint(odd) as one, open_checkpoint(tmp_path / "out") as many:
         assert set(one.names) == set(many.names) and many.metadata == {"format": "pt"}
         assert all(mx.array_equal(one.read(name), many.read(name)) for name in one.names)
-
-
-@pytest.mark.slow
-@cpu_allocation
-def test_memory_does_not_grow_with_the_model(tmp_path):
-    """300 MB of weights, a third of them one tensor."""
-    sizes = ("--d-model", "1024", "--d-ff", "8000", "--vocab-size", "24000")
-    arguments = ("--from", str(DEMO / "draft"), "--path", str(tmp_path / "out"), *sizes)
-    over = peak_memory.peak(*arguments, program="demo.grow") - peak_memory.peak(program="demo.grow")
-    size = (tmp_path / "out" / "model.safetensors").stat().st_size
-    shutil.rmtree(tmp_path / "out")
-    assert size > 280e6 and 10e6 < over < 120e6
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -284,15 +235,6 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, argum
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and message in err
     assert siblings(tmp_path / "x") == before
-
-
-def test_disk_space_is_checked_first(tmp_path, monkeypatch, capsys):
-    usage = shutil._ntuple_diskusage(10**11, 10**11 - 4 * 10**10, 4 * 10**10)
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
-    assert grow.main(["--shape", "t5-11b", "--path", str(tmp_path / "out")]) == 2
-    message = "45.23 GB are needed and 40.00 GB are free; make room or choose another place\n"
-    assert capsys.readouterr().err == f"error: not enough space in {tmp_path}: {message}"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_overwrite(tmp_path, capsys):

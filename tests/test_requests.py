@@ -34,17 +34,6 @@ def test_statistics_of_a_useless_draft_and_of_none():
     assert (stats.target_calls, stats.drafted, stats.tokens_per_call) == (5, 0, 1.0)
 
 
-def test_statistics_end_at_an_accepted_end_token():
-    model = FakeModel(always(EOS, V), V)
-    stats = (
-        SpeculativeDecoder(model, drafter(always(EOS, V), model), None, num_draft=4)
-        .generate(SOURCE, max_tokens=9)
-        .stats
-    )
-    assert (stats.drafted, stats.accepted, stats.generated_tokens) == (1, 1, 0)
-    assert stats.tokens_per_call == 1.0
-
-
 def test_times_come_from_the_clock():
     ticks = iter(range(100))
     model = FakeModel(without(TABLE, EOS), V)

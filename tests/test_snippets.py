@@ -56,21 +56,6 @@ def test_blocks_of_a_page(tmp_path):
     assert list(snippets.commands(blocks[2].code)) == [["echo", "one", "two"]]
 
 
-def test_python_blocks_share_their_names(session):
-    session.check(snippets.Snippet(1, "python", "a = 1"))
-    session.check(snippets.Snippet(2, "python", "print(a)", "1"))
-    with pytest.raises(AssertionError, match="it prints"):
-        session.check(snippets.Snippet(3, "python", "print(a)", "2"))
-
-
-def test_commands_leave_files_and_fail_aloud(session):
-    session.check(snippets.Snippet(1, "bash", "echo one > file\ncat file", "one"))
-    with pytest.raises(AssertionError):
-        session.check(snippets.Snippet(2, "bash", "false"))
-    with pytest.raises(AssertionError):
-        session.check(snippets.Snippet(3, "bash", "cat file", "two"))
-
-
 def test_a_command_of_ours_reads_a_pipe_and_a_variable(session, monkeypatch):
     seen = []
 

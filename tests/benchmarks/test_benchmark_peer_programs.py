@@ -75,15 +75,6 @@ def test_a_program_times_itself_and_says_what_decides_about_its_speed(
     assert about["threads"] == 1 and {"ctranslate2", "device"} <= about.keys()
 
 
-def test_assisted_generation_takes_the_number_of_proposals(ids, transformers):
-    settings = transformers.draft.generation_config
-    default = settings.num_assistant_tokens, settings.assistant_confidence_threshold
-    transformers.decode(ids[:1], 3, 9, 1)
-    assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == (3, 0.0)
-    transformers._propose("auto")
-    assert (settings.num_assistant_tokens, settings.assistant_confidence_threshold) == default
-
-
 def test_a_draft_with_fewer_tokens_is_widened_and_writes_the_same(ids):
     program = Transformers(PAIR[1], PAIR[1], "float32", "cpu", 1)
     model = program.target

@@ -123,33 +123,15 @@ def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
 
 
-def test_variants_of_every_program():
-    class Recorder:
-        def call(self, method, **keywords):
-            return {"tokens": [[keywords["num_draft"]]], "decided": 2, "seconds": 1.0}
-
-    names = peers.all_variants(dict.fromkeys(peers.PROGRAMS, Recorder()), [5, "auto"])
-    assert {name: decode().tokens[0][0] for name, decode in names.items()} == {
-        **{"regular": 0, "draft 5": 5, "draft auto": "auto"},
-        **{peers.GREEDY: 0, peers.ASSISTED: "auto", f"{peers.ASSISTED} 5": 5, peers.CT2: 0},
-    }
-    assert [name for name in names if peers.is_project(name)] == [
-        "regular",
-        "draft 5",
-        "draft auto",
-    ]
-
-
 def test_threads_of_all_processes_soon_rest(monkeypatch):
     made = []
-    monkeypatch.setattr(peers, "Process", lambda *start, **more: made.append((*start, more)))
+    monkeypatch.setattr(peers, "Process", lambda *start: made.append(start))
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setenv("KMP_BLOCKTIME", "7")  # a wish of the user's
     for name in peers.PROGRAMS:
         peers.start(name, {"a": "b"})
     expected = {"a": "b", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
-    assert [environment for _, environment, _ in made] == [expected] * 3
-    assert [more["quiet"] for *_, more in made] == [False, True, True]
+    assert [environment for _, environment in made] == [expected] * 3
 
 
 def test_what_starts_the_processes_loads_no_library_of_theirs():
@@ -169,9 +151,9 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     make = peers.Process
 
-    def process(what, environment, quiet, **keywords):
+    def process(what, environment, **keywords):
         fails = {"fails": "at start"} if "scratch" in keywords else {}
-        return make(what, environment, quiet, **keywords, **fails)
+        return make(what, environment, **keywords, **fails)
 
     monkeypatch.setattr(peers, "Process", process)
     programs = dict.fromkeys(peers.PROGRAMS, FAKE)
@@ -244,7 +226,7 @@ def test_ctrl_c_ends_all_processes(tmp_path):
         pids += re.findall(r"\bpid (\d+)", line)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all of the group
     _, errors = running.communicate()
-    assert (running.returncode, errors) == (INTERRUPTED, "libraries talk\n")
+    assert (running.returncode, errors) == (INTERRUPTED, 3 * "libraries talk\n")
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)

@@ -81,11 +81,3 @@ def test_without_references_delta_0_is_the_measure():
     ]
     assert setting(recommend(rows, 1.0)) == (0.0, 3)
     assert "against delta 0's texts" in explain(rows, 1.0, 60)
-
-
-def test_the_advice_names_the_options():
-    rows = [row(0.0, 3, 1.5), row(0.0, 4, 1.4), row(0.5, 4, 2.0)]
-    lossless, best, how = explain(rows, 1.0, 60).splitlines()
-    assert lossless == "lossless: --num-draft 3, 1.50 (1.40 to 1.60) times regular decoding"
-    assert best.startswith("recommended: --delta 0.5 --num-draft 4, 2.00")
-    assert "at most 1 points" in how and "on 60 prompts" in how and "references" in how

@@ -9,11 +9,9 @@ import pytest
 
 import benchmark
 from benchmarks import report
-from benchmarks.report import affordable, best_num_draft, exactness, in_turns, pair_costs
-from benchmarks.subject import Run
+from benchmarks.report import affordable, exactness, in_turns
 from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.costs import Costs
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
 from snippets import ROOT
@@ -35,7 +33,7 @@ class Clock:
             log.append((name, turn))
             self.now += seconds
             stats = Stats(tokens_per_call=2.0, target_calls=5)
-            return Run([SimpleNamespace(stats=stats)], {}, 0)
+            return [SimpleNamespace(stats=stats)]
 
         return run
 
@@ -54,14 +52,6 @@ def test_the_opening_says_how_many_turns_all_four_have():
         log.clear()
         in_turns(*[clock.decode("", seconds, log)] * 2, affordable(1.0, 5, clock), clock)
         assert len(log) == 2 + 4 * turns
-
-
-def test_the_best_number_by_the_measured_ladder():
-    staircase = {m: 1.0 + (m - 1) // 5 for m in range(1, 17)}
-    costs = pair_costs(Costs(staircase, {1: 0.05}), 20)
-    assert max(costs.v) == 21 and costs.c == 0.05
-    assert best_num_draft(0.8, costs) == 4
-    assert best_num_draft(0.8, pair_costs(Costs({1: 1.0, 2: 2.0}, {1: 0.1}), 4)) == 0
 
 
 class Exact:

@@ -80,16 +80,6 @@ def test_what_is_there_is_not_written_over(target, tmp_path):
     assert load(path)[0].config.num_decoder_layers == 1
 
 
-def test_a_run_that_is_stopped_leaves_nothing(target, tmp_path, monkeypatch):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mlx_t5.drafting.shared_draft.write_json", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
-    assert [file.name for file in tmp_path.iterdir()] == ["target"]
-
-
 def test_converting_one_is_refused(target, tmp_path):
     path = save_draft(shared_draft(load(target)[0], 1), target, tmp_path / "draft")
     with pytest.raises(UserError, match="a draft, ready to use: give its folder as --draft-model"):

@@ -1,6 +1,7 @@
 """A program that decodes without a model, for processes that tests start."""
 
 import os
+import signal
 import sys
 import time
 
@@ -30,8 +31,9 @@ class Fake(Program):
         if self.fails == "by raising":
             raise IndexError("list index out of range\nmore")
         if self.fails == "by dying":
-            print("out of luck\n", file=sys.stderr, flush=True)
             os._exit(3)
+        if self.fails == "by being killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.fails == "by sleeping":
             time.sleep(600)
         return [list(reversed(ids))[:max_tokens] for ids in prompts]

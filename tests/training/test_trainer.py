@@ -96,27 +96,6 @@ def test_a_run_killed_at_any_file_comes_to_the_same_end(
     assert kills > 4
 
 
-@pytest.mark.parametrize("step", (0, 3, 5))
-def test_an_interrupted_run_is_resumed_behind_its_last_step(
-    target, undisturbed, tmp_path, monkeypatch, step
-):
-    first = a_run(target, tmp_path / "run")
-    taken = first.learner.step
-
-    def interrupted(state, batch):
-        if state.step == step:
-            raise KeyboardInterrupt
-        return taken(state, batch)
-
-    monkeypatch.setattr(first.learner, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        first.run(plain)
-    again = a_run(target, tmp_path / "run")
-    assert again.state.step == step
-    again.run(plain)
-    assert outcome(again) == undisturbed
-
-
 def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(target, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "PATIENCE", 2)
     log = []
