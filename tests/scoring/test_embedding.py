@@ -27,6 +27,7 @@ def states(reference, source):
     return reference.encode([source])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_vectors_are_means_over_the_tokens(reference, batch_size):
     decoder = SpeculativeDecoder(load(reference.folder)[0])
@@ -69,6 +70,7 @@ def test_an_encoder_alone_loads_and_converts(encoder_folder, tmp_path, form):
     assert np.abs(ours - theirs).max() < (0.1 if form == "quantised" else 1e-4) * theirs.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder_folder", ["t5", "umt5"], indirect=True)
 def test_adapters_of_encoders_and_of_whole_models_merge_into_an_encoder(encoder_folder, tmp_path):
     """As PEFT merges them: at load and at conversion, and what there is for a decoder is left."""

@@ -42,6 +42,7 @@ def byte_parts(folder):
     return model, None, tokenizer
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_transformers(reference):
     decoder = SpeculativeDecoder(load(reference.folder)[0])
     pairs = zip(SOURCES, TARGETS, strict=True)
