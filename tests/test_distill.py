@@ -124,6 +124,7 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
     assert calls.count("step") == 7  # those before it was stopped are not repeated
 
 
+@pytest.mark.slow
 def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
     made, prompts, tmp_path, monkeypatch, capsys
 ):

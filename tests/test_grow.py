@@ -84,6 +84,7 @@ def test_one_size_at_a_time_and_none(tmp_path, name):
     assert {name: config[name] for name in SIZES} == {name: before[name] for name in SIZES} | sizes
 
 
+@pytest.mark.slow
 def test_every_family(reference, tmp_path):
     """Gated, untied, unscaled and umT5's bias in every layer."""
     raw = read_config(reference.folder)
@@ -92,6 +93,7 @@ def test_every_family(reference, tmp_path):
     assert difference(tmp_path / "out", reference.folder) < 2e-5
 
 
+@pytest.mark.slow
 def test_all_sizes_at_once_and_through_the_converter(odd, tmp_path):
     assert difference(odd, DEMO / "target") < 2e-5
     assert {name: getattr(load(odd)[0].config, name) for name in SIZES} == ODD
@@ -107,6 +109,7 @@ def test_all_sizes_at_once_and_through_the_converter(odd, tmp_path):
 HALF = {"vocab_size": 3200, "d_model": 128}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes", "dtype", "computed", "tolerance"),
     [
@@ -186,6 +189,7 @@ def test_what_is_added_is_like_other_weights(odd):
                 assert np.mean(values == 0) < 1e-4, name
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_however_they_are_cut(odd, tmp_path, monkeypatch):
     paths = [tmp_path / name / "model.safetensors" for name in ("a", "b", "c")]
     for path, seed, block in zip(paths, (1, 1, 2), (grow.BLOCK_BYTES, 99_999, 99_999), strict=True):

@@ -98,6 +98,7 @@ RULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [RULES[0], *(pytest.param(r, marks=slow) for r in RULES[1:])])
 def test_greedy_output_is_that_of_transformers(pair, rules):
     """With one end token, several or none, whatever is proposed and wherever the text is cut."""

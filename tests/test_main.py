@@ -151,6 +151,7 @@ def test_a_prompt_from_standard_input_without_torch(models):
 # ---- several prompts -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_keep_the_order_of_the_file(run, models, tmp_path):
     source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
@@ -213,6 +214,7 @@ def test_models_that_will_not_fit_are_warned_of_before_they_are_loaded(run, mode
 # ---- rules for the text --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rules_reach_the_decoder_and_drafts_do_not_change_their_text(run, models):
     argv = [*models, "-m", "60", "--json", "--prompt", "x"]
     plain = json.loads(run(*argv)[1])["tokens"]

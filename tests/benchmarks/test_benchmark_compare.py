@@ -96,6 +96,7 @@ def test_a_larger_batch_and_sampling(made):
         assert {row["different"] for row in tables[key]["rows"]} == {None}
 
 
+@pytest.mark.slow
 def test_a_difference_is_an_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(figures, "differing", lambda *args: 1)
     argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "fix", "--ways", "lookup"]

@@ -61,6 +61,7 @@ def test_a_failure_is_one_line(fails, why):
             assert str(caught.value) == why
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_one_that_started_it():
     code = (
         "from benchmarks.peer_process import Process\nimport os, signal\n"

@@ -66,6 +66,7 @@ def names(folder: str) -> set[str]:
     return {path.name for path in Path(folder).iterdir()}
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_fetched(hub, ask):
     both = {"model.safetensors": b"1", "pytorch_model.bin": b"2"}
     hub.repos["google-t5/t5-small"] = SMALL | STRANGERS | both

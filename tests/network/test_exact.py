@@ -105,6 +105,7 @@ def decoders():
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temp", [0.0, 0.8])
 def test_tokens_depend_on_neither_draft_nor_neighbours(decoders, temp):
     sources, _ = texts(random.Random(3), 5)

@@ -147,6 +147,7 @@ every_case = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
 @every_case
 def test_sequences_follow_the_exact_distribution(case, delta):

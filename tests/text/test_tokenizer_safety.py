@@ -36,6 +36,7 @@ def damaged(state, places):
     return {**state, "normalizer": {"type": "Precompiled", "precompiled_charsmap": text}}
 
 
+@pytest.mark.slow
 def test_a_damaged_character_map_is_told(folders, tmp_path, capfd):
     """The tokenizers library panics at them: at loading, or only at some text."""
     state, read, text = old_json(folders / "t5", 100), 0, "".join(map(chr, range(32, 0x3400)))
