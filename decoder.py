@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.adaptive import Adaptive, proposal_limits, usual_num_draft
+from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.engine import batching
@@ -211,7 +211,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
-        num_draft = usual_num_draft() if num_draft is None else num_draft
+        num_draft = default_num_draft() if num_draft is None else num_draft
         self.defaults = Settings(num_draft=num_draft, delta=delta)
         if self.defaults.num_draft == 0:
             raise UserError("num_draft is 0; for regular decoding give no draft model")

@@ -292,7 +292,7 @@ class Distillation:
 
     def _verdict(self, path: Path) -> str:
         """The verdict: the new draft, as it was written, beside all other proposers."""
-        from mlx_t5.drafting.adaptive import usual_num_draft
+        from mlx_t5.drafting.adaptive import default_num_draft
         from mlx_t5.drafting.costs import measure
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
@@ -320,7 +320,7 @@ class Distillation:
         _log("measuring …")
         if not self.evaluated:  # which leaves out what cannot be decoded
             self._evaluate()
-        most, default = len(self.held_out), usual_num_draft()
+        most, default = len(self.held_out), default_num_draft()
         proposers, turns = measure_proposers(decoding, costs, default, most)
         return report(proposers, costs[self.args.output], self.args.output, turns)
 

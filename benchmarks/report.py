@@ -34,7 +34,7 @@ from demo.grow import SHAPES, grow
 from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
-from mlx_t5.drafting.adaptive import usual_num_draft
+from mlx_t5.drafting.adaptive import default_num_draft
 from mlx_t5.drafting.costs import TARGET_POINTS, Costs, drafting, ladder, timer
 from mlx_t5.errors import UserError
 from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     """Measures, prints the row and writes all figures; exit status 1 if texts differ in float32."""
     printing.check_writable(args.json)
     prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
-    num_draft = args.num_draft or usual_num_draft()
+    num_draft = args.num_draft or default_num_draft()
     target, draft, dtype = chosen_pair(args)
     log(f"loading {target} and {draft}")
     subject = Subject.load(target, draft, dtype)

@@ -72,8 +72,8 @@ def keep_kernels(
 
 def kernels_to_come(environment: Mapping[str, str], version: str) -> bool:
     """Whether MLX has no compiled kernels yet, so that it is going to compile some."""
-    usual = Path(tempfile.gettempdir()) / "mlx" / version / "ptx"
-    folder = Path(environment.get(KERNELS) or usual)
+    default = Path(tempfile.gettempdir()) / "mlx" / version / "ptx"
+    folder = Path(environment.get(KERNELS) or default)
     return next(folder.rglob("*.ptx"), None) is None
 
 

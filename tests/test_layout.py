@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "mlx_t5"
 REAL_FILES = {"main", "convert", "model", "decoder", "server", "benchmark", "distill"}
 # About 350 lines a file and 40 a function, its docstring aside; these are longer.
-FILE_LINES, FUNCTION_LINES = 370, 45
-LONG_FILES = {"decoder.py", "main.py", "tests/serving/test_page.py"}
+FILE_LINES, FUNCTION_LINES = 350, 45
+LONG_FILES = {"decoder.py"}
 LONG_FUNCTIONS = {"convert.convert"}
 
 

@@ -240,11 +240,11 @@ def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
     facts = {option_of(name): options[name] for name in names}
     if options["temp"] > 0 or options["delta"] > 0:  # the proposals have a say in the text
         from mlx_t5.checkpoints.identity import identity
-        from mlx_t5.drafting.adaptive import usual_num_draft
+        from mlx_t5.drafting.adaptive import default_num_draft
 
         draft = chosen.draft and Opaque(identity(chosen.draft))
         facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
         facts["--num-draft"] = (
-            usual_num_draft() if options["num_draft"] is None else options["num_draft"]
+            default_num_draft() if options["num_draft"] is None else options["num_draft"]
         )
     return facts

@@ -165,7 +165,7 @@ class Adaptive:
         return self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP
 
 
-def usual_num_draft() -> int:
+def default_num_draft() -> int:
     """How many proposals a step has on this device where nobody says how many."""
     return NUM_DRAFT_ON_CPU if cpu_only() else NUM_DRAFT_ON_GPU
 
@@ -186,9 +186,9 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         limit: Limits
         num_draft = row.settings.num_draft
         if num_draft is None:
-            num_draft = usual_num_draft()
+            num_draft = default_num_draft()
         if isinstance(num_draft, int):
-            limit = dict.fromkeys(drafter.usual, num_draft)
+            limit = dict.fromkeys(drafter.default_kinds, num_draft)
         elif not row.adapts:
             limit = adaptive.fixed
         else:

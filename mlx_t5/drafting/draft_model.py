@@ -80,7 +80,7 @@ class Drafter(Protocol):
         """All kinds of proposals it can make."""
 
     @property
-    def usual(self) -> Sequence[str]:
+    def default_kinds(self) -> Sequence[str]:
         """Those it makes when it is given one number."""
 
     def fresh(self) -> Drafter:
@@ -135,7 +135,7 @@ class DraftModel:
     A draft that shares its target's encoder (network/sharing.py) does not encode a prompt again.
     """
 
-    kinds = usual = ("draft",)
+    kinds = default_kinds = ("draft",)
 
     def __init__(self, model: Seq2Seq, target: Seq2Seq, step: Step | None = None) -> None:
         """Pairs a draft with its target.

@@ -149,8 +149,8 @@ def _config(raw: dict, draft: Any, dtype: str, whole: bool) -> dict:
         if "scales" in layer
     }
     if layers:
-        (usual, _), *_ = Counter(layers.values()).most_common()
-        config["quantization"] = config["quantization_config"] = Recipe(usual).entry(layers)
+        (default, _), *_ = Counter(layers.values()).most_common()
+        config["quantization"] = config["quantization_config"] = Recipe(default).entry(layers)
     return config
 
 

@@ -111,7 +111,7 @@ class SourceCopy:
     """A drafter that copies; see `draft_model.Drafter` for its verbs."""
 
     model = None
-    kinds = usual = ("copy", "weak copy", "first copy")
+    kinds = default_kinds = ("copy", "weak copy", "first copy")
 
     def __init__(self, tokenizer: Any = None):
         """Takes the tokenizer to tell a task prefix by; without one copying begins at the start."""
@@ -168,7 +168,7 @@ class SourceCopy:
 class CopyOrDraft:
     """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
 
-    usual = ("copy", "draft")
+    default_kinds = ("copy", "draft")
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; the draft model's passes are saved while all rows copy."""

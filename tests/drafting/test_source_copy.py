@@ -122,7 +122,7 @@ def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
     rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
     both.note(rows)
     sampling = settings(3, temp=0.0)
-    usual = both.propose(rows, [dict.fromkeys(both.usual, 2)] * 3, sampling, None)
+    usual = both.propose(rows, [dict.fromkeys(both.default_kinds, 2)] * 3, sampling, None)
     assert (usual.lengths, usual.writers) == ([2, 2, 2], ["copy", "draft", "draft"])
     every = both.propose(rows, [dict.fromkeys(both.kinds, 2)] * 3, sampling, None)
     assert every.writers == ["copy", "copy", "draft"]
