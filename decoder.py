@@ -133,10 +133,10 @@ class Engine(Batch):
 
         Of several ranks, all take what rank 0 decides.
         """
-        x, p = proposal.tokens, logits
+        x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := self.sampling.processing:
-            p = rules.after(self.committed, x, logits, [n + 1 for n in proposal.lengths])
-        accepted, tokens = accept(p, x, proposal.q, proposal.valid_lengths, self.sampling, keys)
+            processed = rules.after(self.committed, x, logits, [n + 1 for n in proposal.lengths])
+        accepted, tokens = accept(processed, x, proposal.q, lengths, self.sampling, keys)
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1:])
