@@ -299,9 +299,7 @@ class SpeculativeDecoder:
         pairs = zip(prompts, random_keys(seed, samples, indexes), strict=False)
         rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
-        search = chosen.num_beams > 1
-        batch = self.beams(chosen) if search else self.engine(chosen, batch_size)
-        finished = batching.run(batch, rows, batch_size, at_hand)
+        finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
 
     def stream(
@@ -348,34 +346,28 @@ class SpeculativeDecoder:
         """A vector of each prompt, float32 (n, width); see `Embeddings.embed`."""
         return self.embeddings.embed(prompts, normalize, batch_size)
 
-    def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine:
+    def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:
         """An empty batch, for rows with such settings mostly; peak memory counts from here.
 
         Args:
-            settings: of most rows.
+            settings: of most rows, and how many beams all of them have.
             batch_size: rows in flight at most.
 
         Raises:
             UserError: exact decoding cannot have such settings, or not on this device.
         """
+        if self.exact and settings.num_beams > 1:
+            check_exact(settings, LONGEST_AUTO)
         target = self.target(batch_size)
         if isinstance(target, ExactTarget):
             check_exact(settings, target.width)
+        mx.reset_peak_memory()
+        if settings.num_beams > 1:
+            return Beams(target, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
         engine = Engine(target, drafter, self.clock, self.adaptive, self.costs)
         self.adaptive = engine.adaptive
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
-        mx.reset_peak_memory()
+            mx.reset_peak_memory()
         return engine
-
-    def beams(self, settings: Settings) -> Beams:
-        """An empty batch, for rows of so many beams; peak memory counts from here.
-
-        Raises:
-            UserError: decoding is exact.
-        """
-        if self.exact:
-            check_exact(settings, LONGEST_AUTO)
-        mx.reset_peak_memory()
-        return Beams(self.model, settings.num_beams, self.clock)

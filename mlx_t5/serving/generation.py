@@ -151,7 +151,7 @@ class GenerationBatches:
         for row in rows:
             beams, logprobs = row.settings.num_beams, self._job_rows[id(row)].job.work.logprobs
             if beams not in self._queues:
-                batch = self._decoder.beams(row.settings)
+                batch = self._decoder.engine(row.settings, self._max_batch)
                 self._queues[beams] = batching.Queue(batch, self._max_batch)
             self._queues[beams].waiting.append(row)
             if logprobs is not None:

@@ -58,9 +58,6 @@ class Decoder(Protocol):
     def engine(self, settings: Settings, batch_size: int) -> Any:
         """An empty batch, see `batching.Engine`."""
 
-    def beams(self, settings: Settings) -> Any:
-        """An empty batch of rows with beams, see `batching.Engine`."""
-
 
 # ---- out -----------------------------------------------------------------------------------------
 
