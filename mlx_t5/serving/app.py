@@ -102,7 +102,7 @@ def create_app(
     _add_information(app)
     _add_page(app)
     _add_description(app, api_key is not None)
-    paths = {getattr(route, "path", "") for route in app.routes}
+    paths = {*app.openapi()["paths"], *(getattr(route, "path", "") for route in app.routes)}
     return Middleware(app, api_key, metrics, paths, is_own_name)
 
 

@@ -208,16 +208,22 @@ def test_what_cannot_be(ranker, path, body, param, message):
     assert re.search(message, error["message"])
 
 
-def test_metrics_count_items(ranker):
+def test_metrics_count_items_and_requests(ranker):
+    paths = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/models", "/page/page.js")
+
     def counts():
         kinds = ("embed", "score", "rerank")
-        return [ranker.metric(f't5_one_pass_items_total{{kind="{kind}"}}') for kind in kinds]
+        items = [f't5_one_pass_items_total{{kind="{kind}"}}' for kind in kinds]
+        requests = [f't5_requests_total{{path="{path}",status="200"}}' for path in paths]
+        return list(map(ranker.metric, items + requests))
 
     before = counts()
     ranker.http.post("/v1/embeddings", json={"input": TEXTS})
     ranker.http.post("/v1/score", json={"prompt": "a", "targets": ["b", "c"]})
     ranker.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-    assert [b - a for a, b in zip(before, counts(), strict=True)] == [4, 2, 2]
+    for path in paths[3:]:
+        assert ranker.http.get(path).status_code == 200
+    assert [b - a for a, b in zip(before, counts(), strict=True)] == [4, 2, 2, 1, 1, 1, 1, 1]
     assert ranker.idle()
 
 
