@@ -127,7 +127,10 @@ def within(allowed: Range) -> Callable[[str], Any]:
             value = FLAGS.get(text.lower(), text) if allowed.kind is bool else allowed.kind(text)
         fitting = allowed.fit(value)
         if fitting is None:
-            raise argparse.ArgumentTypeError(f"give {allowed.expected}, not {written(text)}")
+            expected = allowed.expected
+            if allowed.kind is bool:  # written otherwise than in Python
+                expected = " or ".join([*FLAGS, *allowed.besides])
+            raise argparse.ArgumentTypeError(f"give {expected}, not {written(text)}")
         return fitting
 
     return parse

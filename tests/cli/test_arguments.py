@@ -46,6 +46,7 @@ def test_what_is_within_a_range_is_read(kind, text, value):
         (at_least(2), ["1", "2.5"], "a whole number, at least 2"),
         (between(0, 1), ["1.1", "nan", "x"], "a number from 0 to 1"),
         (within(NUM_DRAFT), ["0", "AUTO"], "a whole number, at least 1, or auto"),
+        (within(SETTINGS["early_stopping"].range), ["1", "x"], "true or false or never"),
     ],
 )
 def test_what_is_not_is_refused_in_the_words_of_the_range(kind, texts, expected):
@@ -65,7 +66,8 @@ def test_every_setting_is_an_option_with_its_words_and_its_range(capsys):
         assert f"(default: {default}".lower() in printed.lower()
         with pytest.raises(SystemExit) as end:
             parser.parse_args([option, "x"])
-        expected = f": give {setting.range.expected}, not 'x'"
+        words = "true or false or never" if setting.range.kind is bool else setting.range.expected
+        expected = f": give {words}, not 'x'"
         if name == "num_draft":
             expected = ": give a whole number, at least 1, or auto (or --regular-decode for no d"
         error = capsys.readouterr().err
