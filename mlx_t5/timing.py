@@ -53,9 +53,9 @@ class Timed:
 
     def add(self, repeat: Sequence[tuple[float, int, Any]]) -> None:
         """Adds a repeat: seconds, tokens and outcome of every turn, as `timed_turn` has them."""
-        columns = (list(column) for column in zip(*repeat, strict=True))
-        for rows, row in zip((self.seconds, self.tokens, self.outcomes), columns, strict=True):
-            rows.append(row)
+        self.seconds.append([seconds for seconds, _, _ in repeat])
+        self.tokens.append([tokens for _, tokens, _ in repeat])
+        self.outcomes.append([outcome for _, _, outcome in repeat])
 
     def only(self, turns: Sequence[int]) -> Timed:
         """The same of these turns alone."""
