@@ -50,13 +50,12 @@ from mlx_t5.sampling.processors import Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import AUTO, Settings, check_exact
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings, check_exact
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_prompts, checked_samples, split
 from model import T5
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
-DEFAULT_BATCH_SIZE = 8  # rows decoded at once when the caller gives many prompts and no batch size
 
 
 class Engine(Batch):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
 AUTO = "auto"  # in place of a number of proposals
+DEFAULT_BATCH_SIZE = 8  # rows decoded, or items of a pass, at once where the caller names no number
 # Proposals where nobody says how many. On Apple GPUs a pass over 5 rows reads the weights once and
 # one over 6 twice (docs/speculation.md); on CPUs there is no such step.
 NUM_DRAFT_ON_GPU, NUM_DRAFT_ON_CPU = 4, 5
@@ -220,7 +221,7 @@ OF_A_PROMPT: Mapping[str, Setting] = MappingProxyType(
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         **OF_A_PROMPT,
-        "batch_size": Setting(8, BATCH_SIZE, "prompts decoded at the same time"),
+        "batch_size": Setting(DEFAULT_BATCH_SIZE, BATCH_SIZE, "prompts decoded at the same time"),
         "num_samples": Setting(1, NUM_SAMPLES, "texts a prompt; needs --temp above 0"),
         "seed": Setting(0, SEED, "of sampling; the same seed, the same text", only_with="sampling"),
     }

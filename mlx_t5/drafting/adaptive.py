@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from mlx_t5.backend import cpu_only
 from mlx_t5.drafting.costs import Costs, longest
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
 from mlx_t5.drafting.theory import expected_tokens
-from mlx_t5.engine.rows import Row
 from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+
+if TYPE_CHECKING:
+    from mlx_t5.engine.rows import Row
 
 # Alpha before anything was verified, and how many proposals that is worth, by their kind.
 PRIORS = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlx_t5.drafting import theory
-from mlx_t5.engine.rows import Result
+
+if TYPE_CHECKING:
+    from mlx_t5.engine.rows import Result
 
 
 @dataclass(frozen=True)

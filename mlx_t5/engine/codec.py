@@ -61,7 +61,7 @@ class Codec:
         Args:
             prompt: a text, token ids, or what is wrong with it.
             settings: of every row.
-            keys: (2,) each, as `prompts.random_keys` makes them.
+            keys: (2,) each, as `draws.random_keys` makes them.
             watched: whether the text is to be read while it grows, for `chunk`.
         """
         ids: list[int] = []

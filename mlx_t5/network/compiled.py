@@ -2,7 +2,7 @@
 
 Describing the pass of a small draft takes the host longer than a GPU computes it. `mx.compile`
 keeps what was described for arrays of the same shapes. So positions are an array here, attention
-sees all slots of the cache, and on a GPU sources are padded to multiples of 32 (`prompts.encoded`).
+sees all slots of the cache, and on a GPU sources are padded to multiples of 32 (cache.py).
 
 Without a GPU nothing is compiled: MLX would call a C++ compiler, for seconds the first time.
 """

@@ -44,7 +44,7 @@ from mlx_t5.sampling.draws import (
 
 # A residual lighter than this is rounding noise of two equal distributions.
 NEGLIGIBLE_MASS = 1e-6
-# Stands for the target's own token where its logits allow none, see `draws.finite`.
+# Stands for the target's own token where its logits allow none, see `draws.is_finite`.
 NO_TOKEN = -1
 
 

@@ -96,9 +96,7 @@ class Processing:
         ngram_size = [s.no_repeat_ngram_size for s in settings]
         min_tokens = [s.min_tokens for s in settings]
         custom = [tuple(s.logits_processors) for s in settings]
-        if all(p == 1 for p in penalty) and not any(
-            (any(ngram_size), any(min_tokens), any(custom))
-        ):
+        if set(penalty) <= {1} and not (any(ngram_size) or any(min_tokens) or any(custom)):
             return None
         return cls(penalty, ngram_size, min_tokens, custom, tuple(eos))
 

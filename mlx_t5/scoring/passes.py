@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from mlx_t5.errors import UserError
 
 BATCHES_A_WINDOW = 16
-DEFAULT_BATCH_SIZE = 8  # items of a pass where the caller names none
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")

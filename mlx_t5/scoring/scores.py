@@ -36,13 +36,13 @@ from mlx_t5.scoring.pairs import (
     relevance_pairs,
 )
 from mlx_t5.scoring.passes import (
-    DEFAULT_BATCH_SIZE,
     NotFinite,
     Part,
     each_read,
     in_order,
     no_memory,
 )
+from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.prompts import split, token_ids
 
 # Logits are computed for so many positions at once that there are no more numbers than this.

@@ -44,7 +44,7 @@ class Usage(BaseModel):
 
 
 class TextStats(BaseModel):
-    """Counts and times of one text so far; see `requests.Stats`."""
+    """Counts and times of one text so far; see `rows.Stats`."""
 
     model_config = ConfigDict(from_attributes=True)
 
