@@ -11,7 +11,7 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.network.attention import Mask, queries_at_once
-from mlx_t5.network.cache import Cache
+from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.compiled import Layer
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import Stack
-from mlx_t5.network.linear import Embedding, Linear
+from mlx_t5.network.layers import heads
+from mlx_t5.network.linear import Embedding, Linear, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
+from mlx_t5.network.modules import Stack
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import cut, require_divisible, shard
 from mlx_t5.network.sharing import share, target_of
@@ -116,9 +117,8 @@ class T5(nn.Module):
 
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
-        for stack in ("encoder", "decoder"):
-            if stack in self:
-                self[stack].join()
+        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
+            stack.join()
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
@@ -126,13 +126,8 @@ class T5(nn.Module):
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
-        queries = queries_at_once(batch, self.local_config.num_heads, length)
-        biases: Sequence[Mask]
-        if queries < length:
-            biases = self.encoder.chunked_biases(length, queries, mask)
-        else:
-            biases = self.encoder.biases(mx.arange(length)[None], length, mask)
-        for layer, bias in zip(self.encoder.layers, biases, strict=True):
+        biases = self.encoder.source_biases(batch, length, mask)
+        for layer, bias in zip(self.encoder.plain, biases, strict=True):
             x = layer(x, bias, batch)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
@@ -148,9 +143,11 @@ class T5(nn.Module):
             UserError: the model is an encoder alone.
         """
         require_decoder(self)
-        layers = [layer.cross_attention for layer in self.decoder.layers]
-        x, batch = encoded.flatten(0, 1), encoded.shape[0]
-        cross = [tuple(map(mx.contiguous, layer.heads(x, "kv", batch))) for layer in layers]
+        sizes, x, cross = self.decoder.sizes, encoded.flatten(0, 1), []
+        for layer in self.decoder.layers:
+            inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
+            k, v = heads(sizes, [matrix.times(x) for matrix in inputs], len(encoded), 2)
+            cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
 
     @property
@@ -174,26 +171,19 @@ class T5(nn.Module):
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
 
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: Cache,
-        offsets: list[int] | mx.array,
-        traced: bool = False,
-    ) -> mx.array:
+    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.
 
-        Nothing is read back or waited for. A token attends to the slots of
-        `cache` up to its own, so all before `offsets` must have been fed; what has been fed at
-        or behind `offsets` before is overwritten or hidden. Rows shorter than T may be padded with
-        any token at the end: their logits there mean nothing and their slots get overwritten.
+        Nothing is read back or waited for; the device begins with the first layers while the host
+        describes the others. A token attends to the slots of `cache` up to its own, so all before
+        `offsets` must have been fed; what has been fed at or behind `offsets` before is overwritten
+        or hidden. Rows shorter than T may be padded with any token at the end: their logits there
+        mean nothing and their slots get overwritten.
 
         Args:
             tokens: (B, T) target tokens.
             cache: from `cache`; updated.
             offsets: absolute position of each row's first token; a list is faster.
-            traced: whether this is only described, within `mx.compile`. Else the device begins
-                with the first layers while the host describes the others.
 
         Returns:
             float32 logits (B, T, V) of the token after each of `tokens`.
@@ -201,25 +191,37 @@ class T5(nn.Module):
         Raises:
             ValueError: the cache has too few slots or another number of rows.
         """
-        states = self.decoder_states(tokens, cache, offsets, traced)
-        return self.logits(states).reshape(*tokens.shape, -1)
-
-    def decoder_states(
-        self,
-        tokens: mx.array,
-        cache: Cache,
-        offsets: list[int] | mx.array,
-        traced: bool = False,
-    ) -> mx.array:
-        """What `decode` makes logits of: (B·T, d_model), the norm at the end included."""
         slots = cache.slots(offsets, tokens.shape[1])
-        biases = self.decoder.biases(slots.positions, slots.seen)
-        x = self._embed(tokens)
-        for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
-            x = layer(x, bias, i, slots)
-            if not traced and (i + 1) % LAYERS_AT_ONCE == 0:
+        for i, x in enumerate(self._residuals(tokens, slots, self.decoder.functions(slots)), 1):
+            if i % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
+        return self.logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
+
+    def decoder_states(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
+        """What `decode` makes logits of, (B·T, d_model), only described: for training."""
+        *_, x = self._residuals(tokens, cache.slots(offsets, tokens.shape[1]), self.decoder.plain)
         return self.decoder.norm(x)
+
+    def _residuals(self, tokens: mx.array, slots: Slots, layers: list[Layer]) -> Iterator[mx.array]:
+        """The residual (B·T, d_model) behind each of the decoder's layers."""
+        biases, x = self.decoder.biases(slots.positions, slots.seen), self._embed(tokens)
+        for i, (layer, bias) in enumerate(zip(layers, biases, strict=True)):
+            x = layer(x, bias, slots, i)
+            yield x
+
+    def update(self, *args: Any, **options: Any) -> T5:
+        """As of `nn.Module`; weights are replaced by this or `load_weights`, never one by one."""
+        self._forget_arrays()
+        return super().update(*args, **options)
+
+    def update_modules(self, *args: Any, **options: Any) -> T5:
+        """As of `nn.Module`."""
+        self._forget_arrays()
+        return super().update_modules(*args, **options)
+
+    def _forget_arrays(self) -> None:
+        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
+            stack.forget()
 
     def _embed(self, tokens: mx.array) -> mx.array:
         x = self.shared(tokens.flatten())

@@ -66,6 +66,7 @@ __all__ = [
     "hint",
     "mx",
     "on_cpu",
+    "on_cuda",
     "nn",
     "optimizers",
     "prepare",
@@ -99,6 +100,11 @@ choose_device(os.environ.get(DEVICE, ""))
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU: it has no GPU here, or was told to leave it alone."""
     return mx.default_device().type == mx.cpu
+
+
+def on_cuda() -> bool:
+    """Whether MLX computes on an NVIDIA GPU."""
+    return mx.cuda.is_available() and not on_cpu()  # the first says how MLX was built
 
 
 def cpu_only() -> bool:
@@ -163,7 +169,7 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
     Raises:
         UserError: there is none, or none for this rank.
     """
-    if mx.cuda.is_available() and not on_cpu():  # it says how MLX was built
+    if on_cuda():
         facts = mx.device_info()
         try:
             cuda.require_gpu(facts, environment)
@@ -178,8 +184,7 @@ prepare_cuda(os.environ)
 @cache
 def announce_kernels() -> None:
     """Says on standard error, the first time, if kernels are going to be compiled."""
-    on_cuda = mx.cuda.is_available() and not on_cpu()
-    if on_cuda and cuda.kernels_to_come(os.environ, mx.__version__):
+    if on_cuda() and cuda.kernels_to_come(os.environ, mx.__version__):
         print(cuda.COMPILING, file=sys.stderr, flush=True)
 
 

@@ -38,7 +38,7 @@ def models(tmp_path_factory) -> list[str]:
 def unpadded(monkeypatch):
     """Sources as wide as the longest of them, also where GPUs pad them to multiples of 32."""
     for module in ("network.cache", "network.memory", "network.encoding"):
-        monkeypatch.setattr(f"mlx_t5.{module}.source_width", lambda longest: longest)
+        monkeypatch.setattr(f"mlx_t5.{module}.source_width", lambda longest, rows=2: longest)
 
 
 @pytest.fixture

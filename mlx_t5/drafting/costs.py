@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx, on_cpu
-from mlx_t5.network.compiled import compiled_step
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
@@ -159,13 +158,13 @@ def drafting(
 
     Their sources have so many tokens. All `ranks` get the time of the first.
     """
-    step, caches = compiled_step(model), dict[int, Any]()
+    caches: dict[int, Any] = {}
 
     def seconds(rows: int) -> float:
         if rows not in caches:
             caches[rows] = _prepared(model, rows, source)
         tokens = _filler(model, rows, 1)
-        return _of_first(chain(step, tokens, caches[rows], 0, clock), ranks)
+        return _of_first(chain(model.decode, tokens, caches[rows], 0, clock), ranks)
 
     return seconds
 

@@ -10,13 +10,12 @@ Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.compiled import compiled_step
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
@@ -27,8 +26,6 @@ from mlx_t5.sampling.processors import History
 # Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
 # little speaks for it, "first copy" if the text has only begun.
 Limits = Mapping[str, int]
-# float32 logits (B, 1, V) after tokens (B, 1), a cache and each row's position.
-Step = Callable[[mx.array, Any, list[int]], mx.array]
 
 
 @dataclass(frozen=True)
@@ -137,14 +134,13 @@ class DraftModel:
 
     kinds = default_kinds = ("draft",)
 
-    def __init__(self, model: Seq2Seq, target: Seq2Seq, step: Step | None = None) -> None:
+    def __init__(self, model: Seq2Seq, target: Seq2Seq) -> None:
         """Pairs a draft with its target.
 
         Args:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, while
                 the widths of their embeddings may differ.
-            step: feeds the draft one token a row; None is the model's `compiled_step`.
 
         Raises:
             UserError: the draft is an encoder alone, the special tokens differ, or it uses the
@@ -167,14 +163,13 @@ class DraftModel:
                     "the draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
-        self.step = step or compiled_step(model)
         self.cache: Any = None  # a `Cache` while there are rows
         self.fed: list[int] = []  # positions of each row that the cache has seen
         self.sources: list[int] = []  # source tokens of each row
 
     def fresh(self) -> DraftModel:
-        """Returns a drafter with the same model and no rows; what was compiled is shared."""
-        return DraftModel(self.model, self.target, self.step)
+        """Returns a drafter with the same model and no rows."""
+        return DraftModel(self.model, self.target)
 
     def insert(
         self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
@@ -219,7 +214,7 @@ class DraftModel:
         for i in range(gamma):
             if i > 0:
                 positions = [len(row) + i - 1 for row in committed]
-                logits = self._feed(self.step, xs[-1], positions)
+                logits = self._feed(xs[-1], positions)
             if process and history:
                 # Not needed for the output, but it makes the draft guess better.
                 history = history.then(xs[-1] if xs else None)
@@ -265,11 +260,11 @@ class DraftModel:
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
         self.cache.reserve(max(map(len, committed)) + max(width, gamma))
-        logits = self._feed(self.model.decode, tokens, self.fed)
+        logits = self._feed(tokens, self.fed)
         last = mx.array([len(row) - 1 for row in pending])
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
-    def _feed(self, decode: Step, tokens: mx.array, positions: list[int]) -> mx.array:
+    def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
         """Logits (B, T, V) after tokens (B, T).
 
         Ids that only the target has are padding to the draft, which may guess badly but not fail,
@@ -280,7 +275,7 @@ class DraftModel:
         missing = size - config.vocab_size
         if missing > 0:
             tokens = mx.where(tokens < config.vocab_size, tokens, config.pad_token_id)
-        logits = decode(tokens, self.cache, positions)[..., :size]
+        logits = self.model.decode(tokens, self.cache, positions)[..., :size]
         if missing > 0:
             logits = mx.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-mx.inf)
         return logits

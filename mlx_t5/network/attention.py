@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlx_t5.backend import mx, nn
+from mlx_t5.backend import mx, nn, on_cuda
 from mlx_t5.network.cache import round_up
 from mlx_t5.network.config import T5Config
 
@@ -145,8 +145,8 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
         queries: (B, H, T, d_kv).
         keys: (B, H, N, d_kv), or those of each row.
         values: likewise.
-        mask: (B, H, T, N) or what broadcasts to it, added to the scores or, if it is boolean, True
-            where they count; None if all is seen.
+        mask: (B, H, T, N) or what broadcasts to it, added to the scores or, if it is boolean (not
+            on CUDA), True where they count; None if all is seen.
 
     Returns:
         (B, H, T, d_kv), zeros where a row is padding.
@@ -159,6 +159,9 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
             outputs.append(attention(queries[:, :, chunk], keys, values, bias))
             mx.eval(outputs[-1])  # what is only described is allocated ahead, several chunks of it
         return mx.concatenate(outputs, axis=2)
+    if mask is not None and on_cuda():  # MLX's takes six kernels there, this three
+        scores = mx.addmm(mask, queries, keys.swapaxes(2, 3))
+        return mx.softmax(scores, axis=-1, precise=True) @ values
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
 
 

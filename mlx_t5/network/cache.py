@@ -19,24 +19,33 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from mlx_t5.backend import cpu_only, mx
+from mlx_t5.backend import cpu_only, mx, on_cuda
 
-SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this
+SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
 KeysValues: TypeAlias = tuple[mx.array, mx.array]
 
 
 def round_up(n: int) -> int:
-    """The number of slots that holds n positions."""
-    return -(-max(n, 1) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+    """The number of slots that holds n positions: few different ones on a GPU, see compiled.py."""
+    multiples = -(-max(n, 1) // SLOT_MULTIPLE)
+    return SLOT_MULTIPLE * (multiples if cpu_only() else 1 << (multiples - 1).bit_length())
 
 
-def source_width(longest: int) -> int:
-    """The source positions S to prepare for rows of at most `longest` tokens.
+def source_width(longest: int, rows: int = 2) -> int:
+    """The source positions S to prepare for so many rows of at most `longest` tokens.
 
     On a GPU a multiple of 32: what is prepared for a shape (`mx.compile`, CUDA's graphs and plans)
-    is then used again, and attention stays one kernel, for which S must not be less than T.
+    is then used again, and attention stays one kernel, for which S must not be less than T. On CUDA
+    one row is left as it is, as attention without a mask is faster there.
     """
-    return longest if cpu_only() else -(-longest // 32) * 32
+    if cpu_only() or (rows == 1 and on_cuda()):
+        return longest
+    return -(-longest // 32) * 32
+
+
+def hiding(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """What hides scores where a mask is False if it is added to them: finite, so never NaN."""
+    return mx.where(mask, 0.0, mx.finfo(dtype).min).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -44,18 +53,20 @@ class Slots:
     """Where one forward pass of the decoder writes, and what it attends to.
 
     Attributes:
-        cache: that it writes to.
+        keys: of self-attention (B, H, N, d_kv) of every layer, to be written to.
+        values: likewise.
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
         start: the first of them if it is the same in all rows and known on the host, else None.
         seen: attention needs only this many slots from the left.
         batch: B.
         prompts: P.
         cross: the source's keys and values of every layer.
-        mask: which source positions it may see, (P, H, K·T, S) or, of one prompt, (1, 1, 1, S);
-            None if all of them.
+        mask: which source positions it may see, (P, H, K·T, S) or, of one prompt, (1, 1, 1, S), as
+            `attention.attention` takes it; None if all of them.
     """
 
-    cache: Cache
+    keys: list[mx.array]
+    values: list[mx.array]
     positions: mx.array
     start: int | None
     seen: int
@@ -67,19 +78,19 @@ class Slots:
     def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
         """Writes new keys and values (B, H, T, d_kv) of a layer at the positions.
 
-        Lazy, and without a copy if nobody keeps another reference to the cache's arrays.
+        Lazy, and without a copy if nobody keeps another reference to the arrays.
 
         Returns:
             The keys and the values (B, H, N, d_kv) of the N slots that attention may see.
         """
-        cache, length = self.cache, self.positions.shape[1]
-        for arrays, new in ((cache.keys, keys), (cache.values, values)):
+        length = self.positions.shape[1]
+        for arrays, new in ((self.keys, keys), (self.values, values)):
             if self.start is not None:
                 arrays[layer][:, :, self.start : self.start + length] = new
             else:
                 index = mx.broadcast_to(self.positions[:, None, :, None], new.shape)
                 arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
-        return cache.keys[layer][:, :, : self.seen], cache.values[layer][:, :, : self.seen]
+        return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
 
 
 class Cache:
@@ -163,11 +174,15 @@ class Cache:
             start, seen = offsets[0] if len(set(offsets)) == 1 else None, round_up(end)
             offsets = mx.array(offsets if start is None else offsets[:1])
         positions = offsets[:, None] + mx.arange(length)
-        mask = None if self.mask is None else self.mask[:, None, None, :]
+        mask = None if self.mask is None else self.mask[:, None, None]
+        if mask is not None and on_cuda():
+            mask = hiding(mask, self.keys[0].dtype)
         if mask is not None and prompts > 1:  # written out, as attention would in every layer
             shape = prompts, heads, self.copies * length, source
             mask = mx.contiguous(mx.broadcast_to(mask, shape))
-        return Slots(self, positions, start, seen, batch, prompts, self.cross, mask)
+        return Slots(
+            self.keys, self.values, positions, start, seen, batch, prompts, self.cross, mask
+        )
 
     def shared(self, copies: int, capacity: int) -> Cache:
         """Another cache of the same prompts, with `copies` empty rows of each."""

@@ -23,7 +23,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array 
     Returns:
         ids (B, S) int32, and their mask (B, S) bool, False where padded; None if nothing was.
     """
-    width = source_width(max(map(len, rows)))
+    width = source_width(max(map(len, rows)), len(rows))
     ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
     if all(len(row) == width for row in rows):
         return ids, None
@@ -64,7 +64,7 @@ def prepared(
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
     lengths = list(map(len, distinct))
-    width = source_width(max(lengths))
+    width = source_width(max(lengths), len(lengths))
     encoded = [mx.pad(x, ((0, width - len(x)), (0, 0))) for x in distinct.values()]
     mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
     cache = model.cache(mx.stack(encoded), mask)

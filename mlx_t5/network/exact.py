@@ -64,9 +64,7 @@ class ExactTarget:
         rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
         return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
-    def decode(
-        self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array, traced: bool = False
-    ) -> mx.array:
+    def decode(self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T), T at most W.
 
         Raises:
@@ -84,7 +82,7 @@ class ExactTarget:
         for row, offset in zip(cache.rows, offsets, strict=True):
             row.reserve(offset + self.width)
         padded: Any = PaddedCache(cache.rows, rows)
-        return self.model.decode(tokens, padded, offsets, traced)[:batch, :length]
+        return self.model.decode(tokens, padded, offsets)[:batch, :length]
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes."""

@@ -9,18 +9,18 @@ Symbols: B rows in flight at most, W width, K inputs of a product, V vocabulary.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from mlx_t5.backend import mx, nn
+from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.attention import attention
 from mlx_t5.network.cache import SLOT_MULTIPLE
 from mlx_t5.network.exact import ExactCache, ExactTarget
 from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.linear import Matrix
 from mlx_t5.network.ranks import ranks_of
-from mlx_t5.network.sharding import unshared
 from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
 
@@ -106,43 +106,41 @@ def place_is_irrelevant(product: Product, x: mx.array, out: mx.array) -> bool:
 
 
 def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.array]]]]:
-    """Every product of the decoder that differs in shape, type or quantisation.
+    """Every product of the decoder's passes that differs in shape, type or quantisation.
 
     Yields:
         The product, and what makes inputs (rows, K) for it: random ones, and such that the terms of
         every sum cancel. What those leave is rounding alone, so that another order of summation
         shows in results of 16 bits as well.
     """
-    head = getattr(model, "lm_head", model.shared)
-    linear = (nn.Linear, nn.QuantizedLinear)
-    layers = [(n, m) for n, m in model.decoder.named_modules() if isinstance(m, linear)]
-    dtype = model.decoder.norm.weight.dtype  # of activations
-    seen = set()
-    for name, layer in [*layers, ("head", head)]:
-        joined = getattr(layer, "joined", None)
-        layer = joined.layer if joined else layer
-        adds = name.rpartition(".")[2] in ("o", "wo")  # to the residual
-        kind = type(layer), adds, *((n, a.shape, a.dtype) for n, a in sorted(layer.items()))
+    every = [(Matrix.of(getattr(model, "lm_head", model.shared)), False)]
+    for block in (block for layer in model.decoder.layers for block in layer.blocks()):
+        every += [*((matrix, False) for matrix in block.inputs), (block.output, True)]
+    dtype, seen = model.decoder.norm.weight.dtype, set()  # of activations
+    for matrix, adds in every:
+        matrix = matrix._replace(kind=replace(matrix.kind, total=None))
+        kind = matrix.kind, adds, *((a.shape, a.dtype) for a in matrix.arrays)
         if kind not in seen:
             seen.add(kind)
-            yield _doubled(layer, dtype, adds)
+            yield _doubled(matrix, dtype, adds)
 
 
 def _doubled(
-    layer: Any, dtype: mx.Dtype, adds: bool
+    matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
-    """A product like the layer's whose weight holds one half twice, the second time turned."""
-    scales = layer.get("scales")
-    group = layer.group_size if scales is not None else 1
-    groups = (layer.weight if scales is None else scales).shape[1]
-    stored = layer.weight.dtype if scales is None else scales.dtype
+    """A product like the matrix's whose weight holds one half twice, the second time turned."""
+    how = dict(matrix.kind.quantization)
+    group = how.get("group_size", 1)
+    arrays = matrix.arrays if how else (matrix.arrays[0].T,)  # outputs first
+    groups, stored = arrays[-1].shape[1], arrays[-1].dtype
     dtype = stored if mx.issubdtype(stored, mx.floating) else dtype  # some scales are integers
-    like = copy.copy(unshared(layer))
-    for name, array in layer.items():
+    doubled = []
+    for array in arrays:
         half = array[:, : groups // 2 * (array.shape[1] // groups)]
         turned = mx.roll(half, half.shape[1] // max(groups // 2, 1), axis=1)
         rest = array[:, 2 * half.shape[1] :]  # of an odd number of groups
-        like[name] = mx.concatenate([half, turned, rest], axis=1)
+        doubled.append(mx.concatenate([half, turned, rest], axis=1))
+    like = Matrix(tuple(doubled) if how else (mx.contiguous(doubled[0]).T,), matrix.kind)
 
     def inputs(rows: int) -> list[mx.array]:
         x = mx.random.normal((rows, groups * group)).astype(dtype)
@@ -151,9 +149,9 @@ def _doubled(
         return [x, mx.concatenate([half, -mx.roll(half, group, axis=1), rest], axis=1)]
 
     def adding(x: mx.array) -> mx.array:
-        return like(x, mx.zeros((len(x), len(like.weight)), like.weight.dtype))
+        return like.times(x, mx.zeros((len(x), len(arrays[0])), stored))
 
-    return adding if adds and scales is None else getattr(like, "as_linear", like), inputs
+    return adding if adds and not how else like.times, inputs
 
 
 def attention_holds(model: Any, width: int) -> bool:

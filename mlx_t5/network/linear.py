@@ -16,14 +16,15 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
 
 TILE = 128  # rows of the weight that are multiplied at a time
 QUANTIZATION = ("group_size", "bits", "mode")  # what `nn.QuantizedLinear` calls it
 
-Form = Callable[[mx.array, mx.array], mx.array]
+Form = Callable[[mx.array, mx.array], mx.array]  # of x (M, K) and a weight (N, K): (M, N)
+Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M
 
 
 class Linear(nn.Linear):
@@ -32,25 +33,9 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
 
-    def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """The outputs (M, N), plus a residual, if any, in one operation where there is one."""
-        weight = self["weight"]
-        if residual is None or residual.dtype == weight.dtype:
-            return product(x, weight, residual)
-        return residual + product(x, weight)
-
-    def to_quantized(self, *args: Any, **options: Any) -> QuantizedLinear:
-        """This layer as `nn.quantize` wants it."""
-        return QuantizedLinear.from_linear(self, *args, **options)
-
-
-class QuantizedLinear(nn.QuantizedLinear):
-    """A quantised `Linear`."""
-
-    def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """As of `Linear`."""
-        out = super().__call__(x)
-        return out if residual is None else residual + out
+    def __call__(self, x: mx.array) -> mx.array:
+        """The outputs (M, N)."""
+        return product(x, self["weight"])
 
 
 class Embedding(nn.Embedding):
@@ -61,6 +46,67 @@ class Embedding(nn.Embedding):
         return product(x, self.weight)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What decides how a matrix is multiplied, besides its numbers.
+
+    Attributes:
+        quantization: `QUANTIZATION` and what the layer has of it; nothing if it is not quantised.
+        forms: other than the natural one, on this device.
+        total: of ranks that have a part of the inputs each: gives the sum of what all of them get.
+    """
+
+    quantization: tuple[tuple[str, Any], ...] = ()
+    forms: Forms = ()
+    total: Callable[[mx.array], mx.array] | None = None
+
+
+class Matrix(NamedTuple):
+    """The weights of a linear layer, out of their module.
+
+    Attributes:
+        arrays: the transposed weight (K, N); quantised: weight, scales and, in some modes, biases.
+        kind: how to multiply them.
+    """
+
+    arrays: tuple[mx.array, ...]
+    kind: Kind
+
+    @classmethod
+    def of(cls, layer: Any) -> Matrix:
+        """Of a linear layer, or of an embedding that is the output head."""
+        weight, total = layer["weight"], getattr(layer, "total", None)
+        if "scales" in layer:
+            arrays = tuple(layer[name] for name in ("weight", "scales", "biases") if name in layer)
+            how = tuple((name, getattr(layer, name)) for name in QUANTIZATION)
+            return cls(arrays, Kind(how, total=total))
+        return cls((weight.T,), Kind(forms=forms(*weight.shape, weight.dtype), total=total))
+
+    def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        """The product (M, N) with x (M, K), plus a residual, if possible in one operation."""
+        (weight, *scales), kind = self
+        form = _form(kind.forms, x)
+        if scales:
+            out = mx.quantized_matmul(x, weight, *scales, **dict(kind.quantization))
+        elif form:
+            out = form(x, weight.T)
+        elif residual is None or kind.total or residual.dtype != weight.dtype:
+            out = x @ weight
+        else:
+            return mx.addmm(residual, x, weight)
+        if kind.total:
+            out = kind.total(out)
+        return out if residual is None else residual + out
+
+
+def matrices(*layers: nn.Module) -> tuple[Matrix, ...]:
+    """Of layers over the same input: one for all if they are joined and have kept their weights."""
+    joined = getattr(layers[0], "joined", None)
+    if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
+        return tuple(map(Matrix.of, layers))
+    return (Matrix.of(joined.layer),)
+
+
 @dataclass
 class Joined:
     """Several layers over the same input as one.
@@ -68,16 +114,14 @@ class Joined:
     Attributes:
         layer: has their weights one below the other.
         weights: of each, views of its.
-        ends: where the outputs of each but the last end.
     """
 
     layer: nn.Module
     weights: list[mx.array]
-    ends: list[int]
 
 
 def join(*layers: nn.Module) -> None:
-    """Have `together` compute these layers as one product.
+    """Have `matrices` give one matrix for these layers.
 
     They keep their parameters, as views of the joined ones, so that this takes no memory. Layers
     that are quantised in different ways are left as they are.
@@ -92,27 +136,17 @@ def join(*layers: nn.Module) -> None:
         for layer, array in zip(layers, mx.split(one[name], ends), strict=True):
             layer[name] = array
     mx.eval(one, *layers)
-    layers[0].joined = Joined(one, [layer["weight"] for layer in layers], ends)
+    layers[0].joined = Joined(one, [layer["weight"] for layer in layers])
 
 
-def together(x: mx.array, *layers: nn.Module) -> list[mx.array]:
-    """What each of the layers makes of x (M, K); one product if they are joined.
-
-    A layer that has been given other weights since is no longer.
-    """
-    joined = getattr(layers[0], "joined", None)
-    if not joined or any(m["weight"] is not w for m, w in zip(layers, joined.weights, strict=True)):
-        return [layer(x) for layer in layers]
-    return mx.split(joined.layer(x), joined.ends, axis=1)
+def product(x: mx.array, weight: mx.array) -> mx.array:
+    """x (M, K) times the transpose of `weight` (N, K): (M, N)."""
+    form = _form(forms(*weight.shape, weight.dtype), x)
+    return (form or natural)(x, weight)
 
 
-def product(x: mx.array, weight: mx.array, addend: mx.array | None = None) -> mx.array:
-    """x (M, K) times the transpose of `weight` (N, K), plus `addend`, if any: (M, N)."""
-    form = fastest(x.shape[0], *weight.shape, weight.dtype)
-    if form is natural:
-        return x @ weight.T if addend is None else mx.addmm(addend, x, weight.T)
-    out = form(x, weight)
-    return out if addend is None else addend + out
+def _form(forms: Forms, x: mx.array) -> Form | None:
+    return next((form for rows, form in forms if len(x) in rows), None) if forms else None
 
 
 def natural(x: mx.array, weight: mx.array) -> mx.array:
@@ -164,16 +198,14 @@ FORMS: tuple[tuple[str, range, Callable[[int, int], bool], Form], ...] = (
 
 
 @cache
-def fastest(rows: int, outputs: int, inputs: int, dtype: mx.Dtype) -> Form:
-    """The form to multiply x (rows, inputs) and a weight (outputs, inputs) in, on this device."""
+def forms(outputs: int, inputs: int, dtype: mx.Dtype) -> Forms:
+    """The forms that are faster than the natural one on this device, for a weight of this shape."""
     if dtype != mx.float32 or not cpu_only():
-        return natural  # a BLAS multiplies no other type, and a GPU needs none
-    return fastest_with(blas_name(), rows, outputs, inputs)
+        return ()  # a BLAS multiplies no other type, and a GPU needs none
+    return forms_with(blas_name(), outputs, inputs)
 
 
-def fastest_with(blas: str, rows: int, outputs: int, inputs: int) -> Form:
-    """The form for float32 on a CPU with this BLAS."""
-    for name, numbers, suits, form in FORMS:
-        if rows in numbers and suits(outputs, inputs) and re.match(name, blas):
-            return form
-    return natural
+def forms_with(blas: str, outputs: int, inputs: int) -> Forms:
+    """The forms for float32 on a CPU with this BLAS."""
+    suiting = [row for row in FORMS if row[2](outputs, inputs) and re.match(row[0], blas)]
+    return tuple((rows, form) for _, rows, _, form in suiting)

@@ -6,8 +6,8 @@ feed-forward is cut by hidden units: wi by outputs, wo by inputs. What o and wo 
 sum, so each half of a block ends with one sum over the ranks. The output head is cut by tokens. The
 embedding, which every rank needs whole, and the norms are with all of them.
 
-The model itself knows nothing of this: `shard` swaps the layers that end in a sum, and the head,
-for ones that ask the other ranks.
+The model itself knows nothing of this: `shard` has the products that are terms of a sum added up
+(`linear.Kind.total`), and swaps the head for one that asks the other ranks.
 
 Symbols: n ranks, M rows, V vocabulary.
 """
@@ -35,16 +35,6 @@ _CUTS = (
     (re.compile(r"\.(o|wo)\.\w+$|\.relative_attention_bias\.\d+\.weight$"), 1),
     (re.compile(r"^lm_head\.\w+$"), 0),
 )
-
-
-class Summed:
-    """Put before a linear layer's class: this rank has some inputs; all get the sum."""
-
-    ranks: Ranks
-
-    def __call__(self, x: mx.array, residual: mx.array) -> mx.array:
-        """The layer's output (M, N) for all inputs, of which x (M, K) are this rank's."""
-        return residual + self.ranks.sum(super().__call__(x))  # type: ignore[misc]
 
 
 class Gathered:
@@ -86,11 +76,11 @@ def shard(model: Any, ranks: Ranks) -> Any:
     model.ranks = ranks
     model.local_config = replace(config, num_heads=config.num_heads // n, d_ff=config.d_ff // n)
     for stack in (model[name] for name in ("encoder", "decoder") if name in model):
+        stack.sizes = replace(stack.sizes, num_heads=model.local_config.num_heads)
         for layer in stack.layers:
             for attention in (layer[name] for name in layer if name.endswith("_attention")):
-                attention.num_heads //= n
-                attention.o = _with(Summed, attention.o, ranks=ranks)
-            layer.feed_forward.wo = _with(Summed, layer.feed_forward.wo, ranks=ranks)
+                attention.o.total = ranks.sum
+            layer.feed_forward.wo.total = ranks.sum
     mixin, head = (Gathered, "lm_head") if "lm_head" in model else (GatheredRows, "shared")
     model[head] = _with(mixin, model[head], ranks=ranks, tokens=config.vocab_size)
     parameters = tree_flatten(model.parameters())
@@ -139,7 +129,7 @@ def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
 
 def unshared(layer: Any) -> Any:
     """A layer that asks no other rank: what this one makes of its input with what it has."""
-    if not isinstance(layer, (Summed, Gathered, GatheredRows)):
+    if not isinstance(layer, (Gathered, GatheredRows)):
         return layer
     plain: Any = copy(layer)
     plain.__class__ = type(layer).__mro__[2]

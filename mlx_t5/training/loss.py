@@ -46,7 +46,7 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
             encoded = batch.states.astype(mx.float32)
         rows, length = batch.tokens.shape
         cache = draft.cache(encoded, batch.mask, capacity=length)
-        states = draft.decoder_states(batch.tokens, cache, [0] * rows, traced=True)
+        states = draft.decoder_states(batch.tokens, cache, [0] * rows)
         names = ("lm_head.weight", "shared.weight")
         trained = [weights[name] for name in names if name in weights][:1]
 

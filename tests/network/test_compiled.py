@@ -1,90 +1,196 @@
-"""A compiled pass over one position is the plain one, and little is kept of what was compiled."""
+"""Compiled layers are the plain ones to the bit, run where that pays, and few are described."""
+
+import sys
 
 import numpy as np
 import pytest
 
-from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.network import compiled
-from mlx_t5.network.compiled import CompiledStep, compiled_step
+from mlx_t5.backend import mx, nn
+from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.network import compiled, layers, modules
+from mlx_t5.network.cache import SLOT_MULTIPLE, Cache, Slots
 from mlx_t5.network.config import T5Config
-from mlx_t5.sampling.draws import Sampling
-from mlx_t5.settings import Settings
-from model import T5, load
+from mlx_t5.network.exact import ExactTarget
+from model import T5
+from random_models import CONFIG, V, random_t5, randomise
+
+FAMILIES = {
+    "t5": {"feed_forward_proj": "relu", "num_heads": 3},
+    "v1.1": {"feed_forward_proj": "gated-gelu"},
+    "ul2": {"feed_forward_proj": "gated-silu"},
+    "umt5": {"model_type": "umt5", "feed_forward_proj": "gated-gelu"},
+}
+KINDS = ("float32", "bfloat16", "float16", "4 bits", "8 bits", "mixed bits")
 
 
-@pytest.fixture(scope="module")
-def draft():
-    return load("demo/draft")[0]
+def made(family, kind):
+    """A random model of a family, in a type or quantised."""
+    model = T5(T5Config.from_dict(CONFIG | FAMILIES[family]))
+    dtype = getattr(mx, kind, mx.float32)
+    randomise(model, mx.random.split(mx.random.key(3), 200), 0.0, dtype)
+    if "bits" in kind:
+        bits = {"4 bits": (4, 4), "8 bits": (8, 8), "mixed bits": (4, 8)}[kind]
+
+        def quantized(path, layer):
+            """Values may have other bits than queries and keys, so that they are not joined."""
+            if not quantize_predicate(path, layer):
+                return False
+            return {"group_size": 32, "bits": bits[path.endswith((".v", ".wi_1"))]}
+
+        nn.quantize(model, class_predicate=quantized)
+    model.join()
+    return model
 
 
-def made(model, rows, source, capacity=64):
+def cache_of(model, rows, source=8):
     """A cache of so many rows; the sources of all but the first are padded."""
-    ids = mx.arange(rows * source).reshape(rows, source) % 90 + 3
+    ids = mx.arange(rows * source).reshape(rows, source) % (V - 3) + 3
     mask = (mx.arange(source) < source - mx.arange(rows)[:, None]) if rows > 1 else None
-    return model.cache(model.encode(ids, mask), mask, capacity)
+    return model.cache(model.encode(ids, mask), mask)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_several_steps_are_the_plain_ones(draft, rows):
-    step, one, other = CompiledStep(draft), made(draft, rows, 8), made(draft, rows, 8)
-    offsets = [2 * row for row in range(rows)]
-    for token in (0, 7, 9):
-        tokens = mx.full((rows, 1), token)
-        plain = draft.decode(tokens, one, offsets)
-        np.testing.assert_allclose(step(tokens, other, offsets), plain, atol=1e-4)
-        offsets = [offset + 1 for offset in offsets]
-    for a, b in zip(one.state, other.state, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+@pytest.fixture
+def decoded(monkeypatch):
+    """Passes of a model, compiled or plain: logits of each, and what the cache holds at last."""
+
+    def decoded(model, rows, pays):
+        monkeypatch.setattr(modules, "pays", lambda passes, slots: pays)
+        cache, at, logits = cache_of(model, rows), [0, 2, 5][:rows], []
+        for length in (1, 5, 5, 1, 3, 5, 5, 2):
+            cache.reserve(max(at) + length)
+            tokens = mx.random.randint(0, V, (len(at), length), key=mx.random.key(len(logits)))
+            logits.append(model.decode(tokens, cache, at))
+            mx.eval(logits[-1], cache.state)
+            at = [place + length - (row + len(logits)) % 2 for row, place in enumerate(at)]
+            if len(logits) == 4 and rows > 1:  # one row leaves, and another joins
+                cache.keep([2, 0])
+                cache.append(cache_of(model, 1, source=11))
+                at = [at[2], at[0], 0]
+        return logits, cache.state
+
+    return decoded
 
 
-def test_it_is_described_once_for_each_shape(draft, monkeypatch):
-    step, described = CompiledStep(draft), []
-    decode = type(draft).decode
-    monkeypatch.setattr(
-        type(draft), "decode", lambda *a, **k: described.append(k) or decode(*a, **k)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_layers_give_the_same_bits(decoded, family, kind):
+    """Ragged rows, several lengths, caches that grow, lose a row and take one in."""
+    model = made(family, kind)
+    for rows in (1, 3):
+        (plain, held), (other, kept) = (decoded(model, rows, pays) for pays in (False, True))
+        for a, b in zip(plain + held, other + kept, strict=True):
+            np.testing.assert_array_equal(*(np.array(x.astype(mx.float32)) for x in (a, b)))
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """How often a decoder layer is described in Python."""
+    calls, layer = [], layers.decoder_layer
+    monkeypatch.setattr(compiled, "decoder_layer", lambda *args: calls.append(args) or layer(*args))
+    monkeypatch.setattr(modules, "pays", lambda passes, slots: isinstance(slots, Slots))
+    return calls
+
+
+def test_one_layer_is_described_for_each_shape(described):
+    model, count = random_t5(), []
+    one, padded = cache_of(model, 1), cache_of(model, 3)
+    passes = [(1, one, 0), (1, one, 1), (5, one, 2), (5, one, 7), (1, one, 3), (1, padded, 0)]
+    for length, cache, at in passes:
+        rows = cache.batch
+        model.decode(mx.zeros((rows, length), mx.int32), cache, [at] * rows)
+        count.append(len(described))
+    assert count == [1, 1, 2, 2, 2, 3]  # two layers, which are one function
+
+
+def test_layers_of_different_kinds_are_described_apart(described):
+    model, cache = random_t5(), None
+    model.decoder.layers[1].feed_forward.wo = model.decoder.layers[1].feed_forward.wo.to_quantized(
+        32, 4
     )
-    caches = [made(draft, 1, source) for source in (8, 8, 12)]
-    for cache in caches:
-        for position in range(3):
-            step(mx.array([[5]]), cache, [position])
-    assert described == [{"traced": True}] * 2
+    cache = cache_of(model, 1)
+    for at in range(3):
+        model.decode(mx.array([[5]]), cache, [at])
+    assert len(described) == 2
 
 
-def test_what_is_kept_has_a_bound(draft, monkeypatch):
+def test_what_is_kept_has_a_bound(described, monkeypatch):
     monkeypatch.setattr(compiled, "MOST_SHAPES", 2)
-    step = CompiledStep(draft)
-    runs = []
+    model, count = random_t5(), []
     for source in (4, 5, 4, 6, 4):
-        step(mx.array([[5]]), made(draft, 1, source), [0])
-        runs.append(step._run)
-    assert runs[0] is runs[1] is runs[2] is not runs[3] is runs[4]
+        model.decode(mx.array([[5]]), cache_of(model, 1, source), [0])
+        count.append(len(described))
+    assert count == [1, 2, 2, 3, 4]
 
 
-def test_without_a_gpu_nothing_is_compiled(draft, monkeypatch):
-    monkeypatch.setattr(compiled, "cpu_only", lambda: True)
-    assert compiled_step(draft) == draft.decode
-    monkeypatch.setattr(compiled, "cpu_only", lambda: False)
-    assert isinstance(compiled_step(draft), CompiledStep)
+def test_weights_that_are_replaced_are_taken(described):
+    model, cache = random_t5(), None
+    cache = cache_of(model, 1)
+    before = model.decode(mx.array([[5]]), cache, [0])
+    wo = model.decoder.layers[0].feed_forward.wo.weight
+    model.load_weights([("decoder.layers.0.feed_forward.wo.weight", 2 * wo)], strict=False)
+    changed = model.decode(mx.array([[5]]), cache, [0])
+    assert not mx.array_equal(before, changed)
+    nn.quantize(model, group_size=32, bits=4, class_predicate=quantize_predicate)
+    assert not mx.array_equal(changed, model.decode(mx.array([[5]]), cache, [0]))
 
 
-def test_a_draft_takes_the_compiled_step_for_all_but_its_first_pass(draft, monkeypatch):
-    drafter = DraftModel(draft, draft)
-    drafter.insert([[5, 6, 1]])
-    steps, step = [], drafter.step
-    monkeypatch.setattr(drafter, "step", lambda *a: steps.append(a) or step(*a))
-    drafter.propose([[0]], [{"draft": 4}], Sampling.of([Settings()]), None)
-    assert len(steps) == 3
+@pytest.mark.parametrize("rehearsed", [False, True])
+def test_it_begins_when_it_pays(monkeypatch, rehearsed):
+    """On a GPU after so many passes, on a CPU never; who rehearses a GPU wants it at once."""
+    slots = cache_of(random_t5(), 1).slots([0], 1)
+    monkeypatch.setattr(compiled, "on_cpu", lambda: rehearsed)
+    for cpu, started in ((False, rehearsed), (True, False)):
+        monkeypatch.setattr(compiled, "cpu_only", lambda cpu=cpu: cpu)
+        assert compiled.pays(compiled.PASSES - 1, slots) == started
+        assert compiled.pays(compiled.PASSES, slots) == (not cpu)
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_the_device_begins_before_a_deep_pass_is_described(monkeypatch, traced):
-    """Within `mx.compile` nothing can be handed over."""
-    shape = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "vocab_size": 32}
-    config = {"model_type": "t5", **shape, "num_layers": 1, "num_decoder_layers": 8}
-    model = T5(T5Config.from_dict(config))
-    cache = model.cache(model.encode(mx.array([[3, 1]])))
+def test_rows_that_attend_alone_are_never_compiled(described):
+    model = random_t5()
+    target = ExactTarget(model, 8, [1])
+    target.decode(mx.array([[5]]), target.cache(target.encode(mx.array([[5, 1]]))), [0])
+    assert not described
+
+
+def test_passes_are_counted_unless_many_are_expected(monkeypatch):
+    model, asked = random_t5(), []
+    monkeypatch.setattr(modules, "pays", lambda passes, slots: asked.append(passes))
+    cache = cache_of(model, 1)
+    for at in range(2):
+        model.decode(mx.array([[5]]), cache, [at])
+    model.decoder.expect_passes()
+    model.decode(mx.array([[5]]), cache, [2])
+    assert asked == [1, 2, compiled.PASSES + 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the CPU's allocations")
+@pytest.mark.parametrize("offsets", [[40, 40], [40, 49]])
+def test_a_compiled_pass_takes_no_more_memory(monkeypatch, offsets):
+    """Keys and values are written in place, as by a plain one; activations hardly count."""
+    model, peaks = random_t5(), []
+    kept = mx.set_cache_limit(0)
+    for pays in (False, True):
+        monkeypatch.setattr(modules, "pays", lambda passes, slots, pays=pays: pays)
+        cache = cache_of(model, 2)
+        cache.reserve(64 * SLOT_MULTIPLE)
+        for step in range(3):
+            if step == 2:
+                before = mx.get_active_memory()
+                mx.reset_peak_memory()
+            logits = model.decode(mx.zeros((2, 3), mx.int32), cache, [o + step for o in offsets])
+            mx.eval(logits, cache.state)
+            del logits
+        peaks.append(mx.get_peak_memory() - before)
+    mx.set_cache_limit(kept)
+    assert peaks[1] < peaks[0] + cache.keys[0].nbytes / 8
+
+
+def test_the_device_begins_before_a_deep_pass_is_described(monkeypatch):
+    model = T5(T5Config.from_dict(CONFIG | {"num_decoder_layers": 8}))
+    cache: Cache = cache_of(model, 1)
     handed = []
     monkeypatch.setattr(mx, "async_eval", handed.append)
-    model.decode(mx.array([[0]]), cache, mx.array([0]), traced=traced)
-    assert len(handed) == (0 if traced else 1)
+    model.decode(mx.array([[0]]), cache, [0])
+    assert len(handed) == 1
+    model.decoder_states(mx.array([[0]]), cache, [0])  # within `mx.compile` nothing can be
+    assert len(handed) == 1

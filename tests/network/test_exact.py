@@ -33,7 +33,7 @@ def another_order_for_many_rows(monkeypatch):
             x[:, half:], weight[:, half:]
         )
 
-    monkeypatch.setattr(linear, "fastest", lambda *_: by_rows)
+    monkeypatch.setattr(linear, "forms", lambda *_: ((range(10**4), by_rows),))
 
 
 def texts(rng, count):

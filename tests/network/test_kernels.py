@@ -1,4 +1,4 @@
-"""How many kernels a pass launches on a GPU: one for each operation that computes."""
+"""How many kernels a decoder layer launches on a GPU: one for each operation that computes."""
 
 import re
 from collections import Counter
@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 
 from mlx_t5.backend import mx
-from mlx_t5.network import linear
+from mlx_t5.network import attention, cache, linear
 from mlx_t5.network.config import T5Config
 from model import T5
 
-# They only look at memory in another way.
+# They only look at memory in another way; a reshape copies if its input has been transposed.
 FREE = {"Broadcast", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose"}
 SHAPE = {
     "model_type": "t5",
@@ -22,31 +22,61 @@ SHAPE = {
 }
 
 
+def kernels(graph: str) -> Counter:
+    """The operations of a graph that compute something, by name, from its description in DOT."""
+    names = dict(re.findall(r'(\d+) \[label ?= ?"([^"]+)"', graph))
+    maker = {array: names[node] for node, array in re.findall(r'(\d+) -> "(\w+)"', graph)}
+    count = Counter(name for name in names.values() if name not in FREE)
+    inputs = [(maker.get(array), names[n]) for array, n in re.findall(r'"(\w+)" -> (\d+)', graph)]
+    count["Copy"] += inputs.count(("Transpose", "Reshape"))
+    return count
+
+
 @pytest.fixture
-def operations(monkeypatch, tmp_path):
-    """Counts the operations of a pass over one position, where norms and attention are fused."""
+def layer(monkeypatch, tmp_path):
+    """Counts the kernels of a layer whose norms are fused, and attention as the device has it."""
     # A CPU has neither of them as one operation; these stand for them.
     monkeypatch.setattr(mx.fast, "rms_norm", lambda x, weight, eps: mx.erf(x))
     monkeypatch.setattr(
         mx.fast, "scaled_dot_product_attention", lambda q, k, v, scale, mask: mx.erfinv(q)
     )
-    monkeypatch.setattr(linear, "fastest", lambda *_: linear.natural)
+    monkeypatch.setattr(linear, "forms", lambda *_: ())
 
-    def count(**config):
-        model = T5(T5Config.from_dict({**SHAPE, "num_layers": 1, **config}))
-        model.join()
-        cache = model.cache(model.encode(mx.zeros((1, 8), mx.int32)))
-        mx.eval(model.parameters(), cache.state)
-        logits = model.decode(mx.array([[0]]), cache, [0])
-        mx.export_to_dot(str(tmp_path / "pass"), logits, *cache.state)
-        named = re.findall(r'label ?= ?"(\w+)"', (tmp_path / "pass").read_text())
-        return Counter(name for name in named if name not in FREE)
+    def count(length, device, padded, **config):
+        for module in (attention, cache):
+            monkeypatch.setattr(module, "on_cuda", lambda: device == "CUDA")
+        counts = []
+        for depth in (1, 2):
+            shape = {**SHAPE, "num_layers": 1, "num_decoder_layers": depth, **config}
+            model = T5(T5Config.from_dict(shape))
+            model.join()
+            mask = mx.arange(8)[None] < 5 if padded else None
+            cache_ = model.cache(model.encode(mx.zeros((1, 8), mx.int32)), mask)
+            mx.eval(model.parameters(), cache_.state)
+            logits = model.decode(mx.zeros((1, length), mx.int32), cache_, [0])
+            mx.export_to_dot(str(tmp_path / "pass"), logits, *cache_.state)
+            counts.append(kernels((tmp_path / "pass").read_text()))
+        return counts[1] - counts[0]
 
     return count
 
 
-def test_operations_of_a_decoder_layer(operations):
-    layer = operations(num_decoder_layers=2) - operations(num_decoder_layers=1)
-    assert layer["Erf"] == 3 and layer["ErfInv"] == 2  # norms and attention
-    assert layer["AddMM"] == 3  # the residuals
-    assert sum(layer.values()) == 14, layer
+@pytest.mark.parametrize(
+    ("device", "padded", "length", "count"),
+    [
+        ("Metal", True, 1, 14),
+        ("Metal", True, 5, 16),
+        ("CUDA", False, 1, 16),  # a row alone is not padded there
+        ("CUDA", False, 5, 18),
+        ("CUDA", True, 1, 18),
+        ("CUDA", True, 5, 20),
+    ],
+)
+@pytest.mark.parametrize("act", ["relu", "gated-gelu"])
+def test_kernels_of_a_decoder_layer(layer, device, padded, length, count, act):
+    kernels = layer(length, device, padded, feed_forward_proj=act)
+    assert kernels["Erf"] == 3 and kernels["Softmax"] + kernels["ErfInv"] == 2  # norms, attention
+    assert kernels["Softmax"] == (0 if device == "Metal" else 2 if padded else 1)
+    assert kernels["AddMM"] == 3 + kernels["Softmax"]  # the residuals, and masks
+    assert kernels["Copy"] == (0 if length == 1 else 2)  # what attention gives, for `o`
+    assert sum(kernels.values()) == count + (act == "gated-gelu"), kernels

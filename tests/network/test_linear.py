@@ -10,12 +10,13 @@ from mlx_t5.network import linear
 from mlx_t5.network.linear import (
     Embedding,
     Linear,
+    Matrix,
     doubled,
-    fastest_with,
+    forms_with,
     in_tiles,
     join,
+    matrices,
     natural,
-    together,
     weight_first,
 )
 
@@ -60,26 +61,31 @@ SQUARE, NARROW, SMALL, HEAD = (1024, 1024), (3072, 768), (256, 256), (32128, 102
     ],
 )
 def test_the_form_of_each_blas(blas, shape, forms):
-    wanted = {rows: form for form, which in forms.items() for rows in which}
-    assert {rows: fastest_with(blas, rows, *shape) for rows in wanted} == wanted
+    for form, numbers in forms.items():
+        for rows in numbers:
+            others = [other for which, other in forms_with(blas, *shape) if rows in which]
+            assert [form] == (others[:1] or [natural])
 
 
-def test_layers_take_the_fastest_form(monkeypatch):
-    monkeypatch.setattr(linear, "fastest", lambda *_: weight_first)
+def test_products_take_the_fastest_form_for_so_many_rows(monkeypatch):
+    monkeypatch.setattr(linear, "forms", lambda *_: ((range(3, 5), weight_first),))
     layer, head = Linear(WIDTH, HIGH), Embedding(HIGH, WIDTH)
-    x = mx.random.normal((3, WIDTH))
-    np.testing.assert_array_equal(layer(x), weight_first(x, layer.weight))
-    np.testing.assert_array_equal(head.as_linear(x), weight_first(x, head.weight))
+    for rows, form in ((3, weight_first), (5, natural)):
+        x = mx.random.normal((rows, WIDTH))
+        out = form(x, layer.weight)
+        np.testing.assert_array_equal(layer(x), out)
+        np.testing.assert_array_equal(Matrix.of(layer).times(x), out)
+        np.testing.assert_array_equal(head.as_linear(x), form(x, head.weight))
 
 
 @pytest.mark.parametrize("cpu", [True, False])
 def test_only_a_cpu_takes_other_forms_and_only_in_float32(monkeypatch, cpu):
-    linear.fastest.cache_clear()
+    linear.forms.cache_clear()
     monkeypatch.setattr(linear, "cpu_only", lambda: cpu)
     monkeypatch.setattr(linear, "blas_name", lambda: OPENBLAS.format("SkylakeX"))
-    forms = [linear.fastest(3, *SQUARE, dtype) for dtype in (mx.float32, mx.bfloat16)]
-    linear.fastest.cache_clear()
-    assert forms == [in_tiles if cpu else natural, natural]
+    forms = [linear.forms(*SQUARE, dtype) for dtype in (mx.float32, mx.bfloat16)]
+    linear.forms.cache_clear()
+    assert forms == [((range(1, 9), in_tiles),) if cpu else (), ()]
 
 
 def layers(bits=(), outputs=(64, 64, 32)):
@@ -107,50 +113,50 @@ def test_layers_over_the_same_input_are_one_product(monkeypatch, bits, exact_buf
     while mx.get_active_memory() > memory + 1024:  # else something is held doubled
         assert time.monotonic() < end
         time.sleep(0.01)
-    called = []
-    kind = type(own[0])
-    monkeypatch.setattr(kind, "__call__", lambda s, x, f=kind.__call__: called.append(s) or f(s, x))
-    for out, expected in zip(together(x, *own), apart, strict=True):
-        np.testing.assert_allclose(out, expected, atol=1e-5)
-    assert len(called) == 1
+    (matrix,) = matrices(*own)
+    np.testing.assert_allclose(matrix.times(x), mx.concatenate(apart, axis=1), atol=1e-5)
 
 
-def test_a_layer_with_new_weights_is_no_longer_joined():
-    own, x = layers(), mx.random.normal((3, 64))
-    join(*own)
-    own[1].weight = mx.ones((64, 64))
-    for out, layer in zip(together(x, *own), own, strict=True):
-        np.testing.assert_array_equal(out, layer(x))
+def new_weight(layers):
+    join(*layers)
+    layers[1].weight = mx.ones((64, 64))
+    return layers
 
 
-def test_layers_of_different_kinds_are_not_joined():
-    own, x = layers((4, 4, 8)), mx.random.normal((3, 64))
-    join(*own)
-    for out, layer in zip(together(x, *own), own, strict=True):
-        np.testing.assert_array_equal(out, layer(x))
+@pytest.mark.parametrize("own", [new_weight(layers()), layers((4, 4, 8)), layers()])
+def test_layers_that_are_not_joined(own):
+    """One has been given another weight, or is of another kind, or nobody has joined them."""
+    x = mx.random.normal((3, 64))
+    if "scales" in own[0]:
+        join(*own)
+    parts = matrices(*own)
+    assert len(parts) == 3
+    for part, layer in zip(parts, own, strict=True):
+        np.testing.assert_array_equal(part.times(x), layer(x))
 
 
 @pytest.mark.parametrize("form", [natural, weight_first])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "wider residual", "quantised"])
 def test_a_product_adds_the_residual(monkeypatch, form, kind):
     """In the residual's type; half a type is never lost to the weight's."""
-    monkeypatch.setattr(linear, "fastest", lambda *_: form)
+    forms = ((range(3, 4), form),) if form is not natural else ()
+    monkeypatch.setattr(linear, "forms", lambda *_: forms)
     (layer,), x = layers((8,) if kind == "quantised" else (), (64,)), mx.random.normal((3, 64))
     if kind in ("bfloat16", "wider residual"):
         layer.weight, x = layer.weight.astype(mx.bfloat16), x.astype(mx.bfloat16)
     residual = mx.random.normal((3, 64), mx.bfloat16 if kind == "bfloat16" else mx.float32)
-    out = layer(x, residual)
+    out = Matrix.of(layer).times(x, residual)
     assert out.dtype == residual.dtype
     expected = residual.astype(mx.float32) + layer(x).astype(mx.float32)
     tolerance = 0.05 if kind == "bfloat16" else 1e-5
     np.testing.assert_allclose(out.astype(mx.float32), expected, atol=tolerance)
 
 
-def test_that_the_residual_takes_no_operation_of_its_own(monkeypatch):
-    monkeypatch.setattr(linear, "fastest", lambda *_: natural)
-    layer, x = Linear(64, 64), mx.random.normal((3, 64))
-    asked = []
-    addmm = mx.addmm
-    monkeypatch.setattr(mx, "addmm", lambda *a: asked.append(a) or addmm(*a))
-    layer(x, x)
-    assert len(asked) == 1
+@pytest.mark.parametrize("kind", ["alone", "with others"])
+def test_a_part_of_the_inputs_gives_a_term_of_a_sum(kind):
+    """The residual is added once, behind the sum over all ranks."""
+    layer, x = Linear(64, 32), mx.random.normal((3, 64))
+    layer.total = {"alone": lambda out: out, "with others": lambda out: 2 * out}[kind]
+    residual = mx.ones((3, 32))
+    expected = residual + layer.total(layer(x))
+    np.testing.assert_array_equal(Matrix.of(layer).times(x, residual), expected)

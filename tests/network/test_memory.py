@@ -13,7 +13,7 @@ from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Row
-from mlx_t5.network import layers, memory
+from mlx_t5.network import memory, modules
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import (
@@ -154,13 +154,13 @@ def test_weights_are_wired_while_they_are_loaded(monkeypatch):
 
 
 def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
-    kept, join = [], layers.join
+    kept, join = [], modules.join
 
     def joined(*parts):
         join(*parts)
         kept.append(mx.get_cache_memory())
 
-    monkeypatch.setattr(layers, "join", joined)
+    monkeypatch.setattr(modules, "join", joined)
     loaded, _ = load(BUNDLED / "target", "float32")
     weights = held(array for _, array in tree_flatten(loaded.parameters()))
     assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100

@@ -1,0 +1,184 @@
+"""The parameters of T5's layers, by the names that they have in MLX folders.
+
+The modules are there for loading, quantising, cutting and training. What computes with their arrays
+is in layers.py; a `Stack` hands them over.
+
+Symbols: B rows, T target positions, N keys, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.network.attention import ChunkedBias, Mask, RelativeBias, queries_at_once
+from mlx_t5.network.cache import hiding
+from mlx_t5.network.compiled import PASSES, CompiledLayers, Layer, pays
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.layers import Block, Blocks, Sizes, decoder_layer, encoder_layer, rms_norm
+from mlx_t5.network.linear import Linear, Matrix, join, matrices
+
+
+class RMSNorm(nn.Module):
+    """See `rms_norm`."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.weight = mx.ones((config.d_model,))
+        self._eps = config.layer_norm_epsilon
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x (M, d_model), normed."""
+        return rms_norm(x, self.weight, self._eps)
+
+
+class Attention(nn.Module):
+    """The parameters of multi-head attention and of the norm before it."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self.norm = RMSNorm(config)
+        self.q = Linear(config.d_model, inner)
+        self.k = Linear(config.d_model, inner)
+        self.v = Linear(config.d_model, inner)
+        self.o = Linear(inner, config.d_model)
+
+    def block(self, names: str) -> Block:
+        """Its arrays, with the projections `names` of "qkv"."""
+        inputs = matrices(*(self[name] for name in names))
+        return Block(self.norm.weight, inputs, Matrix.of(self.o))
+
+
+class FeedForward(nn.Module):
+    """The parameters of one hidden layer, gated or not, and of the norm before it."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.norm = RMSNorm(config)
+        for name in ("wi_0", "wi_1") if config.is_gated_act else ("wi",):
+            self[name] = Linear(config.d_model, config.d_ff)
+        self.wo = Linear(config.d_ff, config.d_model)
+
+    def inputs(self) -> list[nn.Module]:
+        """The layers that the hidden units come from."""
+        return [self[name] for name in ("wi", "wi_0", "wi_1") if name in self]
+
+    def block(self) -> Block:
+        """Its arrays."""
+        return Block(self.norm.weight, matrices(*self.inputs()), Matrix.of(self.wo))
+
+
+class EncoderLayer(nn.Module):
+    """The parameters of `encoder_layer`."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def blocks(self) -> Blocks:
+        """Its arrays."""
+        return self.self_attention.block("qkv"), self.feed_forward.block()
+
+
+class DecoderLayer(nn.Module):
+    """The parameters of `decoder_layer`."""
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def blocks(self) -> Blocks:
+        """Its arrays, without what makes keys and values of the source: those are in the cache."""
+        attentions = self.self_attention.block("qkv"), self.cross_attention.block("q")
+        return *attentions, self.feed_forward.block()
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
+
+    Args:
+        config: of the model.
+        causal: whether it is a decoder.
+    """
+
+    def __init__(self, config: T5Config, causal: bool):
+        super().__init__()
+        depth = config.num_decoder_layers if causal else config.num_layers
+        tables = depth if config.bias_per_layer else 1
+        layer = DecoderLayer if causal else EncoderLayer
+        self.causal, self.sizes, self.passes = causal, Sizes.of(config), 0
+        self.layers: list[Any] = [layer(config) for _ in range(depth)]
+        self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
+        self.norm = RMSNorm(config)
+
+    def join(self) -> None:
+        """See `T5.join`."""
+        self.forget()
+        for layer in self.layers:
+            join(*(layer.self_attention[name] for name in "qkv"))
+            if "cross_attention" in layer:
+                join(*(layer.cross_attention[name] for name in "kv"))
+            if "wi_0" in layer.feed_forward:
+                join(*layer.feed_forward.inputs())
+            mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
+
+    def forget(self) -> None:
+        """Has the arrays of the layers looked up anew: `T5.update` replaces some."""
+        for name in ("plain", "compiled"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def plain(self) -> list[Callable[..., mx.array]]:
+        """`encoder_layer` or `decoder_layer` of every layer, with its sizes and arrays."""
+        function = decoder_layer if self.causal else encoder_layer
+        return [partial(function, self.sizes, layer.blocks()) for layer in self.layers]
+
+    @cached_property
+    def compiled(self) -> CompiledLayers:
+        """The same of a decoder, to be compiled."""
+        return CompiledLayers(self.sizes, [layer.blocks() for layer in self.layers])
+
+    def functions(self, slots: Any) -> list[Layer]:
+        """What computes each layer of a decoder's pass over these slots: compiled where it pays."""
+        self.passes += 1
+        return self.compiled.functions(slots) if pays(self.passes, slots) else self.plain
+
+    def expect_passes(self) -> None:
+        """Has a GPU compile at once, as for a server: there will be as many passes as it takes."""
+        self.passes = PASSES
+
+    def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
+        """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
+
+        Keys that `mask` (B, N) says are padding are hidden.
+        """
+        tables = self.relative_attention_bias
+        index = tables[0].index(queries, keys)
+        biases = [table(index) for table in tables]
+        if mask is not None:
+            biases = [bias + hiding(mask[:, None, None], bias.dtype) for bias in biases]
+        return biases if len(biases) > 1 else biases * len(self.layers)
+
+    def source_biases(self, batch: int, length: int, mask: mx.array | None) -> Sequence[Mask]:
+        """`biases` among the positions of a source; of a long one, as far as memory allows."""
+        queries = queries_at_once(batch, self.sizes.num_heads, length)
+        if queries < length:
+            return self.chunked_biases(length, queries, mask)
+        return self.biases(mx.arange(length)[None], length, mask)
+
+    def chunked_biases(self, length: int, queries: int, mask: mx.array | None) -> list[ChunkedBias]:
+        """`biases` for all positions 0 … N-1 as queries, so many of them at a time."""
+
+        def of(table: RelativeBias) -> ChunkedBias:
+            hidden = 0 if mask is None else hiding(mask[:, None, None], table.weight.dtype)
+            make = lambda at: table(table.index(at, length)) + hidden  # noqa: E731
+            return ChunkedBias(length, queries, make)
+
+        biases = list(map(of, self.relative_attention_bias))
+        return biases if len(biases) > 1 else biases * len(self.layers)
