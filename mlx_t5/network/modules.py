@@ -105,6 +105,11 @@ class Stack(nn.Module):
     Args:
         config: of the model.
         causal: whether it is a decoder.
+
+    Attributes:
+        sizes: of its layers, or of this rank's shards of them.
+        passes: how many there have been, of a decoder.
+        compiles: whether they may be compiled; not where the CPU adds up what ranks compute.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -112,7 +117,8 @@ class Stack(nn.Module):
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
         layer = DecoderLayer if causal else EncoderLayer
-        self.causal, self.sizes, self.passes = causal, Sizes.of(config), 0
+        self.causal, self.sizes = causal, Sizes.of(config)
+        self.passes, self.compiles = 0, True
         self.layers: list[Any] = [layer(config) for _ in range(depth)]
         self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
         self.norm = RMSNorm(config)
@@ -147,7 +153,9 @@ class Stack(nn.Module):
     def functions(self, slots: Any) -> list[Layer]:
         """What computes each layer of a decoder's pass over these slots: compiled where it pays."""
         self.passes += 1
-        return self.compiled.functions(slots) if pays(self.passes, slots) else self.plain
+        if self.compiles and pays(self.passes, slots):
+            return self.compiled.functions(slots)
+        return self.plain
 
     def expect_passes(self) -> None:
         """Has a GPU compile at once, as for a server: there will be as many passes as it takes."""

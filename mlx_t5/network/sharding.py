@@ -77,6 +77,7 @@ def shard(model: Any, ranks: Ranks) -> Any:
     model.local_config = replace(config, num_heads=config.num_heads // n, d_ff=config.d_ff // n)
     for stack in (model[name] for name in ("encoder", "decoder") if name in model):
         stack.sizes = replace(stack.sizes, num_heads=model.local_config.num_heads)
+        stack.compiles = False
         for layer in stack.layers:
             for attention in (layer[name] for name in layer if name.endswith("_attention")):
                 attention.o.total = ranks.sum

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
-from mlx_t5.network import attention
+from mlx_t5.network import attention, cache
 from mlx_t5.network.attention import LEAST_QUERIES, RelativeBias, queries_at_once, relative_buckets
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import encoder_bytes
 from model import T5, load
+from random_models import random_t5
 
 torch = pytest.importorskip("torch")
 from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
@@ -121,6 +122,32 @@ def test_chunks_give_transformers_states(made, monkeypatch, family):
     expected = reference.encode(ids.tolist(), mask.astype(int).tolist())
     for states in (at_once, in_chunks):
         np.testing.assert_allclose(states[mask], expected[mask], atol=2e-4)
+
+
+@pytest.mark.parametrize("mode", ["float32", "bfloat16"])
+def test_attention_as_on_cuda(monkeypatch, mode):
+    """In three kernels where there is a mask, additive, is what MLX's one gives; also of beams."""
+    model, logits, fused = random_t5(mode), [], []
+    ids = mx.arange(24).reshape(3, 8) + 3
+    mask = mx.arange(8) < mx.array([[8], [3], [5]])
+    attend = mx.fast.scaled_dot_product_attention
+    monkeypatch.setattr(
+        mx.fast, "scaled_dot_product_attention", lambda *a, **k: fused.append(a) or attend(*a, **k)
+    )
+    for cuda in (False, True):
+        for module in (attention, cache):
+            monkeypatch.setattr(module, "on_cuda", lambda cuda=cuda: cuda)
+        prompts = model.cache(model.encode(ids, mask), mask, 8)
+        both = prompts, prompts.shared(2, 8)
+        for length in (5, 1):
+            for rows in both:
+                tokens = mx.full((rows.batch, length), 9)
+                logits.append(model.decode(tokens, rows, list(range(rows.batch))))
+        assert bool(fused) != cuda
+        fused.clear()
+    tolerance = 1e-4 if mode == "float32" else 0.3
+    for one, other in zip(logits[:4], logits[4:], strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance)
 
 
 @pytest.mark.slow

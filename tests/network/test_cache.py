@@ -241,3 +241,18 @@ def test_a_mask_is_written_out_once_a_pass(model, rows):
     assert slots.mask.shape == (5, model.config.num_heads, 3, 17)
     assert slots.mask.dtype == mx.bool_
     assert cache_of(model, prompts[:1]).slots([0], 3).mask is None
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cuda", "widths"),
+    [(True, False, (20, 20)), (False, False, (32, 32)), (False, True, (20, 32))],
+)
+def test_few_sizes_on_a_gpu(monkeypatch, cpu, cuda, widths):
+    """Sources in multiples of 32, but for a row alone on CUDA; slots in powers of two."""
+    monkeypatch.setattr("mlx_t5.network.cache.cpu_only", lambda: cpu)
+    monkeypatch.setattr("mlx_t5.network.cache.on_cuda", lambda: cuda)
+    assert (source_width(20, 1), source_width(20, 2)) == widths
+    slots = [0, 1, 32, 33, 65, 97, 129, 257]
+    assert [round_up(n) // SLOT_MULTIPLE for n in slots] == (
+        [1, 1, 1, 2, 3, 4, 5, 9] if cpu else [1, 1, 1, 2, 4, 4, 8, 16]
+    )
