@@ -22,10 +22,9 @@ from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache, Slots
-from mlx_t5.network.compiled import Layer
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import heads
+from mlx_t5.network.layers import Layer, heads
 from mlx_t5.network.linear import Embedding, Linear, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack
@@ -126,9 +125,9 @@ class T5(nn.Module):
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
-        biases = self.encoder.source_biases(batch, length, mask)
-        for layer, bias in zip(self.encoder.plain, biases, strict=True):
-            x = layer(x, bias, batch)
+        layer, biases = self.encoder.plain, self.encoder.source_biases(batch, length, mask)
+        for blocks, bias in zip(self.encoder.blocks, biases, strict=True):
+            x = layer(blocks, x, bias, batch)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
@@ -192,7 +191,7 @@ class T5(nn.Module):
             ValueError: the cache has too few slots or another number of rows.
         """
         slots = cache.slots(offsets, tokens.shape[1])
-        for i, x in enumerate(self._residuals(tokens, slots, self.decoder.functions(slots)), 1):
+        for i, x in enumerate(self._residuals(tokens, slots, self.decoder.for_pass(slots)), 1):
             if i % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
         return self.logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
@@ -202,11 +201,11 @@ class T5(nn.Module):
         *_, x = self._residuals(tokens, cache.slots(offsets, tokens.shape[1]), self.decoder.plain)
         return self.decoder.norm(x)
 
-    def _residuals(self, tokens: mx.array, slots: Slots, layers: list[Layer]) -> Iterator[mx.array]:
+    def _residuals(self, tokens: mx.array, slots: Slots, layer: Layer) -> Iterator[mx.array]:
         """The residual (B·T, d_model) behind each of the decoder's layers."""
         biases, x = self.decoder.biases(slots.positions, slots.seen), self._embed(tokens)
-        for i, (layer, bias) in enumerate(zip(layers, biases, strict=True)):
-            x = layer(x, bias, slots, i)
+        for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, biases, strict=True)):
+            x = layer(blocks, x, bias, slots, i)
             yield x
 
     def update(self, *args: Any, **options: Any) -> T5:

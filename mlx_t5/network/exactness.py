@@ -10,7 +10,6 @@ Symbols: B rows in flight at most, W width, K inputs of a product, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from mlx_t5.backend import mx
@@ -118,8 +117,8 @@ def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.arra
         every += [*((matrix, False) for matrix in block.inputs), (block.output, True)]
     dtype, seen = model.decoder.norm.weight.dtype, set()  # of activations
     for matrix, adds in every:
-        matrix = matrix._replace(kind=replace(matrix.kind, total=None))
-        kind = matrix.kind, adds, *((a.shape, a.dtype) for a in matrix.arrays)
+        matrix = matrix._replace(total=None)
+        kind = matrix[1:], adds, *((a.shape, a.dtype) for a in matrix.arrays)
         if kind not in seen:
             seen.add(kind)
             yield _doubled(matrix, dtype, adds)
@@ -129,9 +128,8 @@ def _doubled(
     matrix: Matrix, dtype: mx.Dtype, adds: bool
 ) -> tuple[Product, Callable[[int], list[mx.array]]]:
     """A product like the matrix's whose weight holds one half twice, the second time turned."""
-    how = dict(matrix.kind.quantization)
-    group = how.get("group_size", 1)
-    arrays = matrix.arrays if how else (matrix.arrays[0].T,)  # outputs first
+    quantized, group = bool(matrix.quantization), [*matrix.quantization, 1][0]
+    arrays = matrix.arrays if quantized else (matrix.arrays[0].T,)  # outputs first
     groups, stored = arrays[-1].shape[1], arrays[-1].dtype
     dtype = stored if mx.issubdtype(stored, mx.floating) else dtype  # some scales are integers
     doubled = []
@@ -140,7 +138,7 @@ def _doubled(
         turned = mx.roll(half, half.shape[1] // max(groups // 2, 1), axis=1)
         rest = array[:, 2 * half.shape[1] :]  # of an odd number of groups
         doubled.append(mx.concatenate([half, turned, rest], axis=1))
-    like = Matrix(tuple(doubled) if how else (mx.contiguous(doubled[0]).T,), matrix.kind)
+    like = matrix._replace(arrays=tuple(doubled) if quantized else (mx.contiguous(doubled[0]).T,))
 
     def inputs(rows: int) -> list[mx.array]:
         x = mx.random.normal((rows, groups * group)).astype(dtype)
@@ -151,7 +149,7 @@ def _doubled(
     def adding(x: mx.array) -> mx.array:
         return like.times(x, mx.zeros((len(x), len(arrays[0])), stored))
 
-    return adding if adds and not how else like.times, inputs
+    return adding if adds and not quantized else like.times, inputs
 
 
 def attention_holds(model: Any, width: int) -> bool:

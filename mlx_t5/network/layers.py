@@ -75,6 +75,9 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
+Layer = Callable[
+    [Blocks, mx.array, mx.array, Slots, int], mx.array
+]  # `decoder_layer` of some sizes
 
 
 def decoder_layer(

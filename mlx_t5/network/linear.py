@@ -46,31 +46,20 @@ class Embedding(nn.Embedding):
         return product(x, self.weight)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What decides how a matrix is multiplied, besides its numbers.
-
-    Attributes:
-        quantization: `QUANTIZATION` and what the layer has of it; nothing if it is not quantised.
-        forms: other than the natural one, on this device.
-        total: of ranks that have a part of the inputs each: gives the sum of what all of them get.
-    """
-
-    quantization: tuple[tuple[str, Any], ...] = ()
-    forms: Forms = ()
-    total: Callable[[mx.array], mx.array] | None = None
-
-
 class Matrix(NamedTuple):
-    """The weights of a linear layer, out of their module.
+    """The weights of a linear layer, out of their module, as `mx.compile` takes them.
 
     Attributes:
         arrays: the transposed weight (K, N); quantised: weight, scales and, in some modes, biases.
-        kind: how to multiply them.
+        quantization: the layer's `QUANTIZATION`; empty if it is not quantised.
+        forms: other than the natural one, on this device; none on a GPU.
+        total: of ranks that have a part of the inputs each: gives the sum of what all of them get.
     """
 
     arrays: tuple[mx.array, ...]
-    kind: Kind
+    quantization: tuple[Any, ...] = ()
+    forms: Forms = ()
+    total: Callable[[mx.array], mx.array] | None = None
 
     @classmethod
     def of(cls, layer: Any) -> Matrix:
@@ -78,24 +67,24 @@ class Matrix(NamedTuple):
         weight, total = layer["weight"], getattr(layer, "total", None)
         if "scales" in layer:
             arrays = tuple(layer[name] for name in ("weight", "scales", "biases") if name in layer)
-            how = tuple((name, getattr(layer, name)) for name in QUANTIZATION)
-            return cls(arrays, Kind(how, total=total))
-        return cls((weight.T,), Kind(forms=forms(*weight.shape, weight.dtype), total=total))
+            return cls(arrays, tuple(getattr(layer, name) for name in QUANTIZATION), (), total)
+        return cls((weight.T,), (), forms(*weight.shape, weight.dtype), total)
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         """The product (M, N) with x (M, K), plus a residual, if possible in one operation."""
-        (weight, *scales), kind = self
-        form = _form(kind.forms, x)
+        (weight, *scales), quantization, forms, total = self
+        form = _form(forms, x)
         if scales:
-            out = mx.quantized_matmul(x, weight, *scales, **dict(kind.quantization))
+            how = dict(zip(QUANTIZATION, quantization, strict=True))
+            out = mx.quantized_matmul(x, weight, *scales, **how)
         elif form:
             out = form(x, weight.T)
-        elif residual is None or kind.total or residual.dtype != weight.dtype:
+        elif residual is None or total or residual.dtype != weight.dtype:
             out = x @ weight
         else:
             return mx.addmm(residual, x, weight)
-        if kind.total:
-            out = kind.total(out)
+        if total:
+            out = total(out)
         return out if residual is None else residual + out
 
 

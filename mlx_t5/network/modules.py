@@ -15,9 +15,17 @@ from typing import Any
 from mlx_t5.backend import mx, nn
 from mlx_t5.network.attention import ChunkedBias, Mask, RelativeBias, queries_at_once
 from mlx_t5.network.cache import hiding
-from mlx_t5.network.compiled import PASSES, CompiledLayers, Layer, pays
+from mlx_t5.network.compiled import PASSES, compiled_layer, pays
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.layers import Block, Blocks, Sizes, decoder_layer, encoder_layer, rms_norm
+from mlx_t5.network.layers import (
+    Block,
+    Blocks,
+    Layer,
+    Sizes,
+    decoder_layer,
+    encoder_layer,
+    rms_norm,
+)
 from mlx_t5.network.linear import Linear, Matrix, join, matrices
 
 
@@ -136,25 +144,23 @@ class Stack(nn.Module):
 
     def forget(self) -> None:
         """Has the arrays of the layers looked up anew: `T5.update` replaces some."""
-        for name in ("plain", "compiled"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("blocks", None)
 
     @cached_property
-    def plain(self) -> list[Callable[..., mx.array]]:
-        """`encoder_layer` or `decoder_layer` of every layer, with its sizes and arrays."""
-        function = decoder_layer if self.causal else encoder_layer
-        return [partial(function, self.sizes, layer.blocks()) for layer in self.layers]
+    def blocks(self) -> list[Blocks]:
+        """The arrays of every layer."""
+        return [layer.blocks() for layer in self.layers]
 
-    @cached_property
-    def compiled(self) -> CompiledLayers:
-        """The same of a decoder, to be compiled."""
-        return CompiledLayers(self.sizes, [layer.blocks() for layer in self.layers])
+    @property
+    def plain(self) -> Callable[..., mx.array]:
+        """`encoder_layer` or `decoder_layer` of these sizes."""
+        return partial(decoder_layer if self.causal else encoder_layer, self.sizes)
 
-    def functions(self, slots: Any) -> list[Layer]:
-        """What computes each layer of a decoder's pass over these slots: compiled where it pays."""
+    def for_pass(self, slots: Any) -> Layer:
+        """What computes the layers of a decoder's pass over slots: compiled where that pays."""
         self.passes += 1
         if self.compiles and pays(self.passes, slots):
-            return self.compiled.functions(slots)
+            return compiled_layer(self.sizes, slots)
         return self.plain
 
     def expect_passes(self) -> None:
