@@ -10,7 +10,7 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.network.cache import source_width
+from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from model import load
@@ -110,7 +110,7 @@ def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     while long.decided < 66:
         engine.step()
     engine.insert([short])
-    assert (draft.cache.source, draft.cache.capacity) == (source_width(91), 96)
+    assert (draft.cache.source, draft.cache.capacity) == (source_width(91), round_up(96))
     while len(engine.rows) == 2:
         engine.step()
     assert engine.rows == [short]

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from mlx_t5.backend import mx
-from mlx_t5.network import attention, cache, linear
+from mlx_t5.network import attention, cache, linear, modules
 from mlx_t5.network.config import T5Config
 from model import T5
 
@@ -41,6 +41,7 @@ def layer(monkeypatch, tmp_path):
         mx.fast, "scaled_dot_product_attention", lambda q, k, v, scale, mask: mx.erfinv(q)
     )
     monkeypatch.setattr(linear, "forms", lambda *_: ())
+    monkeypatch.setattr(modules, "pays", lambda *_: False)
 
     def count(length, device, padded, **config):
         for module in (attention, cache):
