@@ -22,6 +22,9 @@ from mlx_t5.network.compiled import compiled_step
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
+from mlx_t5.sampling.acceptance import accept
+from mlx_t5.sampling.draws import Sampling, likeliest
+from mlx_t5.settings import Settings
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 LONGEST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
@@ -133,17 +136,22 @@ def timer(
     source: int = SOURCE_TOKENS,
     slots: int = max(TARGET_POINTS),
 ) -> Callable[[int], float]:
-    """A function that times a pass of the target's decoder over so many positions of one row.
+    """A function that times a step's pass of the target over so many positions of one row.
 
-    Its source has so many tokens, and its text as many slots. All `ranks` get the time of the
-    first.
+    With what a step does around it: tokens are joined, accepted and waited for. The row's source
+    has so many tokens, and its text as many slots. All `ranks` get the time of the first.
     """
-    cache = _prepared(model, 1, source, slots)
+    cache, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
 
     def seconds(positions: int) -> float:
         began = clock()
-        logits = model.decode(_filler(model, 1, positions), cache, [0])
-        mx.argmax(logits, axis=-1).tolist()
+        tokens, x, lengths = _filler(model, 1, 1), None, mx.array([positions - 1], mx.int32)
+        if positions > 1:
+            x = _filler(model, 1, positions - 1)
+            tokens = mx.concatenate([tokens, x], axis=1)
+        logits = model.decode(tokens, cache, [0])
+        accepted, tokens = accept(logits, x, None, lengths, greedy, None)
+        mx.concatenate([accepted[:, None], tokens], axis=1).tolist()
         return _of_first(clock() - began, ranks)
 
     return seconds
@@ -186,7 +194,7 @@ def chain(
     began = clock()
     for i in range(CHAIN):
         logits = step(tokens, cache, [offset + i] * len(tokens))
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        tokens = likeliest(logits)
         mx.async_eval(tokens)
     tokens.tolist()
     return (clock() - began) / CHAIN
@@ -201,7 +209,7 @@ def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_PO
 
 
 def _filler(model: Seq2Seq, rows: int, length: int) -> mx.array:
-    return mx.full((rows, length), model.config.pad_token_id, mx.int32)
+    return mx.array([[model.config.pad_token_id] * length] * rows, mx.int32)
 
 
 def _of_first(seconds: float, ranks: Ranks) -> float:
