@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import cpu_only
@@ -186,11 +186,10 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         adaptive: chooses for rows whose num_draft is "auto".
     """
     limits: list[Limits] = []
-    by_task: dict[tuple[int, ...], Limits] = {}
+    learned = cache(partial(adaptive.limits, rows=len(rows)))
     for row in rows:
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         remaining = row.settings.max_tokens - row.decided - 1
-        limit: Limits
         num_draft = row.settings.num_draft
         if num_draft is None:
             num_draft = default_num_draft()
@@ -199,9 +198,7 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         elif not row.adapts:
             limit = adaptive.fixed
         else:
-            if row.task not in by_task:
-                by_task[row.task] = adaptive.limits(row.task, len(rows))
-            limit = by_task[row.task]
+            limit = learned(row.task)
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
         limits.append(usable if remaining and num_draft else {})
     return limits

@@ -239,8 +239,7 @@ class DraftModel:
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs else None
         valid = mx.array(lengths, mx.int32)
-        if finite:
-            valid = accepted_length(mx.concatenate(finite, axis=1), valid)
+        valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
         x, rows = mx.concatenate(xs, axis=1), len(lengths)
         return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, valid)
 

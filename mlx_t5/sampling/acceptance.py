@@ -185,8 +185,7 @@ def accept(
             return lengths, own
         if not sampling.any_lenient:  # a proposal is kept where it is the target's own token
             return accepted_length(drafts == own[:, :-1], lengths), own
-    batch, positions, _ = logits.shape
-    placeholder = mx.zeros((batch, 1), mx.int32)
+    placeholder = mx.zeros((len(logits), 1), mx.int32)
     drafts = placeholder if drafts is None else mx.concatenate([drafts, placeholder], axis=1)
     lengths = accepted_length(finite, lengths)
     if sampling.all_greedy:
@@ -194,7 +193,7 @@ def accept(
     else:
         accepted, own = _accept_sampled(logits, drafts, q, lengths, sampling, keys)
         own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
-    return accepted, mx.where(mx.arange(positions) < accepted[:, None], drafts, own)
+    return accepted, mx.where(mx.arange(drafts.shape[1]) < accepted[:, None], drafts, own)
 
 
 def _accept_sampled(
