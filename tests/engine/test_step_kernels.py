@@ -2,7 +2,7 @@
 
 Metal and CUDA launch one for each operation that computes, and a concatenation one for each array
 that it joins. Views, slices and the like only look at memory in another way, and what is made from
-Python's numbers is there already.
+Python's numbers is there already. A CPU runs the same operations.
 """
 
 import re
