@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import cpu_only
@@ -33,7 +33,7 @@ PRIORS = {
 }
 MEMORY = 80.0  # verified proposals after which an old one counts 1/e
 LEAST_SPEEDUP = 1.05  # estimates are not exact enough to act on less
-EXPLORATION_SHARE = 0.03  # of the time, for drafts that are not expected to pay
+EXPLORATION_SHARE = 0.03  # of the time, lost to drafts that are not expected to pay
 STEPS_BETWEEN_LOOKS = 4  # for copies, where they are not expected to pay
 
 
@@ -105,8 +105,8 @@ class Adaptive:
         limits = self._best({kind: e.alpha(kind) for kind, e in estimates.items()}, rows)
         for kind, estimate in estimates.items():
             estimate.idle_steps = 0 if limits[kind] else estimate.idle_steps + 1
-        if limits.get("draft") == 0 and self._explore_draft(estimates["draft"], rows):
-            limits["draft"] = 1
+        if limits.get("draft") == 0:
+            limits["draft"] = self._trial(estimates["draft"], rows)
         idle = [e.idle_steps for kind, e in estimates.items() if kind != "draft"]
         if idle and min(idle) % STEPS_BETWEEN_LOOKS:
             return {kind: n for kind, n in limits.items() if kind == "draft"}
@@ -147,9 +147,9 @@ class Adaptive:
         return {kind: gamma if speedup >= least else 0 for kind, (speedup, gamma) in best.items()}
 
     def _largest_speedup(self, kind: str, alpha: float, rows: int) -> tuple[float, int]:
-        """Returns the largest S, and the gamma that reaches it."""
+        """Returns the largest S with a proposal or more, and the gamma that reaches it."""
         costs = enumerate(self._costs(kind == "draft", rows), 1)
-        return max([(1.0, 0), *((expected_tokens(alpha, n) / cost, n) for n, cost in costs)])
+        return max((expected_tokens(alpha, n) / cost, n) for n, cost in costs)
 
     def _costs(self, drafted: bool, rows: int) -> list[float]:
         """Costs of a step with 1, 2, … proposals, relative to a regular step; worked out once."""
@@ -159,13 +159,17 @@ class Adaptive:
             self._tables[drafted, rows] = [step / verify(rows, 1) for step in steps]
         return self._tables[drafted, rows]
 
-    def _explore_draft(self, estimate: Estimate, rows: int) -> bool:
-        """Whether enough time has passed to try a drafted token, which may yield nothing."""
-        price = self._costs(True, rows)[0] - 1  # in regular steps
+    def _trial(self, estimate: Estimate, rows: int) -> int:
+        """How many tokens to draft though that is not expected to pay: 0 if it is too early to.
+
+        Where it nearly pays it costs little, so it is tried often.
+        """
+        speedup, gamma = self._largest_speedup("draft", estimate.alpha("draft"), rows)
+        price = (LEAST_SPEEDUP - speedup) * self._costs(True, rows)[gamma - 1]  # in regular steps
         if estimate.idle_steps * EXPLORATION_SHARE < price:
-            return False
+            return 0
         estimate.idle_steps = 0
-        return self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP
+        return gamma if self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP else 0
 
 
 def default_num_draft() -> int:
@@ -182,11 +186,10 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         adaptive: chooses for rows whose num_draft is "auto".
     """
     limits: list[Limits] = []
-    by_task: dict[tuple[int, ...], Limits] = {}
+    learned = cache(partial(adaptive.limits, rows=len(rows)))
     for row in rows:
         # One token a step is the target's own, so a row with r tokens to go can use r - 1.
         remaining = row.settings.max_tokens - row.decided - 1
-        limit: Limits
         num_draft = row.settings.num_draft
         if num_draft is None:
             num_draft = default_num_draft()
@@ -195,9 +198,7 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         elif not row.adapts:
             limit = adaptive.fixed
         else:
-            if row.task not in by_task:
-                by_task[row.task] = adaptive.limits(row.task, len(rows))
-            limit = by_task[row.task]
+            limit = learned(row.task)
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
         limits.append(usable if remaining and num_draft else {})
     return limits

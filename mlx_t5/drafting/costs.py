@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from mlx_t5.backend import mx, on_cpu
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
+from mlx_t5.sampling.acceptance import accept
+from mlx_t5.sampling.draws import Sampling, likeliest
+from mlx_t5.settings import Settings
 
 LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
 LONGEST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
@@ -61,14 +65,9 @@ def longest() -> int:
 
 def _between(seconds: dict[int, float], positions: int) -> float:
     """Interpolated; beyond the last point, the average slope goes on."""
-    if positions in seconds:
-        return seconds[positions]
-    points = list(seconds)
-    first, last = points[0], points[-1]
-    if positions < last:
-        return float(np.interp(positions, points, list(seconds.values())))
-    slope = (seconds[last] - seconds[first]) / max(last - first, 1)
-    return seconds[last] + slope * (positions - last)
+    points, times = list(seconds), list(seconds.values())
+    slope = (times[-1] - times[0]) / max(points[-1] - points[0], 1)
+    return float(np.interp(positions, points, times)) + slope * max(positions - points[-1], 0)
 
 
 def measure(
@@ -85,12 +84,11 @@ def measure(
     same passes and find the same costs.
     """
     ranks = ranks_of(target)
-    width = getattr(target, "width", max(TARGET_POINTS))  # of exact decoding
-    points = [n for n in TARGET_POINTS if n <= width]
-    verifying = ladder(timer(target, clock, ranks), points, BUDGET_SECONDS)
-    if draft is None:
-        return Costs(rising(verifying), {})
-    proposing = ladder(drafting(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)
+    # Passes of exact decoding have a width.
+    points = [n for n in TARGET_POINTS if n <= getattr(target, "width", n)]
+    verifying, proposing = ladder(timer(target, clock, ranks), points, BUDGET_SECONDS), {}
+    if draft is not None:
+        proposing = ladder(drafting(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)
     return Costs(rising(verifying), rising(proposing))
 
 
@@ -132,63 +130,47 @@ def timer(
     source: int = SOURCE_TOKENS,
     slots: int = max(TARGET_POINTS),
 ) -> Callable[[int], float]:
-    """A function that times a pass of the target's decoder over so many positions of one row.
+    """A function that times a step's pass of the target over so many positions of one row.
 
-    Its source has so many tokens, and its text as many slots. All `ranks` get the time of the
-    first.
+    With what a step does around it: tokens are joined, accepted and waited for. The row's source
+    has so many tokens, and its text as many slots. All `ranks` get the time of the first.
     """
-    cache = _prepared(model, 1, source, slots)
+    prepared, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
 
     def seconds(positions: int) -> float:
         began = clock()
-        logits = model.decode(_filler(model, 1, positions), cache, [0])
-        mx.argmax(logits, axis=-1).tolist()
+        tokens, x, lengths = _filler(model, 1, 1), None, mx.array([positions - 1], mx.int32)
+        if positions > 1:
+            x = _filler(model, 1, positions - 1)
+            tokens = mx.concatenate([tokens, x], axis=1)
+        logits = model.decode(tokens, prepared, [0])
+        accepted, tokens = accept(logits, x, None, lengths, greedy, None)
+        mx.concatenate([accepted[:, None], tokens], axis=1).tolist()
         return _of_first(clock() - began, ranks)
 
     return seconds
 
 
 def drafting(
-    model: Seq2Seq,
-    clock: Callable[[], float],
-    ranks: Ranks = ALONE,
-    source: int = SOURCE_TOKENS,
+    model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE, source: int = SOURCE_TOKENS
 ) -> Callable[[int], float]:
     """A function that times a draft pass over one position of so many rows, as drafts are made.
 
-    Their sources have so many tokens. All `ranks` get the time of the first.
+    That is `CHAIN` passes, each fed what the last has chosen, and one wait. The rows' sources have
+    so many tokens. All `ranks` get the time of the first.
     """
-    caches: dict[int, Any] = {}
+    prepared = cache(lambda rows: _prepared(model, rows, source))
 
     def seconds(rows: int) -> float:
-        if rows not in caches:
-            caches[rows] = _prepared(model, rows, source)
-        tokens = _filler(model, rows, 1)
-        return _of_first(chain(model.decode, tokens, caches[rows], 0, clock), ranks)
+        slots, tokens = prepared(rows), _filler(model, rows, 1)
+        began = clock()
+        for i in range(CHAIN):
+            tokens = likeliest(model.decode(tokens, slots, [i] * rows))
+            mx.async_eval(tokens)
+        tokens.tolist()
+        return _of_first((clock() - began) / CHAIN, ranks)
 
     return seconds
-
-
-def chain(
-    step: Any, tokens: mx.array, cache: Any, offset: int, clock: Callable[[], float]
-) -> float:
-    """Seconds of a draft pass: `CHAIN` of them, each fed what the last has chosen, and one wait.
-
-    Args:
-        step: feeds a draft one token a row.
-        tokens: (B, 1), the first to be fed.
-        cache: of B rows, with slots for all of them.
-        offset: position of the first.
-        clock: seconds.
-    """
-    mx.eval(tokens)
-    began = clock()
-    for i in range(CHAIN):
-        logits = step(tokens, cache, [offset + i] * len(tokens))
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        mx.async_eval(tokens)
-    tokens.tolist()
-    return (clock() - began) / CHAIN
 
 
 def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
@@ -200,7 +182,7 @@ def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_PO
 
 
 def _filler(model: Seq2Seq, rows: int, length: int) -> mx.array:
-    return mx.full((rows, length), model.config.pad_token_id, mx.int32)
+    return mx.array([[model.config.pad_token_id] * length] * rows, mx.int32)
 
 
 def _of_first(seconds: float, ranks: Ranks) -> float:

@@ -19,7 +19,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
-from mlx_t5.sampling.draws import Sampling, is_finite, probabilities, sample
+from mlx_t5.sampling.draws import Sampling, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
 
 # The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
@@ -48,7 +48,8 @@ class Proposal:
         copies: what each row could have copied, whether it is proposed or not; None if nothing was
             looked for or found.
         writers: who proposed, one of "draft" and "copy" a row.
-        valid_lengths: (B,) int32, how many of them count: those before logits that were not finite.
+        valid_lengths: (B,) int32, how many of them count: those before logits that were not finite,
+            which matters only where a token that is not the target's own may be kept.
     """
 
     tokens: mx.array | None
@@ -61,7 +62,7 @@ class Proposal:
     @classmethod
     def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
         """No proposal for any of the rows."""
-        none = mx.zeros((rows,), mx.int32)
+        none = mx.array([0] * rows, mx.int32)
         return cls(None, None, [0] * rows, copies or [None] * rows, [""] * rows, none)
 
 
@@ -220,9 +221,10 @@ class DraftModel:
                 history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
                 logits = process(history, logits, counts)
-            finite.append(is_finite(logits))
+            if sampling.any_lenient or not sampling.all_greedy:
+                finite.append(is_finite(logits))
             if sampling.all_greedy:
-                token = mx.argmax(logits, axis=-1).astype(mx.int32)
+                token = likeliest(logits)
             else:
                 qs.append(probabilities(logits, sampling))
                 token = sample(qs[-1][:, 0], sampling.draft_keys(keys, i))[:, None]
@@ -231,7 +233,8 @@ class DraftModel:
         # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
         q = mx.concatenate(qs, axis=1) if qs else None
-        valid = accepted_length(mx.concatenate(finite, axis=1), mx.array(lengths, mx.int32))
+        valid = mx.array(lengths, mx.int32)
+        valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
         x, rows = mx.concatenate(xs, axis=1), len(lengths)
         return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, valid)
 
@@ -261,6 +264,8 @@ class DraftModel:
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)
         self.cache.reserve(max(map(len, committed)) + max(width, gamma))
         logits = self._feed(tokens, self.fed)
+        if all(len(row) == width for row in pending):
+            return logits[:, -1:]
         last = mx.array([len(row) - 1 for row in pending])
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 

@@ -36,6 +36,7 @@ from mlx_t5.sampling.draws import (
     Sampling,
     fold,
     is_finite,
+    likeliest,
     one_hot,
     probabilities,
     sample,
@@ -66,7 +67,7 @@ def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array
     proposed = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0]
     floor = mx.max(logits, axis=-1) + mx.log1p(-delta)[:, None]
     near = (delta > 0)[:, None] & (proposed >= floor) & (proposed > -mx.inf)
-    return near | (drafts == mx.argmax(logits, axis=-1))
+    return near | (drafts == likeliest(logits))
 
 
 def keep_sampled(px: mx.array, qx: mx.array, delta: mx.array, u: mx.array) -> mx.array:
@@ -92,10 +93,10 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
 
     Args:
         keep: (B, gamma) bool.
-        lengths: (B,) proposals that are real; the rest of a row is padding.
+        lengths: (B,) int32, proposals that are real; the rest of a row is padding.
     """
-    real = mx.arange(keep.shape[1]) < lengths[:, None]
-    return mx.cumprod((keep & real).astype(mx.int32), axis=1).sum(axis=1)
+    ends = mx.where(keep, lengths[:, None], mx.arange(keep.shape[1]))  # a rejection ends it there
+    return mx.min(ends, axis=1)
 
 
 def joint_ratio(px: mx.array, qx: mx.array) -> mx.array:
@@ -177,20 +178,22 @@ def accept(
         position `accepted`. What stands after it is meaningless. Nothing is judged by logits that
         are not finite: the first such position ends the block, and its own token is NO_TOKEN.
     """
-    batch, positions, _ = logits.shape
-    placeholder = mx.zeros((batch, 1), mx.int32)
-    drafts = placeholder if drafts is None else mx.concatenate([drafts, placeholder], axis=1)
     finite = is_finite(logits)
+    if sampling.all_greedy:
+        own = mx.where(finite, likeliest(logits), NO_TOKEN)
+        if drafts is None:
+            return lengths, own
+        if not sampling.any_lenient:  # a proposal is kept where it is the target's own token
+            return accepted_length(drafts == own[:, :-1], lengths), own
+    placeholder = mx.zeros((len(logits), 1), mx.int32)
+    drafts = placeholder if drafts is None else mx.concatenate([drafts, placeholder], axis=1)
     lengths = accepted_length(finite, lengths)
     if sampling.all_greedy:
         accepted = accepted_length(keep_greedy(logits, drafts, sampling.delta), lengths)
-        best = mx.argmax(logits, axis=-1).astype(mx.int32)
-        own = mx.take_along_axis(best, accepted[:, None], axis=1)
     else:
         accepted, own = _accept_sampled(logits, drafts, q, lengths, sampling, keys)
-    own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
-    here = mx.arange(positions) == accepted[:, None]
-    return accepted, mx.where(here, own, drafts)
+        own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
+    return accepted, mx.where(mx.arange(drafts.shape[1]) < accepted[:, None], drafts, own)
 
 
 def _accept_sampled(

@@ -41,6 +41,7 @@ class Sampling:
     any_greedy: bool
     any_block: bool
     all_block: bool
+    any_lenient: bool  # some row has delta > 0
     filtered: bool  # some row uses top-k or top-p
     processing: Processing | None = None  # of the logits, before all this
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
@@ -78,6 +79,7 @@ class Sampling:
             any_greedy=any(t == 0 for t in temp),
             any_block=any(joint),
             all_block=all(joint),
+            any_lenient=any(d > 0 for d in delta),
             filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
             processing=processing,
             keys=mx.stack(list(keys)) if keys and not all_greedy else None,
@@ -174,7 +176,7 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
         scaled = mx.where(scaled < floor, -mx.inf, scaled)
     p = mx.softmax(scaled, axis=-1, precise=True)
     if sampling.any_greedy:
-        p = mx.where(greedy, one_hot(mx.argmax(logits, axis=-1), logits.shape[-1]), p)
+        p = mx.where(greedy, one_hot(likeliest(logits), logits.shape[-1]), p)
     return p
 
 
@@ -184,7 +186,12 @@ def is_finite(logits: mx.array) -> mx.array:
     Single logits may be -inf, as rules for the text forbid tokens so. NaN or inf anywhere, or
     nothing but -inf, leaves no choice: the largest is no number then.
     """
-    return mx.isfinite(mx.max(logits, axis=-1))
+    return mx.abs(mx.max(logits, axis=-1)) < mx.inf
+
+
+def likeliest(logits: mx.array) -> mx.array:
+    """The token with the largest of logits (..., V), the first of equal ones, as int32 (...)."""
+    return mx.argmax(logits, axis=-1).view(mx.int32)  # the same 32 bits: nothing is computed
 
 
 def _smallest_kept_logit(scaled: mx.array, sampling: Sampling) -> mx.array:
@@ -223,7 +230,7 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
     """
     count = weights.shape[-1] + 1
     u = _each_key(lambda key: mx.random.uniform(shape=(count,), key=key), keys)
-    return mx.argmax(weights / waiting_times(u), axis=-1).astype(mx.int32)
+    return likeliest(weights / waiting_times(u))
 
 
 def waiting_times(u: mx.array) -> mx.array:

@@ -1,15 +1,17 @@
 """What `num_draft="auto"` chooses and what that costs, by tables of costs and patterns."""
 
+import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
 from mlx_t5.drafting.adaptive import Adaptive, compare, count_verified, proposal_limits
-from mlx_t5.drafting.costs import LONGEST, Costs
+from mlx_t5.drafting.costs import LONGEST, LONGEST_ON_METAL, Costs
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
+from published_costs import H100, PUBLISHED, T5_11B, T5_LARGE, pair
 from simulated_decoding import COSTS, Simulation, costs, patterns
 
 TOKENS = 600
@@ -26,6 +28,40 @@ def test_close_to_the_best_fixed_number_and_never_much_slower_than_none(machine,
         fixed = [total + simulation.fixed(g, kind) for g, total in enumerate(fixed)]
     assert auto <= 1.05 * min(fixed)
     assert auto <= 1.05 * fixed[0]
+
+
+APPLE = {
+    f"{name}, c = {c}": pair(PUBLISHED[name], c)
+    for name in ("4 bits, M4 Pro", "4 bits, M5 Max", "bf16, matrix kernel from 2", "fp16, M1 Max")
+    for c in (T5_11B, T5_LARGE)
+}
+GPUS = {name: (costs, LONGEST) for name, costs in H100.items()}
+GPUS |= {name: (costs, LONGEST_ON_METAL) for name, costs in APPLE.items()}
+
+
+def against_the_best_fixed_number(gpu, alpha, seeds):
+    """Cost of twelve texts of 40 tokens, by a process that has seen none, relative to it."""
+    auto, (costs, longest) = 0.0, GPUS[gpu]
+    fixed = [0.0] * (longest + 1)
+    for seed in range(seeds):
+        right = np.random.default_rng(seed).random(12 * 40) < alpha
+        simulation = Simulation(costs, right, text=40, longest=longest)
+        auto += simulation.auto()[0]
+        fixed = [total + simulation.fixed(g) for g, total in enumerate(fixed)]
+    return auto / min(fixed)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.7, 0.85, 0.93])
+@pytest.mark.parametrize("gpu", GPUS)
+def test_within_5_percent_of_the_best_fixed_number_on_gpus(gpu, alpha):
+    assert against_the_best_fixed_number(gpu, alpha, seeds=4) <= 1.05
+
+
+@pytest.mark.parametrize("alpha", [0.7, 0.85])
+def test_a_draft_that_pays_is_not_given_up_after_bad_luck(alpha):
+    """A pass over two positions costs as much as one over eight, so one proposal never pays."""
+    unlucky = "bf16, matrix kernel from 2, c = 0.1"
+    assert against_the_best_fixed_number(unlucky, alpha, seeds=12) <= 1.05
 
 
 @pytest.mark.parametrize("good", ["draft", "copy"])

@@ -20,6 +20,8 @@ from mlx_t5.drafting.costs import (
     measure,
     rising,
 )
+from mlx_t5.sampling.acceptance import accept
+from published_costs import PUBLISHED, T5_11B, T5_LARGE, pair
 
 
 class Machine:
@@ -82,6 +84,27 @@ def test_a_pair_is_measured_without_leaving_anything_behind(monkeypatch):
     assert min(measured.draft.values()) > 0
 
 
+@pytest.mark.parametrize("positions", [1, 5])
+def test_a_pass_of_the_target_is_timed_with_what_a_step_does_around_it(positions, monkeypatch):
+    """From the proposals to what the host waits for, once."""
+    model, given, waited = FakeModel(random_table(5), 5), [], []
+    clock = iter([10.0, 18.0])
+
+    def watched(logits, x, q, lengths, sampling, keys):
+        assert sampling.all_greedy and not sampling.any_lenient
+        given.append((None if x is None else x.shape, lengths.tolist()))
+        waited.clear()
+        return accept(logits, x, q, lengths, sampling, keys)
+
+    monkeypatch.setattr(costs, "accept", watched)
+    tolist = mx.array.tolist
+    monkeypatch.setattr(mx.array, "tolist", lambda a: waited.append(a.shape) or tolist(a))
+    assert costs.timer(model, lambda: next(clock))(positions) == 8.0
+    assert model.calls == [([0], [[0] * positions])]
+    assert given == [((1, positions - 1) if positions > 1 else None, [positions - 1])]
+    assert waited == [(1, 1 + positions)]
+
+
 def test_drafts_are_timed_as_they_are_made(monkeypatch):
     """A chain by the step that drafts take, each fed what the last has chosen, and one wait."""
     model, rows, handed = FakeModel(random_table(5), 5), 4, []
@@ -115,34 +138,6 @@ def test_auto_stays_within_the_vector_kernel_of_metal(monkeypatch):
 
 # ---- published ladders ---------------------------------------------------------------------------
 
-# How many proposals suit the ladders v(M) of Apple's GPUs, published and by what kernels read.
-# Figures are times of one product or pass over M rows, by others; nothing was measured here.
-MLX = "https://github.com/ml-explore/mlx/"
-# M → time, in any unit, and where it is from.
-PUBLISHED = {
-    # mlx 0.32.0, 4096 × 24576
-    "4 bits, M4 Pro": ({1: 1, 2: 1.03, 3: 1.22, 4: 1.47, 6: 2.07, 8: 2.69}, MLX + "issues/3839"),
-    # 5120 × 17408, ms
-    "4 bits, M3 Max": (
-        {1: 0.129, 2: 0.129, 4: 0.165, 6: 0.263, 8: 0.323, 9: 0.405, 10: 0.508, 32: 0.513},
-        MLX + "pull/3863",
-    ),
-    # a 70B model, ms
-    "4 bits, M5 Max": (
-        {1: 75.9, 3: 84.8, 5: 112.7, 8: 170.8, 12: 241.5, 16: 296.0},
-        MLX + "pull/3791",
-    ),
-    # M3 Ultra with mlx 0.31.2, ms: the kernels that M1 and M2 have to this day
-    "4 bits, every row by itself": (
-        {1: 0.041, 2: 0.076, 4: 0.134, 7: 0.218, 8: 0.252, 16: 0.260},
-        MLX + "issues/4265",
-    ),
-    "bf16, matrix kernel from 2": ({1: 0.271, 2: 0.539, 16: 0.541}, MLX + "issues/4265"),
-    # a 7B model
-    "fp16, M1 Max": ({1: 1, 5: 1.8, 15: 2.2, 16: 2.7}, "https://arxiv.org/abs/2403.09919"),
-}
-T5_11B, T5_LARGE = 0.02, 0.1  # c of a t5-small in front of them, about
-
 
 def chosen(costs, alpha, kind="draft"):
     """What `auto` proposes where this share is kept."""
@@ -169,13 +164,12 @@ def chosen(costs, alpha, kind="draft"):
     ],
 )
 def test_the_number_that_suits_a_published_ladder(name, c, numbers):
-    ms = PUBLISHED[name][0]
-    costs = Costs({m: float(t) for m, t in ms.items()}, {1: c * ms[1]})
+    costs = pair(PUBLISHED[name], c)
     assert tuple(chosen(costs, alpha) for alpha in (0.6, 0.75, 0.9)) == numbers
 
 
 def test_without_a_draft_pass_to_pay_for_copies_pay_where_they_mostly_hold():
-    each = Costs(PUBLISHED["4 bits, every row by itself"][0], {})
+    each = Costs(PUBLISHED["4 bits, every row by itself"], {})
     assert [chosen(each, alpha, "copy") for alpha in (0.4, 0.75, 0.95)] == [0, 0, LONGEST]
 
 

@@ -88,6 +88,51 @@ def test_verify_without_proposals_is_one_token_of_the_target():
         assert tokens.tolist() == [[1], [0]]
 
 
+def greedily(logits, drafts, length, delta):
+    """The rule for one greedy row, read off its logits: accepted, and the tokens that count."""
+    kept = []
+    for i, position in enumerate(logits):
+        largest, best = position.max(), int(position.argmax())
+        if not np.isfinite(largest):  # NaN somewhere, +inf, or everything forbidden
+            best = acceptance.NO_TOKEN
+            break
+        if i == length:
+            break
+        logit = position[drafts[i]]
+        near = delta > 0 and logit > -np.inf and np.exp(logit - largest) >= 1 - delta
+        if drafts[i] != best and not near:
+            break
+        kept.append(drafts[i])
+    return len(kept), [*kept, best]
+
+
+@pytest.mark.parametrize("deltas", [[0.0], [0.6], [1.0], [0.0, 0.3, 0.9]], ids=str)
+@pytest.mark.parametrize("positions", range(1, 7))
+def test_greedy_rows_follow_the_rule_whatever_the_logits(positions, deltas):
+    rng = np.random.default_rng(positions)
+    rows, vocab = 240, 5
+    # Few values, so that many tie; one of 20 logits is forbidden, and one of 100 is no number.
+    odds = np.array([0.235, 0.235, 0.235, 0.235, 0.05, 0.005, 0.005])
+    values = np.array([0.0, 0.4, 1.0, 2.5, -np.inf, np.inf, np.nan], np.float32)
+    logits = rng.choice(values, (rows, positions, vocab), p=odds)
+    logits[rng.random((rows, positions)) < 0.02] = -np.inf
+    likely = rng.random((rows, positions - 1)) < 0.7
+    drafts = np.where(likely, logits[:, :-1].argmax(-1), rng.integers(0, vocab, likely.shape))
+    lengths = rng.integers(0, positions, rows)
+    greedy = [{"temp": 0.0, "delta": delta} for delta in deltas]
+    sampling = mixed(*greedy, times=rows // len(deltas))
+    x = mx.array(drafts, mx.int32) if positions > 1 else None
+    outcome = acceptance.accept(
+        mx.array(logits), x, None, mx.array(lengths, mx.int32), sampling, None
+    )
+    assert [a.dtype for a in outcome] == [mx.int32] * 2
+    written = [(n, row[: n + 1]) for n, row in zip(*(a.tolist() for a in outcome), strict=True)]
+    delta = np.array(sampling.delta)
+    assert written == [greedily(*row) for row in zip(logits, drafts, lengths, delta, strict=True)]
+    assert {n for n, _ in written} == set(range(positions)), "every length is met"
+    assert any(tokens[-1] == acceptance.NO_TOKEN for _, tokens in written)
+
+
 def test_greedy_rows_beside_sampling_rows_stay_greedy():
     rng = np.random.default_rng(0)
     logits = mx.array(rng.normal(size=(6, 4, 9)).astype(np.float32))

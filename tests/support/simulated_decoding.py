@@ -44,6 +44,14 @@ def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
+def right_in_a_row(right: np.ndarray) -> list[int]:
+    """For each place, how many proposals would be right from there on."""
+    runs = [0]
+    for each in right[::-1]:
+        runs.append(runs[-1] + 1 if each else 0)
+    return runs[:0:-1]
+
+
 class Simulation:
     """One greedy row after the other, which learn from each other as in a decoder.
 
@@ -51,18 +59,25 @@ class Simulation:
         costs: of steps.
         draft: for each place, whether the draft would be right; None without a draft model.
         copy: the same of what can be copied.
+        text: tokens of a text, after which the next begins; None for one text.
+        longest: proposals at most.
     """
 
-    def __init__(self, costs: Costs, draft=None, copy=None):
+    def __init__(self, costs: Costs, draft=None, copy=None, text=None, longest=LONGEST):
         self.costs, self.right = costs, {"copy": copy, "draft": draft}
         self.right = {kind: each for kind, each in self.right.items() if each is not None}
-        self.adaptive = Adaptive(lambda: costs, list(self.right), LONGEST)
+        self.adaptive = Adaptive(lambda: costs, list(self.right), longest)
         self.tokens = len(next(iter(self.right.values())))
+        self.text = text or self.tokens
+        self.runs = {kind: right_in_a_row(right) for kind, right in self.right.items()}
+
+    def room(self, place: int) -> int:
+        """Tokens of a text after the one at this place."""
+        return self.text - place % self.text - 1
 
     def step(self, place: int, kind: str | None, length: int) -> tuple[int, float]:
         """How many of the proposals are kept, and what the step costs."""
-        run = self.right[kind][place : place + length] if length else np.ones(0, bool)
-        kept = length if run.all() else int(np.argmin(run))
+        kept = min(length, self.runs[kind][place]) if length else 0
         drafting = length * self.costs.draft_pass(1) if kind == "draft" else 0.0
         return kept, drafting + self.costs.verify(1, length + 1)
 
@@ -70,7 +85,7 @@ class Simulation:
         """Cost of decoding with the same number of proposals in every step."""
         place = total = 0
         while place < self.tokens:
-            kept, cost = self.step(place, kind, min(gamma, self.tokens - place - 1))
+            kept, cost = self.step(place, kind, min(gamma, self.room(place)))
             place, total = place + kept + 1, total + cost
         return total
 
@@ -78,12 +93,12 @@ class Simulation:
         """Cost of letting `Adaptive` choose, and what it chose."""
         place, total, chosen = 0, 0.0, []
         while place < self.tokens:
-            room = min(self.tokens - place - 1, LONGEST)
+            room = min(self.room(place), LONGEST)
             limits = self.adaptive.limits(task, 1)
             kind = next((kind for kind in self.right if limits.get(kind)), None)
             length = min(limits.get(kind, 0), room)
             kept, cost = self.step(place, kind, length)
-            ended = place + kept + 1 >= self.tokens
+            ended = kept == self.room(place)
             if kind == "draft":
                 self.adaptive.learn(task, kind, *count_verified(length, kept, kept + 1, ended))
             if "copy" in limits and room:
