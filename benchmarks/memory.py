@@ -7,12 +7,13 @@ files have on the Hugging Face Hub; caches are those of one prompt.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks import printing
+from demo.grow import SHAPES
 from mlx_t5.checkpoints.default_drafts import default_draft
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.arguments import add_number, at_least
@@ -24,19 +25,14 @@ from model import expected_parameters
 BITS = (None, 8, 4)
 
 
-def _config(sizes: tuple[int, ...], **others: Any) -> T5Config:
-    names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
-    shape: dict[str, Any] = dict(zip(names, sizes, strict=True))
-    return T5Config(**shape, **others)
-
-
-def _t5(*sizes: int) -> T5Config:
-    return _config((32128, *sizes))
+def _t5(sizes: Mapping[str, int]) -> T5Config:
+    return T5Config.from_dict({"model_type": "t5", **sizes})
 
 
 def _gated(vocab_size: int, *sizes: int, **others: Any) -> T5Config:
-    gated: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    return _config((vocab_size, *sizes), **(gated | others))
+    names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
+    shape: dict[str, Any] = dict(zip(names, (vocab_size, *sizes), strict=True))
+    return T5Config(**shape, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **others)
 
 
 V1_1 = MappingProxyType(
@@ -50,11 +46,11 @@ V1_1 = MappingProxyType(
 )
 MODELS = MappingProxyType(
     {
-        "t5-small": _t5(512, 2048, 8, 64, 6),
-        "t5-base": _t5(768, 3072, 12, 64, 12),
-        "t5-large": _t5(1024, 4096, 16, 64, 24),
-        "t5-3b": _t5(1024, 16384, 32, 128, 24),
-        "t5-11b": _t5(1024, 65536, 128, 128, 24),
+        **{
+            name: T5Config.from_dict({"model_type": "t5", **sizes})
+            for name, sizes in SHAPES.items()
+            if sizes
+        },
         **{f"flan-t5-{size}": _gated(32128, *shape) for size, shape in V1_1.items()},
         **{f"mt5-{size}": _gated(250112, *V1_1[size]) for size in ("small", "xl", "xxl")},
         "byt5-small": _gated(384, 1472, 3584, 6, 64, 12, num_decoder_layers=4),
