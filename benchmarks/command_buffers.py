@@ -8,6 +8,7 @@ of the same target in turns with this one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -96,13 +97,11 @@ def tried(
     for variable, other in OTHERS.items():
         ratios: list[float] = []
         if weights < limit() - mx.get_active_memory():
-            environment, common = {variable: str(other)}, {"dtype": dtype, "source": source}
-            with Process(f"{__name__}:Passes", environment, model=name, **common) as process:
-                try:
-                    process.call("seconds")  # may compile its kernels
-                    here.seconds()
-                    ratios = [here.seconds() / process.call("seconds") for _ in rounds()]
-                except UserError:
-                    ratios = []
+            other_limit, common = {variable: str(other)}, {"dtype": dtype, "source": source}
+            process = Process(f"{__name__}:Passes", other_limit, model=name, **common)
+            with process, contextlib.suppress(UserError):
+                process.call("seconds")  # may compile its kernels
+                here.seconds()
+                ratios = [here.seconds() / process.call("seconds") for _ in rounds()]
         trials[f"{other} {UNITS[variable]}"] = spread(ratios) if ratios else None
     return {unit: limits[variable] for variable, unit in UNITS.items()} | {"trials": trials}

@@ -7,6 +7,7 @@ files have on the Hugging Face Hub; caches are those of one prompt.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +19,8 @@ from mlx_t5.checkpoints.default_drafts import default_draft
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, weight_bytes
+from mlx_t5.network.memory import cache_bytes, encoder_bytes
+from mlx_t5.network.weights import Shape
 from mlx_t5.sizes import readable
 from model import expected_parameters
 
@@ -71,6 +73,21 @@ class Need:
     parameters: int
     weights: dict[int | None, int]
     prompt: int
+
+
+def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None = None) -> int:
+    """Bytes of a model's weights.
+
+    Args:
+        shapes: of the parameters, by our names.
+        width: bytes of a number that is not quantised.
+        recipe: how layers are quantised; None if they are not.
+    """
+    total = 0
+    for name, shape in shapes.items():
+        how = recipe.for_layer(name, shape) if recipe else None
+        total += how.nbytes(shape, width) if how else math.prod(shape) * width
+    return total
 
 
 def need(config: T5Config, source: int, target: int) -> Need:

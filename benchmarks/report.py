@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,9 @@ def run(args: argparse.Namespace, command: str) -> int:
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
     log("command buffers")
-    record["command_buffers"] = command_buffers.tried(
-        subject.target,
-        target,
-        dtype,
-        source_length(subject, prompts),
-        lambda: affordable(TRIAL_SHARE * args.seconds, MOST_ROUNDS, time.perf_counter),
-    )
+    rounds = partial(affordable, TRIAL_SHARE * args.seconds, MOST_ROUNDS, time.perf_counter)
+    trial = (subject.target, target, dtype, source_length(subject, prompts), rounds)
+    record["command_buffers"] = command_buffers.tried(*trial)
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)

@@ -115,7 +115,9 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     tried = r"\d+ ops, \d+ MB \(1000 ops: \d.+, 400 MB: \d.+\)"
     assert re.fullmatch("unused" if cpu_only() else tried, cells["command buffers"])
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
-    said = [err.find(what) for what in ("loading", "timing", "opening", "again", "closing", "buffers")]
+    said = [
+        err.find(what) for what in ("loading", "timing", "opening", "again", "closing", "buffers")
+    ]
     assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
 
 
