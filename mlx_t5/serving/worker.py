@@ -302,10 +302,12 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
     if not model.can_decode:
         decoder.embed([prompt])
         return
-    decoder.generate([prompt], max_tokens=DUMMY_TOKENS, batch_size=batch_size)
+    fixed = num_draft if isinstance(num_draft, int) else 1  # "auto" is to learn nothing from this
+    common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
+    decoder.generate([prompt], **common)
     most = num_draft if isinstance(num_draft, int) else longest()
     if not cpu_only():
-        compile_kernels(decoder, [prompt, prompt[1:]], batch_size)
+        compile_kernels(decoder, [prompt, prompt[1:]], common)
         most = max(most, MAX_NUM_DRAFT)
     if decoder.exact:
         return
@@ -315,9 +317,10 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
 
 
-def compile_kernels(decoder: Decoder, prompts: list[list[int]], batch_size: int) -> None:
-    """Takes every kind of request that the server's flags allow; arguments as of `warm_up`."""
+def compile_kernels(decoder: Decoder, prompts: list[list[int]], common: dict[str, Any]) -> None:
+    """Takes every kind of request that the server's flags allow, with these settings in common."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
-        decoder.generate(prompts, max_tokens=DUMMY_TOKENS, batch_size=batch_size, **settings)
-    list(decoder.scoring.parts([Pair(tuple(prompt), (0,)) for prompt in prompts], batch_size))
-    list(decoder.embeddings.parts(prompts, batch_size, True))
+        decoder.generate(prompts, **common, **settings)
+    pairs = [Pair(tuple(prompt), (0,)) for prompt in prompts]
+    list(decoder.scoring.parts(pairs, common["batch_size"]))
+    list(decoder.embeddings.parts(prompts, common["batch_size"], True))
