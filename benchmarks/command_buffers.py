@@ -41,11 +41,9 @@ PASSES = 10  # that follow each other in a turn
 
 def in_effect(architecture: str, environment: Mapping[str, str] = os.environ) -> dict[str, int]:
     """Both limits by their variables: what is set, read as MLX does, or the GPU's default."""
-    cuda = architecture.startswith("sm_")
-    default = DEFAULTS.get(
-        architecture if cuda else architecture[-1:], ON_CUDA if cuda else ON_METAL
-    )
-    limits = dict(zip(UNITS, default, strict=True))
+    on_cuda = architecture.startswith("sm_")
+    gpu, others = (architecture, ON_CUDA) if on_cuda else (architecture[-1:], ON_METAL)
+    limits = dict(zip(UNITS, DEFAULTS.get(gpu, others), strict=True))
     for name in limits.keys() & environment.keys():
         limits[name] = int(environment[name]) if environment[name].isdigit() else 0
     return limits

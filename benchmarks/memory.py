@@ -48,11 +48,7 @@ V1_1 = MappingProxyType(
 )
 MODELS = MappingProxyType(
     {
-        **{
-            name: T5Config.from_dict({"model_type": "t5", **sizes})
-            for name, sizes in SHAPES.items()
-            if sizes
-        },
+        **{name: _t5(sizes) for name, sizes in SHAPES.items() if sizes},
         **{f"flan-t5-{size}": _gated(32128, *shape) for size, shape in V1_1.items()},
         **{f"mt5-{size}": _gated(250112, *V1_1[size]) for size in ("small", "xl", "xxl")},
         "byt5-small": _gated(384, 1472, 3584, 6, 64, 12, num_decoder_layers=4),
@@ -85,8 +81,12 @@ def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None 
     """
     total = 0
     for name, shape in shapes.items():
-        how = recipe.for_layer(name, shape) if recipe else None
-        total += how.nbytes(shape, width) if how else math.prod(shape) * width
+        numbers, how = math.prod(shape), recipe.for_layer(name, shape) if recipe else None
+        if how:  # a scale for each group, and in mode affine an offset
+            group = 2 * width if how.mode == "affine" else 1
+            total += numbers * how.bits // 8 + numbers // how.group_size * group
+        else:
+            total += numbers * width
     return total
 
 

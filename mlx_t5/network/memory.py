@@ -33,10 +33,7 @@ from mlx_t5.sizes import readable
 SHARE = 0.9  # of a CPU's memory that may be used, and of what a GPU recommends without a warning
 WORKING_SET = "max_recommended_working_set_size"  # what Metal calls it; other devices have none
 SLACK = 64 << 20  # buffers are rounded up to pages, and small ones lie in a heap that counts whole
-KEPT, KEPT_SHARE = (
-    256 << 20,
-    0.25,
-)  # freed buffers that MLX keeps: bytes, or of what is free
+KEPT, KEPT_SHARE = 256 << 20, 0.25  # freed buffers that MLX keeps: bytes, share of what is free
 MEBIBYTE = 1 << 20
 HEADS = "lm_head."  # how tensors of an output head begin, if that is not the embedding
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})

@@ -302,10 +302,10 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
     if not model.can_decode:
         decoder.embed([prompt])
         return
-    fixed = num_draft if isinstance(num_draft, int) else 1  # "auto" is to learn nothing from this
+    # "auto" is to learn nothing from dummy texts, so their number of proposals is fixed.
+    fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, longest())
     common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
     decoder.generate([prompt], **common)
-    most = num_draft if isinstance(num_draft, int) else longest()
     if not cpu_only():
         compile_kernels(decoder, [prompt, prompt[1:]], common)
         most = max(most, MAX_NUM_DRAFT)
@@ -321,6 +321,5 @@ def compile_kernels(decoder: Decoder, prompts: list[list[int]], common: dict[str
     """Takes every kind of request that the server's flags allow, with these settings in common."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)
-    pairs = [Pair(tuple(prompt), (0,)) for prompt in prompts]
-    list(decoder.scoring.parts(pairs, common["batch_size"]))
+    list(decoder.scoring.parts([Pair(tuple(prompts[0]), (0,))], common["batch_size"]))
     list(decoder.embeddings.parts(prompts, common["batch_size"], True))
