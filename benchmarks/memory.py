@@ -7,36 +7,34 @@ files have on the Hugging Face Hub; caches are those of one prompt.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks import printing
+from demo.grow import SHAPES
 from mlx_t5.checkpoints.default_drafts import default_draft
 from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.memory import cache_bytes, encoder_bytes, weight_bytes
+from mlx_t5.network.memory import cache_bytes, encoder_bytes
+from mlx_t5.network.weights import Shape
 from mlx_t5.sizes import readable
 from model import expected_parameters
 
 BITS = (None, 8, 4)
 
 
-def _config(sizes: tuple[int, ...], **others: Any) -> T5Config:
-    names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
-    shape: dict[str, Any] = dict(zip(names, sizes, strict=True))
-    return T5Config(**shape, **others)
-
-
-def _t5(*sizes: int) -> T5Config:
-    return _config((32128, *sizes))
+def _t5(sizes: Mapping[str, int]) -> T5Config:
+    return T5Config.from_dict({"model_type": "t5", **sizes})
 
 
 def _gated(vocab_size: int, *sizes: int, **others: Any) -> T5Config:
-    gated: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    return _config((vocab_size, *sizes), **(gated | others))
+    names = ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers")
+    shape: dict[str, Any] = dict(zip(names, (vocab_size, *sizes), strict=True))
+    return T5Config(**shape, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **others)
 
 
 V1_1 = MappingProxyType(
@@ -50,11 +48,7 @@ V1_1 = MappingProxyType(
 )
 MODELS = MappingProxyType(
     {
-        "t5-small": _t5(512, 2048, 8, 64, 6),
-        "t5-base": _t5(768, 3072, 12, 64, 12),
-        "t5-large": _t5(1024, 4096, 16, 64, 24),
-        "t5-3b": _t5(1024, 16384, 32, 128, 24),
-        "t5-11b": _t5(1024, 65536, 128, 128, 24),
+        **{name: _t5(sizes) for name, sizes in SHAPES.items() if sizes},
         **{f"flan-t5-{size}": _gated(32128, *shape) for size, shape in V1_1.items()},
         **{f"mt5-{size}": _gated(250112, *V1_1[size]) for size in ("small", "xl", "xxl")},
         "byt5-small": _gated(384, 1472, 3584, 6, 64, 12, num_decoder_layers=4),
@@ -75,6 +69,25 @@ class Need:
     parameters: int
     weights: dict[int | None, int]
     prompt: int
+
+
+def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None = None) -> int:
+    """Bytes of a model's weights.
+
+    Args:
+        shapes: of the parameters, by our names.
+        width: bytes of a number that is not quantised.
+        recipe: how layers are quantised; None if they are not.
+    """
+    total = 0
+    for name, shape in shapes.items():
+        numbers, how = math.prod(shape), recipe.for_layer(name, shape) if recipe else None
+        if how:  # a scale for each group, and in mode affine an offset
+            group = 2 * width if how.mode == "affine" else 1
+            total += numbers * how.bits // 8 + numbers // how.group_size * group
+        else:
+            total += numbers * width
+    return total
 
 
 def need(config: T5Config, source: int, target: int) -> Need:

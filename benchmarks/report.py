@@ -3,7 +3,7 @@
 The target's passes are timed over M positions, and held-out prompts are decoded regularly,
 speculatively twice, and regularly again. A machine that slows down meanwhile strikes both alike,
 and the opening and the closing baseline say by how much. However slow the models are, it takes
-about as long: there are fewer prompts then.
+about as long: there are fewer prompts then. On a GPU other command buffers are tried at the end.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, printing, workload
+from benchmarks import command_buffers, machine, printing, workload
 from benchmarks.figures import (
     Decode,
     PairCosts,
@@ -45,7 +46,8 @@ from model import T5
 
 # Shares of the time for measuring; the three passes after the opening take about as long as it.
 LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
-MOST_PROMPTS = 32
+TRIAL_SHARE = 0.08  # of each of two, on a GPU
+MOST_PROMPTS, MOST_ROUNDS = 32, 500
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
 DRAFT_ROUNDS = 9
@@ -100,6 +102,7 @@ COLUMNS: printing.Columns = {
     "texts": lambda record: printing.texts(record["different"]),
     "peak memory": lambda record: readable(record["peak_memory_bytes"]),
     "exact decoding": lambda record: "holds" if record["exact"]["holds"] else "no",
+    "command buffers": lambda record: command_buffers.written(record["command_buffers"]),
 }
 
 
@@ -139,6 +142,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         **measured(subject, prompts, num_draft, args.seconds),
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
+    log("command buffers")
+    rounds = partial(affordable, TRIAL_SHARE * args.seconds, MOST_ROUNDS, time.perf_counter)
+    trial = (subject.target, target, dtype, source_length(subject, prompts), rounds)
+    record["command_buffers"] = command_buffers.tried(*trial)
     print(f"{printing.header(record['environment'], command)}\n")
     print(printing.markdown(COLUMNS, [record]))
     printing.write_record(args.json, record)

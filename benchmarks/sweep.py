@@ -2,14 +2,12 @@
 
 Every setting of the grid decodes greedily. A few prompts are timed one by one, interleaved; quality
 is measured on more of them, decoded in batches, as a text does not depend on its batch. Writes a
-CSV file, a picture (speed-ups with theory's beside them, and quality against delta) and all figures
-as JSON.
+picture (speed-ups with theory's beside them, and quality against delta) and all figures as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +20,6 @@ from benchmarks.quality import explain, points, quality, recommend
 from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, Workload
 from mlx_t5.cli.arguments import add_number, add_setting, at_least, between
-from mlx_t5.errors import UserError
 
 Setting = tuple[float, int]  # delta, gamma
 PACKAGES = ("sacrebleu", "matplotlib")
@@ -56,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "points of exact match and of chrF that the recommended setting may lose"
     number("--tolerance", type=between(0, 100), default=1.0, help=what)
     workload.add_measuring(parser, 3)
-    what = "write NAME.csv and NAME.png, and NAME.json unless --json says where"
+    what = "write NAME.png, and NAME.json unless --json says where"
     add(
         "--output",
         type=Path,
@@ -70,9 +67,9 @@ def run(args: argparse.Namespace, command: str) -> int:
     """Measures, prints and writes; exit status 1 if delta 0 changes a text in float32."""
     for package in PACKAGES:  # what is missing is said before the work
         importlib.import_module(package)
-    picture, sheet = (args.output.with_name(args.output.name + end) for end in (".png", ".csv"))
-    figures_file = args.json or args.output.with_name(args.output.name + ".json")
-    printing.check_writable(figures_file, picture, sheet)
+    picture, record_file = (args.output.with_name(args.output.name + e) for e in (".png", ".json"))
+    figures_file = args.json or record_file
+    printing.check_writable(figures_file, picture)
     prompts = workload.chosen(args.task, args.prompts, args.count)
     quality_prompts = workload.chosen(args.task, args.prompts, args.quality_count)
     count = len(quality_prompts.prompts)
@@ -84,13 +81,12 @@ def run(args: argparse.Namespace, command: str) -> int:
     print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
     draw(rows, best, title(facts, args, count), picture)
-    write_csv(sheet, rows)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
     printing.write_record(
         figures_file, {**record, "costs": costs, "regular": regular, "rows": rows}
     )
-    print(f"wrote {sheet}, {picture} and {figures_file}")
+    print(f"wrote {picture} and {figures_file}")
     changed = any(row["delta"] == 0 and row["different"] for row in rows)
     return int(changed and facts["dtype"] == "float32")
 
@@ -145,30 +141,6 @@ def quality_of(
     lossless = texts(subject.decoder(REGULAR))
     written = (texts(subject.decoder(args.way, n, delta)) for delta, n in settings)
     return [quality(lenient, prompts.references, lossless) for lenient in written]
-
-
-def write_csv(file: Path, rows: Sequence[dict]) -> None:
-    """One line a setting; a speed-up takes three columns.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    flat = []
-    for row in rows:
-        line: dict[str, Any] = {}
-        for name, value in row.items():
-            if name.endswith("speed_up"):
-                line |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
-            elif not isinstance(value, list):
-                line[name] = value
-        flat.append(line)
-    try:
-        with open(file, "w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, list(flat[0]))
-            writer.writeheader()
-            writer.writerows(flat)
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None
 
 
 def draw(rows: Sequence[dict], best: dict | None, title: str, file: Path) -> None:

@@ -59,14 +59,13 @@ def add_num_draft(
     add_number(parser, "--num-draft", type=kind, default=default, help=what)
 
 
-def add_models(parser: argparse.ArgumentParser, dtype: bool = True) -> None:
-    """Which models; `dtype` is whether the type they compute in can be chosen."""
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Which models, and the type they compute in."""
     add = parser.add_argument
     add("--model", default=str(BUNDLED / "target"), metavar="NAME", help="the target")
     add("--draft-model", default=str(BUNDLED / "draft"), metavar="NAME", help="the draft")
-    if dtype:
-        what = "compute in this type (default: the folder's; float32 without a GPU)"
-        add("--dtype", choices=DTYPES, help=what)
+    what = "compute in this type (default: the folder's; float32 without a GPU)"
+    add("--dtype", choices=DTYPES, help=what)
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -109,8 +108,8 @@ def header_fields(args: argparse.Namespace) -> dict[str, Any]:
     names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
     tasks = " and ".join([args.task] if isinstance(args.task, str) else dict.fromkeys(args.task))
     prompts = f"{args.count} of {args.prompts or tasks}"
-    facts = {"target": names[0], "draft": names[1], "prompts": prompts}
-    return facts | ({"repeats": args.repeats} if "repeats" in args else {})
+    models = {"target": names[0], "draft": names[1]}
+    return {**models, "prompts": prompts, "repeats": args.repeats}
 
 
 def workloads(args: argparse.Namespace) -> list[Workload]:

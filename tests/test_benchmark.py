@@ -7,8 +7,6 @@ import pytest
 
 import benchmark
 from benchmarks import compare
-from convert import convert
-from mlx_t5.cli.models import BUNDLED
 from snippets import ROOT
 
 
@@ -17,7 +15,7 @@ def test_the_program_has_all_subcommands():
         [sys.executable, str(ROOT / "benchmark.py"), "--help"], capture_output=True, text=True
     )
     assert shown.returncode == 0
-    for name in ("compare", "sweep", "peers", "quantize", "memory", "server", "report"):
+    for name in ("compare", "sweep", "peers", "costs", "memory", "server", "report"):
         assert f"\n    {name} " in shown.stdout
 
 
@@ -44,9 +42,8 @@ def test_ctrl_c_has_the_status_that_shells_expect(monkeypatch):
         (["sweep", "--delta", "1.5"], "give a number from 0 (lossless) to 1, not '1.5'"),
         (["sweep", "--num-draft", "auto"], "give a whole number, at least 1, not 'auto'"),
         (["sweep", "--output", "no-such-folder/x"], "there is no folder"),
-        (["quantize", "--dtype", "float16"], "unrecognized arguments: --dtype float16"),
-        (["quantize", "--model", "quantised"], "quantised is quantised already; give the folder"),
-        (["quantize", "--draft-model", "quantised"], "quantised is quantised already; give the"),
+        (["costs", "--shape", "t5-huge"], "invalid choice: 't5-huge'"),
+        (["costs", "--repeats", "0"], "give a whole number, at least 1"),
         (["server", "--model", "no/such/folder"], "there is no model folder no/such/folder"),
         (["report", "--draft-model", "lookup"], "a report needs a draft model: name one with"),
         (["report", "--seconds", "0"], "give a whole number, at least 1"),
@@ -56,10 +53,6 @@ def test_ctrl_c_has_the_status_that_shells_expect(monkeypatch):
 )
 def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if "quantised" in argv:
-        folder = tmp_path / "models" / "quantised"
-        convert(BUNDLED / "draft", folder, quantize=True, q_group_size=32)
-        capsys.readouterr()
     try:
         status = benchmark.main(argv)
     except SystemExit as end:

@@ -11,7 +11,6 @@ only, in 8 bits (`embed_8`). `python benchmark.py quantize` has the figures.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -80,11 +79,6 @@ class Quantization:
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a weight's rows divide into groups; if not, it stays as it is, as in mlx-lm."""
         return len(shape) == 2 and shape[-1] % self.group_size == 0
-
-    def nbytes(self, shape: tuple[int, ...], width: int) -> int:
-        """Bytes of a quantised weight, in a model of `width` bytes a number."""
-        common = 2 * width if self.mode == "affine" else 1
-        return math.prod(shape) * self.bits // 8 + math.prod(shape) // self.group_size * common
 
     def quantize(self, name: str, rows: mx.array) -> dict[str, mx.array]:
         """Quantises rows of a weight.

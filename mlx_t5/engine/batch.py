@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.encoding import encoder_states, prepared
-from mlx_t5.network.memory import clear_large_cache, require_for
+from mlx_t5.network.memory import require_for
 from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ class Batch:
             row.states = None
         self.rows = [*self.rows, *rows]
         self._collect()
-        clear_large_cache()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; the others leave the batch."""

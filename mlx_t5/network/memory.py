@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlx_t5.backend import device_info, mx, on_cpu
+from mlx_t5.backend import cpu_only, device_info, mx, on_cpu
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint, stored_dtype
-from mlx_t5.checkpoints.quantization import Recipe
 from mlx_t5.grouping import PASS_POSITIONS
 from mlx_t5.network.attention import queries_at_once
 from mlx_t5.network.cache import round_up, source_width
@@ -31,13 +30,10 @@ from mlx_t5.network.config import T5Config
 from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
 from mlx_t5.sizes import readable
 
-if TYPE_CHECKING:
-    from mlx_t5.network.weights import Shape
-
 SHARE = 0.9  # of a CPU's memory that may be used, and of what a GPU recommends without a warning
 WORKING_SET = "max_recommended_working_set_size"  # what Metal calls it; other devices have none
 SLACK = 64 << 20  # buffers are rounded up to pages, and small ones lie in a heap that counts whole
-KEPT = 256 << 20  # freed buffers that MLX may keep for reuse when prompts have been encoded
+KEPT, KEPT_SHARE = 256 << 20, 0.25  # freed buffers that MLX keeps: bytes, share of what is free
 MEBIBYTE = 1 << 20
 HEADS = "lm_head."  # how tensors of an output head begin, if that is not the embedding
 WIDTHS = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
@@ -90,10 +86,15 @@ def room_for_weights(needed: int) -> Iterator[None]:
     wire(0)  # weights that there was no room for beside buffers that are gone now
 
 
-def clear_large_cache() -> None:
-    """Frees the buffers that MLX keeps for reuse if those are many, as after a long prompt."""
-    if mx.get_cache_memory() > KEPT:
-        mx.clear_cache()
+def keep_buffers(needed: int) -> None:
+    """Has MLX keep freed buffers, as a prompt's work and caches, for the next prompt like it.
+
+    They take `KEPT_SHARE` at most of the memory that these next bytes leave free, and `KEPT` in any
+    case; those unused for longest go first. Without a GPU MLX keeps 32 MB.
+    """
+    if not cpu_only():
+        free = limit() - mx.get_active_memory() - needed
+        mx.set_cache_limit(max(KEPT, int(KEPT_SHARE * free)))
 
 
 def require_for(
@@ -105,7 +106,7 @@ def require_for(
 ) -> None:
     """Checks that there is room to encode new rows and to decode them beside the running ones.
 
-    On a Mac that much is wired, too.
+    On a Mac that much is wired, too. Of what else is free, some is for buffers that are kept.
 
     The space is needed on top of what is held now, as the cache that they join is copied.
 
@@ -133,6 +134,7 @@ def require_for(
         if model
     )
     require(needed, ranks_of(models[0]))
+    keep_buffers(needed)
     wire(needed)
 
 
@@ -165,21 +167,6 @@ def encoder_bytes(config: T5Config, width: int, rows: int, source: int) -> int:
         (1 + config.is_gated_act) * config.d_ff + config.d_model + config.num_heads * config.d_kv
     )
     return 4 * width * rows * source * (scores + others)
-
-
-def weight_bytes(shapes: Mapping[str, Shape], width: int, recipe: Recipe | None = None) -> int:
-    """Bytes of a model's weights.
-
-    Args:
-        shapes: of the parameters, by our names.
-        width: bytes of a number that is not quantised.
-        recipe: how layers are quantised; None if they are not.
-    """
-    total = 0
-    for name, shape in shapes.items():
-        how = recipe.for_layer(name, shape) if recipe else None
-        total += how.nbytes(shape, width) if how else math.prod(shape) * width
-    return total
 
 
 def stored_bytes(folder: Path, dtype: str | mx.Dtype | None, prefix: str = "") -> int:

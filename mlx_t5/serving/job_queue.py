@@ -28,7 +28,8 @@ from mlx_t5.serving.jobs import (
 from mlx_t5.settings import Settings
 
 LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
-IDLE_SECONDS = 0.05  # between two rounds with nothing to do, as waiting in a collective is work
+REST_SECONDS = 10  # between two rounds with nothing to do
+IDLE_SECONDS = 0.05  # the same of ranks, as waiting in a collective is work
 
 
 class JobQueue:
@@ -127,11 +128,13 @@ class JobQueue:
     def next_round(self, busy: bool) -> list[Job] | None:
         """Waits for jobs, unless the thread is busy, and marks those that are cancelled.
 
+        After `REST_SECONDS` it waits no longer, so that there may be no new ones.
+
         Returns:
             The new jobs, the same on all ranks; None if no more will come and none is left.
         """
         with self._changed:
-            timeout = None if self._ranks.size == 1 else IDLE_SECONDS
+            timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
             self._changed.wait_for(lambda: busy or self._new or not self.open, timeout)
             new, self._new = self._new, []
             cancelled, self._withdrawn = self._withdrawn, []

@@ -49,7 +49,7 @@ class Decoder(Protocol):
     def target(self, batch_size: int) -> Any:
         """The model that verifies, in exact decoding with its width."""
 
-    def generate(self, prompts: Any, max_tokens: int, *, batch_size: int) -> Any:
+    def generate(self, prompts: Any, max_tokens: int, *, batch_size: int, **settings: Any) -> Any:
         """Decodes one prompt or several."""
 
     def embed(self, prompts: Any) -> Any:

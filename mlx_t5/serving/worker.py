@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import longest
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.ranks import ALONE, Ranks
-from mlx_t5.scoring.pairs import LastEncoded
+from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite
+from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.job_queue import JobQueue
@@ -43,7 +44,11 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 60  # without a step, although there is something to do
 FAILED = 2  # exit status
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
-DUMMY_TOKENS = 8  # tokens of the dummy prompt
+DUMMY_TOKENS = 8  # of the dummy prompt, and of its text
+SAMPLED: dict[str, Any] = {"temp": 1.0}
+# Kinds of requests that other kernels compute; exact decoding does not take all.
+KINDS: tuple[dict[str, Any], ...] = ({}, SAMPLED, SAMPLED | {"top_k": 9, "top_p": 0.9})
+INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEAMS})
 
 
 class Worker:
@@ -188,9 +193,10 @@ class Worker:
     def _next_round(self) -> list[Job] | None:
         """Waits for work; returns the new jobs, or None if no more will come."""
         busy = bool(self._generation or self._scoring)
-        if not busy:
-            mx.clear_cache()  # buffers kept for the next step; there may be none for long
-        return self._jobs.next_round(busy)
+        new = self._jobs.next_round(busy)
+        if not (busy or new):
+            mx.clear_cache()  # buffers kept for the next request, and none has come for a while
+        return new
 
     def _round(self, new: list[Job]) -> None:
         try:
@@ -284,22 +290,36 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
     num_draft + 1 positions, or with "auto" 1 to `longest()` + 1. Drafters need not propose so many
     for a dummy prompt, so the passes are made whatever they say; and the page decodes its first
     text regularly too, for comparison. In exact decoding all passes are of one width, and were
-    checked when it was found.
+    checked when it was found. On a GPU, which compiles kernels when they are first needed, it also
+    does what only some requests ask for, with as many proposals as they may.
 
     Args:
         decoder: with the models.
         batch_size: rows decoded at the same time; in exact decoding all passes have them.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
-    filler = model.config.eos_token_id
+    prompt = [model.config.eos_token_id] * DUMMY_TOKENS
     if not model.can_decode:
-        decoder.embed([[filler] * DUMMY_TOKENS])
+        decoder.embed([prompt])
         return
-    decoder.generate([[filler] * DUMMY_TOKENS], max_tokens=8, batch_size=batch_size)
+    # "auto" is to learn nothing from dummy texts, so their number of proposals is fixed.
+    fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, longest())
+    common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
+    decoder.generate([prompt], **common)
+    if not cpu_only():
+        compile_kernels(decoder, [prompt, prompt[1:]], common)
+        most = max(most, MAX_NUM_DRAFT)
     if decoder.exact:
         return
-    most = num_draft if isinstance(num_draft, int) else longest()
-    cache = encoded(model, [[filler] * DUMMY_TOKENS])
+    cache = encoded(model, [prompt])
     for width in range(1, most + 2 if decoder.drafter else 2):
         cache.reserve(width)
-        mx.eval(model.decode(mx.array([[filler] * width], mx.int32), cache, [0]))
+        mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
+
+
+def compile_kernels(decoder: Decoder, prompts: list[list[int]], common: dict[str, Any]) -> None:
+    """Takes every kind of request that the server's flags allow, with these settings in common."""
+    for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
+        decoder.generate(prompts, **common, **settings)
+    list(decoder.scoring.parts([Pair(tuple(prompts[0]), (0,))], common["batch_size"]))
+    list(decoder.embeddings.parts(prompts, common["batch_size"], True))

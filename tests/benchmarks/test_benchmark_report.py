@@ -11,6 +11,7 @@ import benchmark
 from benchmarks import report
 from benchmarks.report import affordable, exactness, in_turns
 from benchmarks.workload import DRAFT, REGULAR
+from mlx_t5.backend import cpu_only
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
@@ -111,8 +112,12 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     assert cells["γ (best by v)"].startswith("3 (")
     assert record["v"]["1"] == 1.0 and record["draft_pass"] > 0 and 0 < record["alpha"] <= 1
     assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
+    tried = r"\d+ ops, \d+ MB \(1000 ops: \d.+, 400 MB: \d.+\)"
+    assert re.fullmatch("unused" if cpu_only() else tried, cells["command buffers"])
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
-    said = [err.find(what) for what in ("loading", "timing", "opening", "again", "closing")]
+    said = [
+        err.find(what) for what in ("loading", "timing", "opening", "again", "closing", "buffers")
+    ]
     assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
 
 

@@ -12,12 +12,12 @@ from mlx_t5.errors import UserError
 
 def test_the_header_shortens_paths_and_names_the_prompts():
     folder = os.path.join(os.getcwd(), "demo", "target")
-    args = Namespace(model=folder, draft_model="t5-small", prompts=None, task="mixed", count=9)
-    models = {"target": os.path.join("demo", "target"), "draft": "t5-small"}
-    assert workload.header_fields(args) == {**models, "prompts": "9 of mixed"}
-    args.task, args.repeats = ["fix", "translate", "fix"], 3
-    prompts = "9 of fix and translate"
-    assert workload.header_fields(args) == {**models, "prompts": prompts, "repeats": 3}
+    chosen = {"prompts": None, "task": "mixed", "count": 9, "repeats": 3}
+    args = Namespace(model=folder, draft_model="t5-small", **chosen)
+    facts = {"target": os.path.join("demo", "target"), "draft": "t5-small", "repeats": 3}
+    assert workload.header_fields(args) == {**facts, "prompts": "9 of mixed"}
+    args.task = ["fix", "translate", "fix"]
+    assert workload.header_fields(args) == {**facts, "prompts": "9 of fix and translate"}
     args.prompts = "file"
     assert workload.header_fields(args)["prompts"] == "9 of file"
 

@@ -2,12 +2,17 @@
 
 import pytest
 
+import mlx_t5.serving.worker as worker_module
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, FLAT, PATIENCE, Gated, V, hold, until
+from mlx_t5.backend import cpu_only, mx
+from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import longest
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.serving import job_queue
+from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker, warm_up
@@ -271,4 +276,52 @@ def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
     warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft, costs=FLAT), 2)
     most = longest() if num_draft == AUTO else num_draft
     widths = {len(tokens[0]) for _, tokens in model.calls}
-    assert widths == (set(range(1, most + 2)) if drafters[kind] else {1})
+    if cpu_only():
+        assert widths == (set(range(1, most + 2)) if drafters[kind] else {1})
+    else:
+        assert widths == (set(range(1, MAX_NUM_DRAFT + 2)) if drafters[kind] else {1})
+
+
+def test_buffers_are_kept_for_the_next_request_until_none_comes_for_a_while(serve, monkeypatch):
+    cleared = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(model.calls[-1]))
+    monkeypatch.setattr(job_queue, "REST_SECONDS", 30)
+    model = FakeModel(ENDLESS, V)
+    worker, client = serve(model)
+    for _ in range(3):
+        assert len(client().submit([[2]], max_tokens=4).results()[0].tokens) == 4
+    assert cleared == []
+    monkeypatch.setattr(job_queue, "REST_SECONDS", 0.01)
+    client().submit([[2]], max_tokens=4).results()
+    until(lambda: cleared)
+    assert worker.health() == ("ok", None)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("cpu", [False, True])
+def test_a_gpu_has_kernels_compiled_for_every_kind_of_request(cpu, exact, monkeypatch):
+    monkeypatch.setattr(worker_module, "cpu_only", lambda: cpu)
+    model = FakeModel(ENDLESS, V)
+    draft = drafter(good(model.table), model)
+    decoder = SpeculativeDecoder(model, draft, num_draft=AUTO if not exact else 2, costs=FLAT)
+    decoder.exact = exact
+    asked, generate, encode = [], decoder.generate, model.encode
+    monkeypatch.setattr(Adaptive, "learn", pytest.fail)  # nothing from a dummy text
+
+    def noted(prompts, **settings):
+        results = generate(prompts, **settings)
+        texts = [len(result.tokens) for result in results]
+        kind = settings.keys() - {"max_tokens", "batch_size", "num_draft"}
+        asked.append((*sorted(kind), max(texts), settings.get("num_beams")))
+        return results
+
+    decoder.generate = noted
+    encoded = []
+    model.encode = lambda ids, mask=None: (encoded.append(ids.shape), encode(ids, mask))[1]
+    warm_up(decoder, 2)
+    regular, sampled = (8, None), [("temp", 8, None), ("temp", "top_k", "top_p", 8, None)]
+    inexact = [("delta", 8, None), ("delta", "temp", 8, None), ("num_beams", 8, MAX_BEAMS)]
+    kinds = [] if cpu else [regular, *sampled, *([] if exact else inexact)]
+    assert asked == [regular, *kinds]
+    # One pass for each call, two for scores and vectors, and one for the passes of every width.
+    assert len(encoded) == len(asked) + 2 * (not cpu) + (not exact)

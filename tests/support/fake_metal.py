@@ -14,12 +14,14 @@ class FakeMetal:
         active: bytes held.
         cached: bytes of freed buffers.
         limits: those that were set, the first first.
+        cache_limits: bytes of freed buffers that may be kept; those that were set.
         cleared: how often the freed buffers were given back.
     """
 
     def __init__(self, monkeypatch, recommended: int, memory: int = 0) -> None:
         self.recommended, self.active, self.cached = recommended, 0, 0
         self.limits: list[int] = []
+        self.cache_limits: list[int] = []
         self.cleared = 0
         facts = {"device_name": "Apple M9", WORKING_SET: recommended, "memory_size": memory}
         monkeypatch.setattr(mx, "device_info", lambda: facts)
@@ -27,6 +29,7 @@ class FakeMetal:
         monkeypatch.setattr(mx, "get_cache_memory", lambda: self.cached)
         monkeypatch.setattr(mx, "set_wired_limit", self._set_wired_limit)
         monkeypatch.setattr(mx, "clear_cache", self._clear_cache)
+        monkeypatch.setattr(mx, "set_cache_limit", self.cache_limits.append)
 
     def _set_wired_limit(self, limit: int) -> int:
         if limit > self.recommended:
