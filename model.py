@@ -11,8 +11,9 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import Layer, heads
-from mlx_t5.network.linear import Embedding, Linear, matrices
+from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack
 from mlx_t5.network.ranks import Ranks
@@ -85,10 +86,10 @@ class T5(nn.Module):
         if shares_with is not None:
             share(self, shares_with)
         else:
-            self.shared = Embedding(config.vocab_size, config.d_model)
+            self.shared = nn.Embedding(config.vocab_size, config.d_model)
             self.encoder = Stack(config, causal=False)
             if separate_head:
-                self.lm_head = Linear(config.d_model, config.vocab_size)
+                self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if not encoder_only:
             self.decoder = Stack(config, causal=True)
 
@@ -142,10 +143,10 @@ class T5(nn.Module):
             UserError: the model is an encoder alone.
         """
         require_decoder(self)
-        sizes, x, cross = self.decoder.sizes, encoded.flatten(0, 1), []
+        config, x, cross = self.decoder.config, encoded.flatten(0, 1), []
         for layer in self.decoder.layers:
             inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
-            k, v = heads(sizes, [matrix.times(x) for matrix in inputs], len(encoded), 2)
+            k, v = heads(config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
 
@@ -162,27 +163,23 @@ class T5(nn.Module):
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Bytes that it takes, at most, to encode rows of so many source positions.
-
-        None for a draft that shares its target's encoder, as the target does that for both.
-        """
+        """Bytes that it takes, at most, to encode rows of so many source positions, if it does."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
 
-    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
+    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """Feed new tokens to the decoder, each row at its own position.
 
-        Nothing is read back or waited for; the device begins with the first layers while the host
-        describes the others. A token attends to the slots of `cache` up to its own, so all before
-        `offsets` must have been fed; what has been fed at or behind `offsets` before is overwritten
-        or hidden. Rows shorter than T may be padded with any token at the end: their logits there
-        mean nothing and their slots get overwritten.
+        Nothing is waited for; the device begins with the first layers while the host describes the
+        others. A token attends to the slots of `cache` up to its own, so all before `offsets` must
+        have been fed; what has been fed at or behind `offsets` before is overwritten or hidden.
+        Rows shorter than T may be padded at the end with any token, whose logits mean nothing.
 
         Args:
             tokens: (B, T) target tokens.
             cache: from `cache`; updated.
-            offsets: absolute position of each row's first token; a list is faster.
+            offsets: absolute position of each row's first token.
 
         Returns:
             float32 logits (B, T, V) of the token after each of `tokens`.
@@ -214,11 +211,12 @@ class T5(nn.Module):
         return super().update(*args, **options)
 
     def update_modules(self, *args: Any, **options: Any) -> T5:
-        """As of `nn.Module`."""
+        """Likewise."""
         self._forget_arrays()
         return super().update_modules(*args, **options)
 
     def _forget_arrays(self) -> None:
+        self.__dict__.pop("head", None)
         for stack in (self[name] for name in ("encoder", "decoder") if name in self):
             stack.forget()
 
@@ -227,15 +225,16 @@ class T5(nn.Module):
         # The residual of larger models leaves the range of float16.
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
-    def logits(
-        self, states: mx.array, head: Callable[[mx.array], mx.array] | None = None
-    ) -> mx.array:
+    @cached_property
+    def head(self) -> Matrix:
+        """The output head, which may be the embedding."""
+        return Matrix.of(getattr(self, "lm_head", self.shared))
+
+    def logits(self, states: mx.array, head: Matrix | None = None) -> mx.array:
         """float32 logits (N, V) of hidden states (N, d_model), by the model's head or another."""
         if self.config.scales_logits:
             states = states * self.config.d_model**-0.5
-        if head is None:
-            head = getattr(self, "lm_head", self.shared.as_linear)
-        return head(states).astype(mx.float32)
+        return (head or self.head).times(states).astype(mx.float32)
 
 
 def expected_parameters(

@@ -116,14 +116,6 @@ def cpu_only() -> bool:
     return on_cpu() and not os.environ.get(REHEARSE)
 
 
-# Not in ranks that mlx.launch has started: the check waits between two of their collectives, and a
-# rank whose peer has just ended would wait for ever.
-if on_cpu() and os.environ.get(REHEARSE) and "MLX_RANK" not in os.environ:
-    from mlx_t5 import index_checks
-
-    index_checks.install()
-
-
 def device_info() -> dict[str, Any]:
     """What MLX says of the device; a rehearsal adds what Metal says of its memory."""
     facts = dict(mx.device_info())

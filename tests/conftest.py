@@ -10,6 +10,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import pytest  # noqa: E402
 
 import families  # noqa: E402
+import index_checks  # noqa: E402
+
+if os.environ.get("T5_REHEARSE"):
+    index_checks.install()
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +48,6 @@ def unpadded(monkeypatch):
 @pytest.fixture
 def unchecked_indices():
     """Without the check of indices, which waits for the device."""
-    from mlx_t5 import index_checks
-
     index_checks.remove()
     yield
     if os.environ.get("T5_REHEARSE"):

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
+from index_checks import install, remove
 from mlx_t5.backend import REHEARSE, mx
-from mlx_t5.index_checks import install, remove
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ class Slots:
         keys: of self-attention (B, H, N, d_kv) of every layer, to be written to.
         values: likewise.
         positions: (B, T) absolute positions of the new tokens; (1, T) if equal in all rows.
-        start: the first of them if it is the same in all rows and known on the host, else None.
+        start: the first of them if it is the same in all rows, else None.
         seen: attention needs only this many slots from the left.
         batch: B.
         prompts: P.
@@ -150,12 +150,11 @@ class Cache:
         mask = [] if self.mask is None else [self.mask]
         return [*self.keys, *self.values, *chain(*self.cross), *mask]
 
-    def slots(self, offsets: list[int] | mx.array, length: int) -> Slots:
+    def slots(self, offsets: list[int], length: int) -> Slots:
         """Places `length` new tokens a row behind the offsets.
 
         Args:
-            offsets: absolute position of each row's first new token. A list is best: with an
-                array (B,) the pass has to look at all slots, as nothing is read back from it.
+            offsets: absolute position of each row's first new token.
             length: T.
 
         Raises:
@@ -163,26 +162,23 @@ class Cache:
         """
         batch, heads, capacity, _ = self.keys[0].shape
         prompts, _, source, _ = self.cross[0][0].shape
-        start, seen = None, capacity
-        if isinstance(offsets, list):
-            if len(offsets) != batch or min(offsets) < 0:
-                raise ValueError(f"offsets {offsets} do not fit a cache of {batch} rows")
-            end = max(offsets) + length
-            if end > capacity:
-                cause = f"{end} positions do not fit a cache of {capacity} slots"
-                raise ValueError(f"{cause}; reserve({end}) first")
-            start, seen = offsets[0] if len(set(offsets)) == 1 else None, round_up(end)
-            offsets = mx.array(offsets if start is None else offsets[:1])
-        positions = offsets[:, None] + mx.arange(length)
+        if len(offsets) != batch or min(offsets) < 0:
+            raise ValueError(f"offsets {offsets} do not fit a cache of {batch} rows")
+        end = max(offsets) + length
+        if end > capacity:
+            cause = f"{end} positions do not fit a cache of {capacity} slots"
+            raise ValueError(f"{cause}; reserve({end}) first")
+        start = offsets[0] if len(set(offsets)) == 1 else None
+        first = mx.array(offsets if start is None else offsets[:1])
+        positions = first[:, None] + mx.arange(length)
         mask = None if self.mask is None else self.mask[:, None, None]
         if mask is not None and on_cuda():
             mask = hiding(mask, self.keys[0].dtype)
         if mask is not None and prompts > 1:  # written out, as attention would in every layer
             shape = prompts, heads, self.copies * length, source
             mask = mx.contiguous(mx.broadcast_to(mask, shape))
-        return Slots(
-            self.keys, self.values, positions, start, seen, batch, prompts, self.cross, mask
-        )
+        arrays, seen = (self.keys, self.values), round_up(end)
+        return Slots(*arrays, positions, start, seen, batch, prompts, self.cross, mask)
 
     def shared(self, copies: int, capacity: int) -> Cache:
         """Another cache of the same prompts, with `copies` empty rows of each."""

@@ -19,7 +19,8 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, mx, on_cpu
 from mlx_t5.network.cache import Slots
-from mlx_t5.network.layers import Blocks, Layer, Sizes, decoder_layer
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.layers import Blocks, Layer, decoder_layer
 
 PASSES = 2000  # of a model, for which compiling pays
 MOST_SHAPES = 256  # that are kept
@@ -35,16 +36,16 @@ def pays(passes: int, slots: Any) -> bool:
     return passes >= PASSES or on_cpu()  # a rehearsal takes what GPUs have in the end
 
 
-def compiled_layer(sizes: Sizes, slots: Slots) -> Layer:
+def compiled_layer(config: T5Config, slots: Slots) -> Layer:
     """`layers.decoder_layer`, compiled for a pass over slots like these."""
     shapes = slots.positions.shape, slots.keys[0].shape, slots.cross[0][0].shape
-    return partial(_run, _compiled(sizes, slots.seen, *shapes, slots.mask is None))
+    return partial(_run, _compiled(config, slots.seen, *shapes, slots.mask is None))
 
 
 @lru_cache(MOST_SHAPES)
-def _compiled(sizes: Sizes, seen: int, *shapes: Any) -> Callable[..., Any]:
+def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
     """Compiled for these shapes alone: MLX looks through all that a function was compiled for."""
-    return mx.compile(partial(_described, sizes, seen))
+    return mx.compile(partial(_described, config, seen))
 
 
 def _run(
@@ -59,7 +60,7 @@ def _run(
 
 
 def _described(
-    sizes: Sizes,
+    config: T5Config,
     seen: int,
     blocks: Blocks,
     x: mx.array,
@@ -72,5 +73,5 @@ def _described(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """What is compiled: the residual behind a layer, and the keys and values of its cache."""
     slots = Slots([keys], [values], positions, None, seen, len(keys), len(cross[0]), [cross], mask)
-    x = decoder_layer(sizes, blocks, x, bias, slots, 0)
+    x = decoder_layer(config, blocks, x, bias, slots, 0)
     return x, slots.keys[0], slots.values[0]

@@ -64,13 +64,12 @@ class ExactTarget:
         rows = (encoded[i : i + 1, :length] for i, length in enumerate(_lengths(encoded, mask)))
         return ExactCache([self.model.cache(states, None, capacity) for states in rows])
 
-    def decode(self, tokens: mx.array, cache: Any, offsets: list[int] | mx.array) -> mx.array:
+    def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T), T at most W.
 
         Raises:
             ValueError: there are more positions than W, or more rows than a pass may have.
         """
-        assert isinstance(offsets, list), "padding has to be put in place on the host"
         batch, length = tokens.shape
         if length > self.width or batch > self.rows[-1]:
             raise ValueError(

@@ -10,6 +10,7 @@ Symbols: B rows in flight at most, W width, K inputs of a product, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from mlx_t5.backend import mx
@@ -112,8 +113,8 @@ def products(model: Any) -> Iterator[tuple[Product, Callable[[int], list[mx.arra
         every sum cancel. What those leave is rounding alone, so that another order of summation
         shows in results of 16 bits as well.
     """
-    every = [(Matrix.of(getattr(model, "lm_head", model.shared)), False)]
-    for block in (block for layer in model.decoder.layers for block in layer.blocks()):
+    every = [(model.head, False)]
+    for block in chain(*model.decoder.blocks):
         every += [*((matrix, False) for matrix in block.inputs), (block.output, True)]
     dtype, seen = model.decoder.norm.weight.dtype, set()  # of activations
     for matrix, adds in every:

@@ -28,7 +28,7 @@ class Seq2Seq(Protocol):
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """A decoder's cache for encoded prompts."""
 
-    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int] | mx.array) -> mx.array:
+    def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T)."""
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:

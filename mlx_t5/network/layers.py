@@ -13,7 +13,6 @@ Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from mlx_t5.backend import mx, nn
@@ -44,22 +43,6 @@ def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     return dtype == mx.float16 and ".wo." in name
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What a layer is, besides its arrays; names as in `T5Config`."""
-
-    num_heads: int
-    d_kv: int
-    layer_norm_epsilon: float
-    dense_act_fn: str
-    is_gated_act: bool
-
-    @classmethod
-    def of(cls, config: T5Config) -> Sizes:
-        """Of a model's layers."""
-        return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
-
-
 class Block(NamedTuple):
     """The arrays of attention or of the feed-forward, with the norm before it.
 
@@ -75,18 +58,16 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
-Layer = Callable[
-    [Blocks, mx.array, mx.array, Slots, int], mx.array
-]  # `decoder_layer` of some sizes
+Layer = Callable[[Blocks, mx.array, mx.array, Slots, int], mx.array]  # `decoder_layer` of a model
 
 
 def decoder_layer(
-    sizes: Sizes, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
+    config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
     """The residual x (B·T, d_model) behind layer i; its keys and values are in the cache.
 
     Args:
-        sizes: of the layer.
+        config: of the model, or what this rank has of it.
         blocks: attention to the tokens before, attention to the source, feed-forward.
         x: the residual.
         bias: (B, H, T, N) of the attention to the tokens before.
@@ -94,24 +75,26 @@ def decoder_layer(
         i: the layer's number.
     """
     self_attention, cross_attention, feed_forward = blocks
-    q, k, v = heads(sizes, project(sizes, self_attention, x), slots.batch, 3)
+    q, k, v = heads(config, project(config, self_attention, x), slots.batch, 3)
     x = add_attention(x, attention(q, *slots.update(i, k, v), bias), self_attention)
-    (q,) = heads(sizes, project(sizes, cross_attention, x), slots.prompts, 1)
+    (q,) = heads(config, project(config, cross_attention, x), slots.prompts, 1)
     x = add_attention(x, attention(q, *slots.cross[i], slots.mask), cross_attention)
-    return add_feed_forward(sizes, feed_forward, x)
+    return add_feed_forward(config, feed_forward, x)
 
 
-def encoder_layer(sizes: Sizes, blocks: Blocks, x: mx.array, bias: Mask, batch: int) -> mx.array:
+def encoder_layer(
+    config: T5Config, blocks: Blocks, x: mx.array, bias: Mask, batch: int
+) -> mx.array:
     """The residual x (B·S, d_model) behind attention among the source, and the feed-forward."""
     self_attention, feed_forward = blocks
-    q, k, v = heads(sizes, project(sizes, self_attention, x), batch, 3)
+    q, k, v = heads(config, project(config, self_attention, x), batch, 3)
     x = add_attention(x, attention(q, k, v, bias), self_attention)
-    return add_feed_forward(sizes, feed_forward, x)
+    return add_feed_forward(config, feed_forward, x)
 
 
-def project(sizes: Sizes, block: Block, x: mx.array) -> list[mx.array]:
+def project(config: T5Config, block: Block, x: mx.array) -> list[mx.array]:
     """The projections of the normed residual x (M, d_model), those that are joined side by side."""
-    x = rms_norm(x, block.norm, sizes.layer_norm_epsilon)
+    x = rms_norm(x, block.norm, config.layer_norm_epsilon)
     return [matrix.times(x) for matrix in block.inputs]
 
 
@@ -126,14 +109,14 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 def heads(
-    sizes: Sizes, projections: Sequence[mx.array], batch: int, count: int
+    config: T5Config, projections: Sequence[mx.array], batch: int, count: int
 ) -> Sequence[mx.array]:
     """Projections (B·T, H·d_kv), so many of them, as heads (B, H, T, d_kv)."""
     length = len(projections[0]) // batch
     if length == 1:  # the same without a transposition, which CUDA would copy
-        ys = [y.reshape(batch, -1, 1, sizes.d_kv) for y in projections]
+        ys = [y.reshape(batch, -1, 1, config.d_kv) for y in projections]
     else:
-        ys = [y.reshape(batch, length, -1, sizes.d_kv).swapaxes(1, 2) for y in projections]
+        ys = [y.reshape(batch, length, -1, config.d_kv).swapaxes(1, 2) for y in projections]
     return apart(ys, count)
 
 
@@ -147,13 +130,13 @@ def add_attention(x: mx.array, out: mx.array, block: Block) -> mx.array:
     return block.output.times(out.reshape(len(x), -1), x)
 
 
-def add_feed_forward(sizes: Sizes, block: Block, x: mx.array) -> mx.array:
+def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
     """Residual x (M, d_model) plus wo(act(wi x)), or, gated since v1.1, wo(act(wi_0 x) * wi_1 x).
 
     In float16 `wo` and what it multiplies overflow, so they are computed in the residual's float32.
     """
-    ys, act = project(sizes, block, x), ACTIVATIONS[sizes.dense_act_fn]
-    if sizes.is_gated_act:
+    ys, act = project(config, block, x), ACTIVATIONS[config.dense_act_fn]
+    if config.is_gated_act:
         gate, linear = apart(ys, 2)
         hidden = act(gate).astype(x.dtype) * linear
     else:

@@ -27,25 +27,6 @@ Form = Callable[[mx.array, mx.array], mx.array]  # of x (M, K) and a weight (N, 
 Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M
 
 
-class Linear(nn.Linear):
-    """A linear layer without bias over rows (M, K)."""
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__(inputs, outputs, bias=False)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """The outputs (M, N)."""
-        return product(x, self["weight"])
-
-
-class Embedding(nn.Embedding):
-    """An embedding that is the output head as well."""
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        """The logits (M, V) of states x (M, d_model)."""
-        return product(x, self.weight)
-
-
 class Matrix(NamedTuple):
     """The weights of a linear layer, out of their module, as `mx.compile` takes them.
 
@@ -53,7 +34,7 @@ class Matrix(NamedTuple):
         arrays: the transposed weight (K, N); quantised: weight, scales and, in some modes, biases.
         quantization: the layer's `QUANTIZATION`; empty if it is not quantised.
         forms: other than the natural one, on this device; none on a GPU.
-        total: of ranks that have a part of the inputs each: gives the sum of what all of them get.
+        total: what all ranks of a group make of it, where each has a part of the weights.
     """
 
     arrays: tuple[mx.array, ...]
@@ -63,17 +44,25 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, layer: Any) -> Matrix:
-        """Of a linear layer, or of an embedding that is the output head."""
-        weight, total = layer["weight"], getattr(layer, "total", None)
+        """Of a linear layer, or of an embedding that is the output head; see `sharding.shard`."""
+        arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
+        if rows := getattr(layer, "rows", None):
+            arrays = [array[rows] for array in arrays]
+        total = getattr(layer, "total", None)
         if "scales" in layer:
-            arrays = tuple(layer[name] for name in ("weight", "scales", "biases") if name in layer)
-            return cls(arrays, tuple(getattr(layer, name) for name in QUANTIZATION), (), total)
-        return cls((weight.T,), (), forms(*weight.shape, weight.dtype), total)
+            how = tuple(getattr(layer, name) for name in QUANTIZATION)
+            return cls(tuple(arrays), how, total=total)
+        return cls.plain(*arrays)._replace(total=total)
+
+    @classmethod
+    def plain(cls, weight: mx.array) -> Matrix:
+        """Of a weight (N, K)."""
+        return cls((weight.T,), forms=forms(*weight.shape, weight.dtype))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         """The product (M, N) with x (M, K), plus a residual, if possible in one operation."""
         (weight, *scales), quantization, forms, total = self
-        form = _form(forms, x)
+        form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
         if scales:
             how = dict(zip(QUANTIZATION, quantization, strict=True))
             out = mx.quantized_matmul(x, weight, *scales, **how)
@@ -126,16 +115,6 @@ def join(*layers: nn.Module) -> None:
             layer[name] = array
     mx.eval(one, *layers)
     layers[0].joined = Joined(one, [layer["weight"] for layer in layers])
-
-
-def product(x: mx.array, weight: mx.array) -> mx.array:
-    """x (M, K) times the transpose of `weight` (N, K): (M, N)."""
-    form = _form(forms(*weight.shape, weight.dtype), x)
-    return (form or natural)(x, weight)
-
-
-def _form(forms: Forms, x: mx.array) -> Form | None:
-    return next((form for rows, form in forms if len(x) in rows), None) if forms else None
 
 
 def natural(x: mx.array, weight: mx.array) -> mx.array:

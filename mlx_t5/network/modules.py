@@ -21,12 +21,11 @@ from mlx_t5.network.layers import (
     Block,
     Blocks,
     Layer,
-    Sizes,
     decoder_layer,
     encoder_layer,
     rms_norm,
 )
-from mlx_t5.network.linear import Linear, Matrix, join, matrices
+from mlx_t5.network.linear import Matrix, join, matrices
 
 
 class RMSNorm(nn.Module):
@@ -49,10 +48,10 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self.norm = RMSNorm(config)
-        self.q = Linear(config.d_model, inner)
-        self.k = Linear(config.d_model, inner)
-        self.v = Linear(config.d_model, inner)
-        self.o = Linear(inner, config.d_model)
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.k = nn.Linear(config.d_model, inner, bias=False)
+        self.v = nn.Linear(config.d_model, inner, bias=False)
+        self.o = nn.Linear(inner, config.d_model, bias=False)
 
     def block(self, names: str) -> Block:
         """Its arrays, with the projections `names` of "qkv"."""
@@ -67,8 +66,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.norm = RMSNorm(config)
         for name in ("wi_0", "wi_1") if config.is_gated_act else ("wi",):
-            self[name] = Linear(config.d_model, config.d_ff)
-        self.wo = Linear(config.d_ff, config.d_model)
+            self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def inputs(self) -> list[nn.Module]:
         """The layers that the hidden units come from."""
@@ -110,12 +109,9 @@ class DecoderLayer(nn.Module):
 class Stack(nn.Module):
     """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
 
-    Args:
-        config: of the model.
-        causal: whether it is a decoder.
-
     Attributes:
-        sizes: of its layers, or of this rank's shards of them.
+        config: of the model, or what this rank has of it.
+        causal: whether it is a decoder.
         passes: how many there have been, of a decoder.
         compiles: whether they may be compiled; not where the CPU adds up what ranks compute.
     """
@@ -125,7 +121,7 @@ class Stack(nn.Module):
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
         layer = DecoderLayer if causal else EncoderLayer
-        self.causal, self.sizes = causal, Sizes.of(config)
+        self.config, self.causal = config, causal
         self.passes, self.compiles = 0, True
         self.layers: list[Any] = [layer(config) for _ in range(depth)]
         self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
@@ -153,14 +149,14 @@ class Stack(nn.Module):
 
     @property
     def plain(self) -> Callable[..., mx.array]:
-        """`encoder_layer` or `decoder_layer` of these sizes."""
-        return partial(decoder_layer if self.causal else encoder_layer, self.sizes)
+        """`encoder_layer` or `decoder_layer` of this model."""
+        return partial(decoder_layer if self.causal else encoder_layer, self.config)
 
     def for_pass(self, slots: Any) -> Layer:
         """What computes the layers of a decoder's pass over slots: compiled where that pays."""
         self.passes += 1
         if self.compiles and pays(self.passes, slots):
-            return compiled_layer(self.sizes, slots)
+            return compiled_layer(self.config, slots)
         return self.plain
 
     def expect_passes(self) -> None:
@@ -180,14 +176,10 @@ class Stack(nn.Module):
         return biases if len(biases) > 1 else biases * len(self.layers)
 
     def source_biases(self, batch: int, length: int, mask: mx.array | None) -> Sequence[Mask]:
-        """`biases` among the positions of a source; of a long one, as far as memory allows."""
-        queries = queries_at_once(batch, self.sizes.num_heads, length)
-        if queries < length:
-            return self.chunked_biases(length, queries, mask)
-        return self.biases(mx.arange(length)[None], length, mask)
-
-    def chunked_biases(self, length: int, queries: int, mask: mx.array | None) -> list[ChunkedBias]:
-        """`biases` for all positions 0 … N-1 as queries, so many of them at a time."""
+        """`biases` among all positions of a source; of a long one, for some queries at a time."""
+        queries = queries_at_once(batch, self.config.num_heads, length)
+        if queries == length:
+            return self.biases(mx.arange(length)[None], length, mask)
 
         def of(table: RelativeBias) -> ChunkedBias:
             hidden = 0 if mask is None else hiding(mask[:, None, None], table.weight.dtype)

@@ -6,8 +6,8 @@ feed-forward is cut by hidden units: wi by outputs, wo by inputs. What o and wo 
 sum, so each half of a block ends with one sum over the ranks. The output head is cut by tokens. The
 embedding, which every rank needs whole, and the norms are with all of them.
 
-The model itself knows nothing of this: `shard` has the products that are terms of a sum added up
-(`linear.Kind.total`), and swaps the head for one that asks the other ranks.
+The model itself knows nothing of this: `shard` has products that are terms of a sum added up, and
+the columns of the head put together (`linear.Matrix.total`).
 
 Symbols: n ranks, M rows, V vocabulary.
 """
@@ -17,16 +17,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.linear import product
 from mlx_t5.network.ranks import Ranks
 
 # By the end of a parameter's name, the dimension that it is cut along.
@@ -37,37 +35,6 @@ _CUTS = (
 )
 
 
-class Gathered:
-    """Put before the class of an output head: this rank has some tokens, `tokens` in all (V)."""
-
-    ranks: Ranks
-    tokens: int
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """Logits (M, V) by x (M, d_model)."""
-        return self.ranks.columns(super().__call__(x), self.tokens)  # type: ignore[misc]
-
-
-class GatheredRows:
-    """Put before an embedding's class, where that is the output head; every rank has all of it."""
-
-    ranks: Ranks
-    tokens: int
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        """Logits (M, V) by x (M, d_model), each rank by its own rows, which are not copied."""
-        embedding: Any = self
-        rows = self.ranks.share(self.tokens)
-        if "scales" in embedding:
-            how = {name: getattr(embedding, name) for name in ("group_size", "bits", "mode")}
-            biases = embedding.biases[rows] if "biases" in embedding else None
-            weight, scales = embedding.weight[rows], embedding.scales[rows]
-            logits = mx.quantized_matmul(x, weight, scales, biases, **how)
-        else:
-            logits = product(x, embedding.weight[rows])
-        return self.ranks.columns(logits, self.tokens)
-
-
 def shard(model: Any, ranks: Ranks) -> Any:
     """Makes a model this rank's shard of it, whose weights are yet to be filled in; returns it."""
     config, n = model.config, ranks.size
@@ -76,14 +43,15 @@ def shard(model: Any, ranks: Ranks) -> Any:
     model.ranks = ranks
     model.local_config = replace(config, num_heads=config.num_heads // n, d_ff=config.d_ff // n)
     for stack in (model[name] for name in ("encoder", "decoder") if name in model):
-        stack.sizes = replace(stack.sizes, num_heads=model.local_config.num_heads)
-        stack.compiles = False
+        stack.config, stack.compiles = model.local_config, False
         for layer in stack.layers:
             for attention in (layer[name] for name in layer if name.endswith("_attention")):
                 attention.o.total = ranks.sum
             layer.feed_forward.wo.total = ranks.sum
-    mixin, head = (Gathered, "lm_head") if "lm_head" in model else (GatheredRows, "shared")
-    model[head] = _with(mixin, model[head], ranks=ranks, tokens=config.vocab_size)
+    head = model["lm_head" if "lm_head" in model else "shared"]
+    head.total = partial(ranks.columns, count=config.vocab_size)
+    if "lm_head" not in model:  # every rank has the whole embedding, and multiplies with some rows
+        head.rows = ranks.share(config.vocab_size)
     parameters = tree_flatten(model.parameters())
     model.update(tree_unflatten([(name, cut(name, array, ranks)) for name, array in parameters]))
     return model
@@ -126,29 +94,6 @@ def cut(name: str, array: mx.array, ranks: Ranks) -> mx.array:
         return array
     axis, mine = where
     return mx.contiguous(array[mine] if axis == 0 else array[:, mine])
-
-
-def unshared(layer: Any) -> Any:
-    """A layer that asks no other rank: what this one makes of its input with what it has."""
-    if not isinstance(layer, (Gathered, GatheredRows)):
-        return layer
-    plain: Any = copy(layer)
-    plain.__class__ = type(layer).__mro__[2]
-    return plain
-
-
-def _with(mixin: Any, layer: Any, **facts: Any) -> Any:
-    made = copy(layer)
-    kind: Any = type(layer)
-    made.__class__ = _class(mixin, kind)  # the same layer, so that parameters keep their names
-    for name, value in facts.items():
-        setattr(made, name, value)
-    return made
-
-
-@cache
-def _class(mixin: Any, kind: Any) -> type:
-    return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {})
 
 
 def where_of(name: str, shape: tuple[int, ...], ranks: Ranks) -> tuple[int, slice] | None:

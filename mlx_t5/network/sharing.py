@@ -18,6 +18,7 @@ waits for other ranks, and it is no matter whether all of them draft or one does
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,7 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.network import memory
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.linear import Linear
 from mlx_t5.network.ranks import ALONE, ranks_of
-from mlx_t5.network.sharding import unshared
 from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
@@ -44,7 +43,10 @@ def share(draft: nn.Module, target: Any) -> None:
         UserError: ranks share the target, and its folder cannot be read any longer.
         RuntimeError: the device has not enough memory.
     """
-    embedding = unshared(target.shared)
+    embedding = target.shared
+    if ranks_of(target).size > 1:  # the draft asks no other rank, see `sharding.shard`
+        embedding = copy(embedding)
+        embedding.total = embedding.rows = None
     modules = {"shared": embedding, "encoder": target.encoder, "lm_head": full_head(target)}
     for name, module in {"shares_with": target, **modules}.items():
         if module is not None:
@@ -60,7 +62,7 @@ def full_head(model: Any) -> nn.Module | None:
     if "lm_head" not in model or ranks_of(model).size == 1:
         return getattr(model, "lm_head", None)
     holder, config = nn.Module(), model.config
-    holder.lm_head = Linear(config.d_model, config.vocab_size)
+    holder.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
     with (
         memory.room_for_weights(memory.stored_bytes(model.folder, model.dtype, memory.HEADS)),
         open_checkpoint(model.folder) as stored,

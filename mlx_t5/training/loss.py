@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.network.linear import product
+from mlx_t5.network.linear import Matrix
 from mlx_t5.training.batches import TrainingBatch
 
 LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MB in float32
@@ -51,7 +51,7 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
         trained = [weights[name] for name in names if name in weights][:1]
 
         def head(states: mx.array, *weight: mx.array) -> mx.array:
-            return draft.logits(states, (lambda x: product(x, weight[0])) if weight else None)
+            return draft.logits(states, Matrix.plain(*weight) if weight else None)
 
         top = batch.top_ids, batch.top_p, batch.counted
         return divergence(head, states, trained, *top, temp or 1.0)

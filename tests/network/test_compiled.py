@@ -115,9 +115,9 @@ def test_layers_of_different_kinds_are_described_apart(described):
 
 
 def test_what_is_kept_has_a_bound(described):
-    sizes = random_t5().decoder.sizes
+    config = random_t5().decoder.config
     for shape in range(compiled.MOST_SHAPES + 1):
-        compiled._compiled(sizes, 32, shape)
+        compiled._compiled(config, 32, shape)
     assert compiled._compiled.cache_info().currsize == compiled.MOST_SHAPES
 
 

@@ -5,11 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, nn
 from mlx_t5.network import linear
 from mlx_t5.network.linear import (
-    Embedding,
-    Linear,
     Matrix,
     doubled,
     forms_with,
@@ -69,13 +67,20 @@ def test_the_form_of_each_blas(blas, shape, forms):
 
 def test_products_take_the_fastest_form_for_so_many_rows(monkeypatch):
     monkeypatch.setattr(linear, "forms", lambda *_: ((range(3, 5), weight_first),))
-    layer, head = Linear(WIDTH, HIGH), Embedding(HIGH, WIDTH)
+    layer = nn.Linear(WIDTH, HIGH, bias=False)
     for rows, form in ((3, weight_first), (5, natural)):
         x = mx.random.normal((rows, WIDTH))
-        out = form(x, layer.weight)
-        np.testing.assert_array_equal(layer(x), out)
-        np.testing.assert_array_equal(Matrix.of(layer).times(x), out)
-        np.testing.assert_array_equal(head.as_linear(x), form(x, head.weight))
+        np.testing.assert_array_equal(Matrix.of(layer).times(x), form(x, layer.weight))
+
+
+def test_an_embedding_that_is_the_head():
+    """Whole, or the rows that a rank multiplies with; quantised or not."""
+    x = mx.random.normal((3, WIDTH))
+    for head in (nn.Embedding(HIGH, WIDTH), nn.Embedding(HIGH, WIDTH).to_quantized(32, 8)):
+        logits = Matrix.of(head).times(x)
+        np.testing.assert_allclose(logits, head.as_linear(x), atol=1e-3)
+        head.rows = slice(100, 200)
+        np.testing.assert_allclose(Matrix.of(head).times(x), logits[:, 100:200], atol=1e-4)
 
 
 @pytest.mark.parametrize("cpu", [True, False])
@@ -90,7 +95,7 @@ def test_only_a_cpu_takes_other_forms_and_only_in_float32(monkeypatch, cpu):
 
 def layers(bits=(), outputs=(64, 64, 32)):
     """Linear layers over 64 inputs, quantised to these numbers of bits."""
-    made = [Linear(64, n) for n in outputs]
+    made = [nn.Linear(64, n, bias=False) for n in outputs]
     return [made[i].to_quantized(32, b) for i, b in enumerate(bits)] or made
 
 
@@ -155,7 +160,7 @@ def test_a_product_adds_the_residual(monkeypatch, form, kind):
 @pytest.mark.parametrize("kind", ["alone", "with others"])
 def test_a_part_of_the_inputs_gives_a_term_of_a_sum(kind):
     """The residual is added once, behind the sum over all ranks."""
-    layer, x = Linear(64, 32), mx.random.normal((3, 64))
+    layer, x = nn.Linear(64, 32, bias=False), mx.random.normal((3, 64))
     layer.total = {"alone": lambda out: out, "with others": lambda out: 2 * out}[kind]
     residual = mx.ones((3, 32))
     expected = residual + layer.total(layer(x))

@@ -2,7 +2,7 @@
 
 On a CPU an index out of bounds reads what lies beside the array; on a GPU it may end the process,
 or every later call fails. `install` has each such call raise instead, where it was made. It waits
-for the indices, so it is for tests and rehearsals (`backend.REHEARSE`). Indices that are only
+for the indices, so it is for rehearsals (`backend.REHEARSE`). Indices that are only
 described, within `mx.compile`, have no values yet: there the axis alone is looked at.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import mlx.core as mx
+from mlx_t5.backend import mx
 
 FUNCTIONS = (
     *((mx, name) for name in ("take", "take_along_axis", "put_along_axis")),
