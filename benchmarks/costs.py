@@ -23,6 +23,7 @@ from mlx_t5.backend import mx, on_cpu
 from mlx_t5.cli.arguments import add_number, at_least
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.encoding import encoded
+from mlx_t5.network.modules import expect_passes
 from mlx_t5.timing import interleave
 from model import T5
 
@@ -73,6 +74,7 @@ def small_model(shape: str) -> T5:
     model = T5(T5Config.from_dict({"model_type": "t5", **real, **widths}))
     model.set_dtype(mx.float32 if on_cpu() else mx.bfloat16)
     model.join()
+    expect_passes(model)
     mx.eval(model.parameters())
     return model
 

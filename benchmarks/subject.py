@@ -17,6 +17,7 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
+from mlx_t5.network.modules import expect_passes
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
 
@@ -48,6 +49,7 @@ class Subject:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
         if draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
+        expect_passes(target, draft)
         return cls(target, draft, tokenizer)
 
     def drafter(self, proposer: str) -> Drafter:

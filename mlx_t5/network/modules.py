@@ -159,10 +159,6 @@ class Stack(nn.Module):
             return compiled_layer(self.config, slots)
         return self.plain
 
-    def expect_passes(self) -> None:
-        """Has a GPU compile at once, as for a server: there will be as many passes as it takes."""
-        self.passes = PASSES
-
     def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
         """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
 
@@ -188,3 +184,10 @@ class Stack(nn.Module):
 
         biases = list(map(of, self.relative_attention_bias))
         return biases if len(biases) > 1 else biases * len(self.layers)
+
+
+def expect_passes(*models: Any) -> None:
+    """Has a GPU compile the decoder layers of models at once, as for a server: passes will come."""
+    for model in models:
+        if isinstance(decoder := getattr(model, "decoder", None), Stack):
+            decoder.passes = PASSES

@@ -22,6 +22,7 @@ from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import longest
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.encoding import encoded
+from mlx_t5.network.modules import expect_passes
 from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite
@@ -302,6 +303,7 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
     if not model.can_decode:
         decoder.embed([prompt])
         return
+    expect_passes(model, decoder.drafter and decoder.drafter.model)
     # "auto" is to learn nothing from dummy texts, so their number of proposals is fixed.
     fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, longest())
     common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
