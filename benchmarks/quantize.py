@@ -28,6 +28,7 @@ from mlx_t5.checkpoints.quantization import (
     EMBED_8,
     MODES,
     PREDICATES,
+    VO_4_5,
     Quantization,
     Recipe,
     quantize_predicate,
@@ -125,7 +126,7 @@ def recipes(model: T5) -> dict[str, Recipe | None]:
     result |= {mode: Recipe.from_options(mode=mode) for mode in MODES if mode != "affine"}
     for bits in (8, 4):
         result[f"{bits} bits, {EMBED_8}"] = Recipe.from_options(bits, group, predicate=EMBED_8)
-    others = [name for name in PREDICATES if name != EMBED_8]
+    others = [name for name in PREDICATES if VO_4_5 in name]
     return result | {name: Recipe.from_options(None, group, predicate=name) for name in others}
 
 
