@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlx_t5.cli.arguments import Parser, not_installed, run
 from mlx_t5.errors import UserError
@@ -160,7 +159,7 @@ def convert(
         raw = read_config(folder)
         config = T5Config.from_dict(raw)
         read_pooling(folder, config.d_model)  # refuses what could not be loaded
-        recipe = recipe and _recipe_for(config.vocab_size, *wanted)
+        recipe = recipe and _recipe_for(config.vocab_size, wanted)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe, encoder_only)
             shards = into_shards(steps, SHARD_BYTES)
@@ -177,8 +176,8 @@ def convert(
     return path
 
 
-def _recipe_for(vocab_size: int, *wanted: Any) -> Recipe:
-    recipe = Recipe.from_options(*wanted, vocab_size)
+def _recipe_for(vocab_size: int, wanted: tuple[int | None, int | None, str, str | None]) -> Recipe:
+    recipe = Recipe.from_options(*wanted, vocab_size=vocab_size)
     if recipe.embedding and wanted[-1] is None:
         note = "the embedding and the output head get 8 bits; --quant-predicate layers: neither"
         print(f"{vocab_size:,} tokens: {note}", file=sys.stderr)

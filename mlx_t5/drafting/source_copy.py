@@ -36,9 +36,7 @@ SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for 
 CANDIDATES = 16  # latest places where they occurred that are compared
 RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
 COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
-PREDICTIONS = ("prediction", "weak prediction", "first prediction")  # kinds of copies from one
-# With one number of proposals weak ones are left out: a wrong prediction must not cost every step.
-LIKELY_PREDICTIONS = PREDICTIONS[::2]
+PREDICTIONS = ("prediction", "first prediction", "weak prediction")  # kinds of copies from one
 
 
 class Alignment:
@@ -86,13 +84,15 @@ class Alignment:
 
     def find(self, length: int) -> Copy | None:
         """At most `length` tokens that may come next; None if there are none."""
-        tokens, kind = self._repeated(length), "copy"
-        if not tokens:
-            end = self.predicted if self.place < self.predicted else len(self.source)
-            tokens = self.source[self.place : min(self.place + length, end)]
-            likely = 2 * sum(self.copies) >= len(self.copies) > 0
-            kind = "prediction" if self.place < self.predicted else "copy"
-            kind = kind if likely else f"weak {kind}" if self.output else f"first {kind}"
+        if tokens := self._repeated(length):
+            return Copy("copy", tokens)
+        predicted = self.place < self.predicted
+        end = min(self.place + length, self.predicted if predicted else len(self.source))
+        tokens, kind = self.source[self.place : end], "prediction" if predicted else "copy"
+        if 2 * sum(self.copies) < len(self.copies) or not self.output:
+            kind = f"weak {kind}" if self.output else f"first {kind}"
+            if predicted and self.output and not self.match:
+                return None  # a wrong prediction must not cost every step
         return Copy(kind, tokens) if tokens else None
 
     def _repeated(self, length: int) -> list[int]:
@@ -127,7 +127,7 @@ class SourceCopy:
 
     model = None
     kinds = ("copy", "weak copy", "first copy")
-    default_kinds = (*kinds, *LIKELY_PREDICTIONS)
+    default_kinds = (*kinds, *PREDICTIONS)
 
     def __init__(self, tokenizer: Any = None, lookup: bool = True):
         """Starts without rows.
@@ -199,7 +199,7 @@ class SourceCopy:
 class CopyOrDraft:
     """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
 
-    default_kinds = ("copy", "draft", *LIKELY_PREDICTIONS)
+    default_kinds = ("copy", "draft", *PREDICTIONS[:2])  # where they are weak, a draft is better
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; the draft model's passes are saved while all rows copy."""
