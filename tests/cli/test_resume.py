@@ -65,6 +65,10 @@ def test_objects_have_to_be_of_their_prompts(tmp_path):
     assert found(tmp_path, scored, [("a", "b")], result="logprob").prompts == 1
     with pytest.raises(UserError, match="another target"):
         found(tmp_path, scored, [("a", "c")], result="logprob")
+    texts = [("a", "prediction"), bad, ("c", None)]
+    assert found(tmp_path, data, texts, result="text").prompts == 2
+    with pytest.raises(UserError, match="line 1 has another prompt"):
+        found(tmp_path, data, [("b", "prediction"), bad], result="text")
 
 
 # ---- from end to end -----------------------------------------------------------------------------
