@@ -4,7 +4,8 @@ import pytest
 
 from decoder import Engine, SpeculativeDecoder
 from fake_model import EOS, FakeModel, drafter, random_table
-from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
+from kinds import PREDICTIONS, PRICES, SOURCES, V, drafters, rows, table_of
+from mlx_t5.drafting.costs import LONGEST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
@@ -72,13 +73,17 @@ def test_it_is_found_again_after_an_edit(regular, text):
 @pytest.mark.parametrize("num_draft", [5, "auto"])
 def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft):
     target, draft, tokenizer = pair
+    costs = {"costs": PRICES["a CPU"]}
+    looked_up = SpeculativeDecoder(target, SourceCopy(tokenizer), tokenizer, num_draft, **costs)
     for drafts in (None, draft):
-        decoder = SpeculativeDecoder(target, drafts, tokenizer, num_draft)
-        plain, wrong = (decoder.generate(PROMPT, prediction=p) for p in (None, NONSENSE * 3))
-        assert wrong.tokens == plain.tokens
-        looked_up = SpeculativeDecoder(target, SourceCopy(tokenizer), tokenizer, num_draft)
+        decoder = SpeculativeDecoder(target, drafts, tokenizer, num_draft, **costs)
+        plain = decoder.generate(PROMPT)
+        wrong = [decoder.generate(PROMPT, prediction=NONSENSE * 3) for _ in range(3)]
+        assert all(result.tokens == plain.tokens for result in wrong)
         drafted = looked_up.generate(PROMPT).stats.drafted
-        assert 0 < counts(wrong)[0] <= max(drafted, 16)
+        assert 0 < counts(wrong[0])[0] <= max(drafted, LONGEST)
+        if num_draft == "auto":  # which has learned
+            assert counts(wrong[2])[0] <= counts(wrong[0])[0] / 2
 
 
 def test_the_draft_writes_where_the_prediction_does_not(pair, text):

@@ -33,7 +33,7 @@ PRIORS = {
     "first copy": (0.4, 3.0),  # near 0.9 where texts are corrected, near 0.1 where translated
     "prediction": (0.85, 5.0),
     "weak prediction": (0.25, 3.0),
-    "first prediction": (0.85, 5.0),
+    "first prediction": (0.85, 3.0),  # callers may be wrong
 }
 MEMORY = 80.0  # verified proposals after which an old one counts 1/e
 LEAST_SPEEDUP = 1.05  # estimates are not exact enough to act on less
