@@ -44,7 +44,8 @@ from model import T5
 
 BITS = (8, 6, 5, 4, 3, 2)
 BATCH = 32  # prompts decoded at the same time; a text does not depend on it
-LOGITS_BATCH = 16  # texts whose logits are computed at the same time
+LOGITS_BATCH = 16  # texts whose logits are computed at the same time, at most
+LOGITS_A_POSITION = 1 << 20  # of all of them together
 PLAIN = "bfloat16"
 Tokens = Sequence[int]
 
@@ -252,7 +253,8 @@ def difference(model: T5, original: T5, texts: Sequence[tuple[Tokens, Tokens]]) 
         texts: source tokens, and what the decoder is fed: the start token and the text.
     """
     sums = [0.0] * 4
-    for batch in workload.cut(texts, LOGITS_BATCH):
+    at_once = max(1, min(LOGITS_BATCH, LOGITS_A_POSITION // model.config.vocab_size))
+    for batch in workload.cut(texts, at_once):
         sources, fed = zip(*batch, strict=True)
         ids, mask = padded(sources, model.config.pad_token_id)
         tokens, counted = padded(fed, model.config.pad_token_id)
