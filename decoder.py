@@ -308,14 +308,14 @@ class SpeculativeDecoder:
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for. Where
         they are a part of a whole, `indexes` has their places in it, which decide about the draws.
-        `prediction` has one for each, drawn after it.
+        `prediction` has one for each, drawn after it; where it ends the others have none.
         """
         require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        predictions = repeat(None) if prediction is None else prediction
+        predictions = chain(() if prediction is None else prediction, repeat(None))
         each = zip(prompts, predictions, random_keys(seed, samples, indexes), strict=False)
         rows = chain.from_iterable(
             self.codec.rows(p, chosen, keys, prediction=predicted) for p, predicted, keys in each

@@ -120,6 +120,7 @@ def test_several_prompts_have_one_each_or_none(regular, text):
     first, second = regular.generate([PROMPT, OTHER], prediction=[text, None])
     assert counts(first)[1] > 15
     assert counts(second)[0] == 0 and second.stats.tokens_per_call == 1
+    assert len(list(regular.results([OTHER] * 3, prediction=iter([text])))) == 3
     bad, good = regular.generate([PROMPT, OTHER], prediction=[[999_999], [3]])
     assert "999999 is outside the model's vocabulary" in bad.error and good.error is None
 
