@@ -182,8 +182,7 @@ class SourceCopy:
             return Proposal.nothing(len(rows), copies)
         padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
         tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
-        predicted = [copy is not None and copy.kind in PREDICTIONS for copy in copies]
-        writers = ["prediction" if yes else "copy" for yes in predicted]
+        writers = ["prediction" if c and c.kind in PREDICTIONS else "copy" for c in copies]
         return Proposal(tokens, None, lengths, copies, writers, valid)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
@@ -261,10 +260,9 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     if q is not None:
         q = mx.pad(q, ((0, 0), (0, width - q.shape[1]), (0, 0)))
         q = mx.where(copying[..., None], one_hot(tokens, q.shape[-1]), q)
-    pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
-    lengths = [copy or draft for copy, draft in pairs]
-    names = zip(copies.writers, copies.lengths, strict=True)
-    writers = [writer if copied else "draft" for writer, copied in names]
+    rows = list(zip(copies.lengths, drafts.lengths, copies.writers, strict=True))
+    lengths = [copy or draft for copy, draft, _ in rows]
+    writers = [writer if copy else "draft" for copy, _, writer in rows]
     valid = mx.where(copying[:, 0], copies.valid_lengths, drafts.valid_lengths)
     return Proposal(tokens, q, lengths, copies.copies, writers, valid)
 

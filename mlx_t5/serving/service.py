@@ -246,8 +246,7 @@ class Service:
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )
             raise ApiError(400, message, "max_tokens")
-        drafts = self.drafts or body.prediction
-        if (body.draft or given.get("num_draft")) and not drafts:
+        if (body.draft or given.get("num_draft")) and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         values = combined(self._default_settings, task.settings, given)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
