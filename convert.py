@@ -34,6 +34,7 @@ try:
     from mlx_t5.checkpoints.hub import origin, resolve
     from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.quantization import (
+        LARGE_VOCABULARY,
         MODES,
         PREDICATES,
         Quantization,
@@ -118,8 +119,9 @@ def convert(
         mlx_path: the folder to write; it appears only when it is complete.
         dtype: "bfloat16", "float16" or "float32". With float16 the feed-forward's output layers
             `wo` stay in float32, because T5's values there leave the range of float16.
-        quantize: quantise attention and feed-forward; norms and bias tables, and by default the
-            embedding and the output head, are left in `dtype`.
+        quantize: quantise attention and feed-forward; norms and bias tables are left in `dtype`,
+            and by default the embedding and the output head too, unless they have
+            `quantization.LARGE_VOCABULARY` tokens: then these get 8 bits.
         q_bits: bits a weight; None is the mode's default.
         q_group_size: weights that share a scale; None is the mode's default.
         q_mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
@@ -155,7 +157,9 @@ def convert(
         if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
             raise UserError(f"{path} is the source; choose another --mlx-path")
         raw = read_config(folder)
-        read_pooling(folder, T5Config.from_dict(raw).d_model)  # refuses what could not be loaded
+        config = T5Config.from_dict(raw)
+        read_pooling(folder, config.d_model)  # refuses what could not be loaded
+        recipe = recipe and _recipe_for(config.vocab_size, wanted)
         with open_checkpoint(folder) as checkpoint:
             steps = plan(raw, checkpoint, getattr(mx, dtype), recipe, encoder_only)
             shards = into_shards(steps, SHARD_BYTES)
@@ -170,6 +174,14 @@ def convert(
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {error}") from error
     return path
+
+
+def _recipe_for(vocab_size: int, wanted: tuple[int | None, int | None, str, str | None]) -> Recipe:
+    recipe = Recipe.from_options(*wanted, vocab_size=vocab_size)
+    if recipe.embedding and wanted[-1] is None:
+        note = "the embedding and the output head get 8 bits; --quant-predicate layers: neither"
+        print(f"{vocab_size:,} tokens: {note}", file=sys.stderr)
+    return recipe
 
 
 def plan(
@@ -299,7 +311,8 @@ def _parser() -> Parser:
         choices=PREDICATES,
         metavar="NAME",
         help="vo_4_5: 4 bits a weight, and 5 in attention's values and outputs; embed_8: the "
-        f"embedding and the output head too, in 8 bits; one of {', '.join(PREDICATES)}",
+        f"embedding and the output head too, in 8 bits, the default from {LARGE_VOCABULARY:,} "
+        f"tokens on; layers: never these two; one of {', '.join(PREDICATES)}",
     )
     add("--revision", help="branch, tag or commit of a Hub repository")
     add("--overwrite", action="store_true", help="replace an earlier conversion")

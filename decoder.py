@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.drafting.source_copy import predicting
 from mlx_t5.engine import batching
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
@@ -52,7 +53,7 @@ from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings, check_exact
 from mlx_t5.text.detokenizer import same_vocabulary
-from mlx_t5.text.prompts import checked_prompts, checked_samples, split
+from mlx_t5.text.prompts import checked_predictions, checked_prompts, checked_samples, split
 from model import T5
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
@@ -89,7 +90,20 @@ class Engine(Batch):
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         self.adaptive = adaptive or Adaptive(lambda: costs or measure(target, draft), kinds, most)
         self.early = None if drafter else EarlyPass.of(target)
+        self._without_predictions = drafter
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
+
+    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
+        """See `Batch.insert`; as long as rows have predictions, a drafter copies from them."""
+        super().insert(rows, ahead)
+        predictions = [row.prediction for row in self.rows]
+        self.drafter = predicting(self.drafter, predictions, len(rows))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See `Batch.keep`."""
+        super().keep(rows)
+        if not any(row.prediction for row in self.rows):
+            self.drafter = self._without_predictions
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
@@ -139,7 +153,7 @@ class Engine(Batch):
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1:])
-        if self.early:
+        if self.early and not self.drafter:
             self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
         return outcome
 
@@ -239,6 +253,7 @@ class SpeculativeDecoder:
         seed: int | Sequence[int] = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
         num_samples: int = 1,
+        prediction: Any = None,
         **settings: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
@@ -253,6 +268,8 @@ class SpeculativeDecoder:
                 prompt: prompt i alone with seed[i] gives the same tokens.
             batch_size: rows in flight at most; it bounds memory. Above 1024 it is 1024.
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
+            prediction: what the text is expected to be, to copy proposals from: a text or token
+                ids, and of several prompts a list of those, None for nothing.
             **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams.
 
         Returns:
@@ -268,6 +285,7 @@ class SpeculativeDecoder:
         """
         prompts, single = split(prompts)
         settings |= {"max_tokens": max_tokens, "temp": temp, "top_k": top_k, "top_p": top_p}
+        settings["prediction"] = checked_predictions(prediction, prompts, single)
         results = list(self.results(prompts, seed, batch_size, num_samples, **settings))
         if single and results[0].error:
             raise UserError(results[0].error)
@@ -281,6 +299,7 @@ class SpeculativeDecoder:
         num_samples: int = 1,
         ready: Callable[[], bool] = lambda: True,
         indexes: Iterable[int] | None = None,
+        prediction: Iterable[str | Sequence[int] | None] | None = None,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done.
@@ -289,14 +308,18 @@ class SpeculativeDecoder:
         the place of one that could not be read becomes the error of its result. While texts are
         being decoded, a prompt is drawn only if `ready` says that it need not be waited for. Where
         they are a part of a whole, `indexes` has their places in it, which decide about the draws.
+        `prediction` has one for each, drawn after it; where it ends the others have none.
         """
         require_decoder(self.model)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        pairs = zip(prompts, random_keys(seed, samples, indexes), strict=False)
-        rows = chain.from_iterable(self.codec.rows(p, chosen, k) for p, k in pairs)
+        predictions = chain(() if prediction is None else prediction, repeat(None))
+        each = zip(prompts, predictions, random_keys(seed, samples, indexes), strict=False)
+        rows = chain.from_iterable(
+            self.codec.rows(p, chosen, keys, prediction=predicted) for p, predicted, keys in each
+        )
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
         finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
@@ -307,6 +330,7 @@ class SpeculativeDecoder:
         max_tokens: int = 256,
         seed: int = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
+        prediction: str | Sequence[int] | None = None,
         **settings: Any,
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
@@ -321,7 +345,7 @@ class SpeculativeDecoder:
         if chosen.num_beams > 1:
             raise UserError(NOT_STREAMED.format(chosen.num_beams))
         keys = next(random_keys(checked("seed", seed)))
-        (row,) = self.codec.rows(prompt, chosen, keys, watched=True)
+        (row,) = self.codec.rows(prompt, chosen, keys, watched=True, prediction=prediction)
         if row.error:
             raise UserError(row.error)
         steps = batching.follow(self.engine(chosen, checked("batch_size", batch_size)), row)

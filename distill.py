@@ -85,7 +85,7 @@ class Distillation:
         from model import load
 
         self.args, self.folder = args, RunFolder(work_folder(args.output))
-        lines = Lines(args.data, completions=True)
+        lines = Lines(args.data, optional="completion")
         default = choose_pair(args.model, None, convert)
         self.target_folder = default.target
         self.start = None if args.draft_model is None else locate(args.draft_model, convert)

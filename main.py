@@ -41,7 +41,7 @@ from mlx_t5.cli.output import (
     score_object,
     text_lines,
 )
-from mlx_t5.cli.runs import Compute, InHand, Run, prefixed
+from mlx_t5.cli.runs import Compute, InHand, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
@@ -121,7 +121,7 @@ def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None
     """The prompts; None where rank 0 reads them for all."""
     if args.input_file:
         reads = ranks.rank == 0 or args.parallel
-        return Lines(args.input_file, targets=args.score) if reads else None
+        return lines_of(args) if reads else None
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
@@ -245,6 +245,7 @@ def _computation(
             return decoder.scoring.scores(prompts, args.batch_size, ready)
         if args.embed:
             return decoder.embeddings.vectors(prompts, args.normalize, args.batch_size, ready)
+        prompts, predictions = unpaired(prompts)
         return decoder.results(
             prompts,
             args.seed,
@@ -252,6 +253,7 @@ def _computation(
             args.num_samples,
             ready,
             indexes,
+            predictions,
             **vars(settings),
         )
 

@@ -9,6 +9,7 @@ measured one.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 
 from benchmarks import printing, workload
@@ -21,8 +22,8 @@ from benchmarks.figures import (
     weights_read,
 )
 from benchmarks.subject import Subject, begin, decoding
-from benchmarks.workload import PROPOSERS, REGULAR, Workload
-from mlx_t5.cli.arguments import add_setting
+from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
+from mlx_t5.cli.arguments import add_number, add_setting, at_least
 from mlx_t5.settings import AUTO
 from mlx_t5.timing import Timed
 
@@ -52,6 +53,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     proposers = list(PROPOSERS)
     parser.add_argument(
         "--ways", choices=proposers, nargs="+", default=proposers, help="default: all"
+    )
+    add_number(
+        parser,
+        "--predictions",
+        type=at_least(0),
+        default=[],
+        metavar="PERCENT",
+        help="also with the target's own greedy text as prediction, in which so many percent of "
+        "the words are changed; with a draft and without",
     )
     add_setting(parser, "--temp", default=[0.0], help="one table each")
     add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
@@ -92,6 +102,12 @@ def compare(
         name: decoding(subject.decoder(proposer, n), turns, batch_size, **common)
         for (proposer, n), name in numbers.items()
     }
+    for percent, predictions in predicted(subject, turns, args).items():
+        for proposer, n in itertools.product((REGULAR, *args.ways), args.num_draft):
+            way = f"{proposer}, prediction {percent} % changed"
+            numbers[way, n] = name = f"{way}, {n}"
+            decoder = subject.decoder(proposer, n)
+            variants[name] = decoding(decoder, turns, batch_size, predictions, **common)
     meter = cost_meter(subject, prompts.prompts, args.num_draft) if single else None
     timed, costs = measure(variants, len(turns), args.repeats, meter)
     positions = {task: prompts.positions(task) for task in dict.fromkeys(prompts.tasks)}
@@ -106,6 +122,19 @@ def compare(
             "rows": rows_of(numbers, of_task, temp == 0, costs),
             "costs": costs,
         }
+
+
+def predicted(
+    subject: Subject, turns: list[list[str]], args: argparse.Namespace
+) -> dict[int, list[list[str]]]:
+    """By percent of changed words, the predictions of the prompts, turn by turn."""
+    if not args.predictions:
+        return {}
+    prompts = [prompt for turn in turns for prompt in turn]
+    results = subject.decoder(DRAFT).results(prompts, max_tokens=args.max_tokens)
+    texts = [str(result.text) for result in results]
+    size = len(turns[0])
+    return {n: workload.cut(workload.changed(texts, n), size) for n in args.predictions}
 
 
 def rows_of(

@@ -99,7 +99,8 @@ def need(config: T5Config, source: int, target: int) -> Need:
         target: tokens of the text.
     """
     shapes = expected_parameters(config, separate_head=not config.tie_word_embeddings)
-    recipes = {bits: Recipe.from_options(bits) if bits else None for bits in BITS}
+    size = config.vocab_size
+    recipes = {b: Recipe.from_options(b, vocab_size=size) if b else None for b in BITS}
     weights = {bits: weight_bytes(shapes, 2, recipe) for bits, recipe in recipes.items()}
     prompt = cache_bytes(config, 2, 1, source, target) + encoder_bytes(config, 2, 1, source)
     return Need(weight_bytes(shapes, 1), weights, prompt)

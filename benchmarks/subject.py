@@ -93,15 +93,24 @@ def begin(
 
 
 def decoding(
-    decoder: SpeculativeDecoder, turns: Sequence[Sequence[Any]], batch_size: int, **options: Any
+    decoder: SpeculativeDecoder,
+    turns: Sequence[Sequence[Any]],
+    batch_size: int,
+    predictions: Sequence[Sequence[str]] | None = None,
+    **options: Any,
 ) -> Callable[[int], list[Result]]:
-    """What decodes the prompts of a turn, in batches of this size, by `generate`'s options."""
+    """What decodes the prompts of a turn, in batches of this size, by `generate`'s options.
+
+    `predictions` are those of the prompts, turn by turn.
+    """
 
     def run(turn: int) -> list[Result]:
         prompts = list(turns[turn])
         # Every prompt its own seed, the same in every repeat.
         seeds = [turn * len(turns[0]) + i for i in range(len(prompts))]
-        results = list(decoder.results(prompts, seed=seeds, batch_size=batch_size, **options))
+        expected = predictions and predictions[turn]
+        common: dict[str, Any] = {"seed": seeds, "batch_size": batch_size, "prediction": expected}
+        results = list(decoder.results(prompts, **common, **options))
         failed = next((result.error for result in results if result.error), None)
         if failed:
             raise UserError(f"a prompt could not be decoded ({failed}); leave it out or shorten it")

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,17 @@ def from_file(path: str, count: int) -> Workload:
         references = targets if all(isinstance(text, str) for text in targets) else None
     name = Path(path).name
     return Workload(name, prompts, references, [name] * len(prompts))
+
+
+def changed(texts: Sequence[str], percent: float) -> list[str]:
+    """Texts in which so many percent of the words are another one of the same texts."""
+    draw, every = random.Random(0), sorted({word for text in texts for word in text.split()})
+
+    def word_for(word: str) -> str:
+        others = [other for other in every if other != word]
+        return draw.choice(others) if others and draw.random() * 100 < percent else word
+
+    return [" ".join(map(word_for, text.split())) for text in texts]
 
 
 def cut(items: Sequence[Any], size: int) -> list[list[Any]]:

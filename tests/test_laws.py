@@ -19,6 +19,7 @@ from kinds import (
     V,
     decoder_of,
     drafters,
+    predictions_of,
     processed,
     rows,
     table_of,
@@ -31,7 +32,7 @@ from random_models import random_t5
 
 TARGET = FakeModel(table_of(), V)
 DRAFTERS = drafters(TARGET)
-FAST = ("none", "good", "copy or disagrees")
+FAST = ("none", "good", "copy or disagrees", "prediction")
 every_kind = pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in DRAFTERS],
@@ -45,8 +46,8 @@ def engine_of(kind, number):
     return decoder_of(TARGET, DRAFTERS[kind], 5 if number == "given" else number).engine(Settings())
 
 
-def rows_of(sampling, number):
-    return rows(sampling, NUMBERS if number == "given" else ["auto"] * 5)
+def rows_of(sampling, number, kind="none"):
+    return rows(sampling, NUMBERS if number == "given" else ["auto"] * 5, kind=kind)
 
 
 def check_caches(engine):
@@ -73,14 +74,14 @@ def finish(engine):
 @every_kind
 def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, sampling, number):
     """Laws 1 and 6: whatever was proposed, and whoever is in the batch."""
-    engine, together = engine_of(kind, number), rows_of(sampling, number)
+    engine, together = engine_of(kind, number), rows_of(sampling, number, kind)
     engine.insert(together[:2])
     for row in together[2:]:  # they join while others run, so no two are of one length
         engine.step()
         check_caches(engine)
         engine.insert([row])
     finish(engine)
-    for row, alone in zip(together, rows_of(sampling, number), strict=True):
+    for row, alone in zip(together, rows_of(sampling, number, kind), strict=True):
         engine = engine_of(kind, number)
         engine.insert([alone])
         finish(engine)
@@ -178,7 +179,7 @@ def test_no_token_is_fed_to_the_target_twice(kind):
     if kind == "none":
         pytest.skip("nothing is rejected")
     engine, expected = engine_of(kind, "given"), 0
-    (row,) = inserted = rows(sources=SOURCES[1:2])
+    (row,) = inserted = rows(sources=SOURCES[:1], kind=kind)
     engine.insert(inserted)
     while engine.rows:
         engine.step()
@@ -249,6 +250,7 @@ def test_greedy_output_is_that_of_the_target_alone(kind, number, rules):
         decoder = decoder_of(model, TARGETS_DRAFTERS[eos_bias][kind], number)
         for max_tokens in (1, 2, 7, 20) if rules == "none" else (20,):
             options = {"max_tokens": max_tokens, "batch_size": 3, **RULES.get(rules, {})}
+            options["prediction"] = [ids or None for ids in predictions_of(kind)]
             texts = [(r.tokens, r.finish_reason) for r in decoder.generate(SOURCES, **options)]
             assert texts == greedy_texts(eos_bias, rules, max_tokens)
 

@@ -97,6 +97,33 @@ def test_the_draft_changes_how_the_text_is_made_and_not_the_text(run, draft):
     assert (copied > 5 and "\033[36m" in err) if "lookup" in str(draft) else copied == 0
 
 
+@pytest.mark.parametrize(
+    "options", [["--draft-model", "none"], ["--regular-decode"], ["--num-beams", "2"], ["--embed"]]
+)
+def test_lines_with_a_prediction(run, tmp_path, options):
+    """It is copied from, left alone where nothing is proposed, and refused beside beams."""
+    name, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": main.DEFAULT_PROMPT, "prediction": TRANSLATION}, {"prompt": "a"}]
+    name.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    argv = ["--model", str(BUNDLED / "target"), "--dtype", "float32", *options, "-m", "60"]
+    argv += ["--num-draft", "15"] if "none" in options else []
+    status, _, err = run(*argv, "--input-file", str(name), "--output-file", str(out))
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert (first["prompt"], second["prompt"]) == (main.DEFAULT_PROMPT, "a")
+    if "--embed" in options:
+        assert status == 0 and first["embedding"]
+        return
+    assert second["text"] is not None and second["stats"]["drafted"] == 0
+    if "--num-beams" in options:
+        assert (status, first["finish_reason"]) == (2, "error")
+        assert "error: prompt 1: num_beams is 2: beams take no proposals" in err
+        return
+    assert (status, first["text"]) == (0, TRANSLATION)
+    counts = first["stats"]["speculation"]
+    copied = first["stats"]["target_calls"] == 2 and counts["predicted_accepted"] > 20
+    assert copied == ("none" in options) and counts["predicted"] == counts["copied"]
+
+
 # ---- one prompt ----------------------------------------------------------------------------------
 
 

@@ -43,6 +43,41 @@ def test_a_completion(client, decoder):
     )
 
 
+PARTS = [{"type": "text", "text": FIXED[:20]}, {"type": "text", "text": FIXED[20:]}]
+
+
+@pytest.mark.parametrize("content", [FIXED, PARTS])
+def test_a_prediction(client, decoder, content):
+    prediction = {"type": "content", "content": content}
+    expected = decoder.generate(FIX, prediction=FIXED, num_draft=8).stats.speculation
+    usage = {"include_usage": True}
+    options = {"extra_body": {"num_draft": 8, "prediction": prediction}}
+    answer = complete(client, FIX, **options)
+    *texts, last = complete(client, FIX, stream=True, stream_options=usage, **options)
+    assert answer.choices[0].text == "".join(c.choices[0].text for c in texts) == FIXED
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == expected.predicted_accepted > 15
+    assert details.rejected_prediction_tokens == expected.predicted - expected.predicted_accepted
+    assert last.usage == answer.usage
+    chat = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": FIX}],
+        prediction=prediction,
+        extra_body={"num_draft": 8},
+    )
+    assert chat.choices[0].message.content == FIXED
+    assert chat.usage.completion_tokens_details == details
+
+
+def test_a_prediction_that_is_wrong(client):
+    """What counts is the prediction's share of the proposals, not the draft's."""
+    wrong = {"type": "content", "content": "Nothing of the kind."}
+    answer = complete(client, FIX, extra_body={"prediction": wrong})
+    details = answer.usage.completion_tokens_details
+    assert answer.choices[0].text == FIXED
+    assert details.accepted_prediction_tokens < 4 < details.rejected_prediction_tokens + 4
+
+
 def test_a_stream_adds_up_to_the_text(client):
     chunks = list(complete(client, FIX, stream=True, stream_options={"include_usage": True}))
     *texts, last = chunks

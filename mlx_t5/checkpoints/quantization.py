@@ -6,7 +6,8 @@ and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised ap
 
 A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
 `o`), so `vo_4_5` gives these more bits. The embedding and the output head are quantised on request
-only, in 8 bits (`embed_8`). `python benchmark.py quantize` has the figures.
+(`embed_8`), and from `LARGE_VOCABULARY` tokens on unless a recipe is named, in 8 bits. `python
+benchmark.py quantize` has the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ MODES = MappingProxyType(
 # and in the head, not at every depth.
 VO_4_5 = "vo_4_5"  # 4 bits in most layers, 5 in attention's `v` and `o`
 EMBED_8 = "embed_8"  # the embedding and the output head too, in 8 bits; goes with any bits
-PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}")
+LAYERS = "layers"  # attention and feed-forward alone, however large the vocabulary
+PREDICATES = (VO_4_5, EMBED_8, f"{VO_4_5}+{EMBED_8}", LAYERS)
+LARGE_VOCABULARY = 100_000  # tokens; below, the head is a smaller part of what a pass reads
 _VALUES_AND_OUTPUTS = frozenset("vo")
 _EMBEDDING_AND_HEAD = frozenset(("shared", "lm_head"))
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
@@ -117,6 +120,7 @@ class Recipe:
         group_size: int | None = None,
         mode: str = "affine",
         predicate: str | None = None,
+        vocab_size: int = 0,
     ) -> Recipe:
         """Returns the recipe that these options ask for; None is the mode's default.
 
@@ -125,6 +129,7 @@ class Recipe:
             group_size: of every layer.
             mode: of every layer; an embedding in 8 bits is always affine.
             predicate: one of `PREDICATES`; `VO_4_5` says bits and mode itself.
+            vocab_size: of the model; from `LARGE_VOCABULARY` on no predicate means `EMBED_8`.
 
         Raises:
             UserError: MLX has no such combination.
@@ -132,6 +137,8 @@ class Recipe:
         if predicate is not None and predicate not in PREDICATES:
             known = ", ".join(PREDICATES)
             raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
+        if predicate is None and vocab_size >= LARGE_VOCABULARY:
+            predicate = EMBED_8
         embedding, parts = None, predicate.split("+") if predicate else []
         if EMBED_8 in parts:
             embedding = Quantization.from_options(8, group_size if mode == "affine" else None)

@@ -43,8 +43,8 @@ def _read_prompt(given: str) -> str:
 class Lines:
     """A file's prompts, line by line as they are asked for, so that any file fits into memory.
 
-    A prompt is a text; with targets it is a pair of texts, the prompt and its target, and with
-    completions such a pair whose second is None where the line has none.
+    A prompt is a text; with targets it is a pair of texts, the prompt and its target, and with an
+    optional text such a pair whose second is None where the line has none.
 
     In the place of a line that cannot be used stands the reason. A line ends with LF, CRLF or CR;
     blank lines at the end are none. What can be read only once, such as a pipe, is read ahead.
@@ -53,14 +53,14 @@ class Lines:
         count: how many prompts there are; None where that shows only at the end.
     """
 
-    def __init__(self, name: str, targets: bool = False, completions: bool = False) -> None:
+    def __init__(self, name: str, targets: bool = False, optional: str = "") -> None:
         """Opens the file.
 
         Args:
             name: one prompt a line, or objects with a "prompt" where the name ends in .jsonl; "-"
                 is standard input, one prompt a line.
             targets: whether each line is an object with a "prompt" and a "target".
-            completions: whether objects may have a "completion".
+            optional: the name of a second text that objects may have.
 
         Raises:
             UserError: the file cannot be read, or has no line; where it cannot be counted, the
@@ -68,7 +68,7 @@ class Lines:
         """
         self._shown = "standard input" if name == "-" else name
         self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
-        self._completions = completions
+        self._optional = optional
         self._file = _opened(name)
         self._prompts, self.count = self._read(), None
         if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
@@ -103,15 +103,15 @@ class Lines:
         text = _text(line, where)
         if not self._as_json:
             prompt = _checked(text, where)
-            return (prompt, None) if self._completions else prompt
+            return (prompt, None) if self._optional else prompt
         record = _record(text, where, ("prompt", "target") if self._targets else ("prompt",))
         prompt = _checked(record["prompt"], where)
-        if self._completions:
-            completion = record.get("completion")
-            if completion is not None and not (isinstance(completion, str) and completion.strip()):
-                kind = "empty" if isinstance(completion, str) else "no text"
-                raise UserError(f"{where} has a completion that is {kind}; leave it out")
-            return prompt, None if completion is None else _checked(completion, where)
+        if self._optional:
+            second = record.get(self._optional)
+            if second is not None and not (isinstance(second, str) and second.strip()):
+                kind = "empty" if isinstance(second, str) else "no text"
+                raise UserError(f"{where} has a {self._optional} that is {kind}; leave it out")
+            return prompt, None if second is None else _checked(second, where)
         return (prompt, _checked(record["target"], where)) if self._targets else prompt
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:

@@ -47,8 +47,9 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
     prompts.add_argument(
         "--input-file",
         metavar="FILE",
-        help='one prompt a line, or {"prompt": …} a line if the name ends in .jsonl; - reads '
-        "standard input, one prompt a line; lines are UTF-8 and end with LF, CRLF or CR",
+        help='one prompt a line, or {"prompt": …} a line if the name ends in .jsonl, perhaps with '
+        'the "prediction" of its text; - reads standard input, one prompt a line; lines are UTF-8 '
+        "and end with LF, CRLF or CR",
     )
     group.add_argument(
         "--output-file",

@@ -137,7 +137,8 @@ def error_of(outcome: Any) -> str | None:
 
 
 def _text(prompt: Any) -> str:
-    """A prompt; "" for one that could not be read."""
+    """A prompt, of which a prediction is left out; "" for one that could not be read."""
+    prompt = prompt[0] if isinstance(prompt, tuple) else prompt
     return prompt if isinstance(prompt, str) else ""
 
 

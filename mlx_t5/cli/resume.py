@@ -107,8 +107,9 @@ def _failed(line: bytes, item: Any, form: Form, where: str) -> bool:
         record = None
     if not isinstance(record, dict) or form.result not in record:
         raise UserError(f"{where} is no object with {form.result!r}; {OTHERWISE}")
-    asked = {"prompt": item[0], "target": item[1]} if isinstance(item, tuple) else {"prompt": item}
-    for name, text in asked.items():
+    names = ("prompt", "target") if form.result == "logprob" else ("prompt",)
+    asked = zip(names, item if isinstance(item, tuple) else (item,), strict=False)
+    for name, text in asked:
         if record.get(name) != ("" if isinstance(text, UserError) else text):
             raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
     return bool(record.get("error"))

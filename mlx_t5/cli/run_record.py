@@ -243,6 +243,7 @@ def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
         from mlx_t5.drafting.adaptive import default_num_draft
 
         draft = chosen.draft and Opaque(identity(chosen.draft))
+        facts[INPUT] = beginning(options["input_file"])  # which may have predictions
         facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
         facts["--num-draft"] = (
             default_num_draft() if options["num_draft"] is None else options["num_draft"]

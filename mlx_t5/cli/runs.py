@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, astuple, replace
-from itertools import chain, count
+from itertools import chain, count, tee
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.input import Lines
@@ -162,7 +162,7 @@ class PartRun(Run):
         from mlx_t5.machines.parts import Part
 
         self._part: Part = Part(args.output_file, done.prompts, ranks)
-        lines, self._ranks = Lines(args.input_file, targets=args.score), ranks
+        lines, self._ranks = lines_of(args), ranks
         part_record = record.of_part(self._part.path)
         if done.all or not args.resume:
             self._part.remove()
@@ -225,6 +225,18 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt[0], prompt[1]
         else:
             yield prefix + prompt if isinstance(prompt, str) else prompt
+
+
+def lines_of(args: argparse.Namespace) -> Lines:
+    """The input file's; with predictions where these may be copied from."""
+    proposing = not (args.score or args.embed or args.regular_decode)
+    return Lines(args.input_file, args.score, "prediction" if proposing else "")
+
+
+def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
+    """Prompts, and the prediction of each; None where it has none."""
+    prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
+    return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)
 
 
 def _form(args: argparse.Namespace) -> Form:

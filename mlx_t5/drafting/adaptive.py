@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mlx_t5.backend import cpu_only
 from mlx_t5.drafting.costs import Costs, longest
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
+from mlx_t5.drafting.source_copy import PREDICTIONS
 from mlx_t5.drafting.theory import expected_tokens
 from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 
@@ -30,6 +31,9 @@ PRIORS = {
     "copy": (0.85, 5.0),
     "weak copy": (0.25, 3.0),
     "first copy": (0.4, 3.0),  # near 0.9 where texts are corrected, near 0.1 where translated
+    "prediction": (0.85, 5.0),
+    "weak prediction": (0.25, 3.0),
+    "first prediction": (0.85, 3.0),  # callers may be wrong
 }
 MEMORY = 80.0  # verified proposals after which an old one counts 1/e
 LEAST_SPEEDUP = 1.05  # estimates are not exact enough to act on less
@@ -89,19 +93,21 @@ class Adaptive:
     @cached_property
     def fixed(self) -> dict[str, int]:
         """The most proposals of each kind for a sampled row, whatever rows are beside it."""
-        return self._best({kind: PRIORS[kind][0] for kind in self.kinds}, rows=1)
+        return self._best({kind: PRIORS[kind][0] for kind in (*self.kinds, *PREDICTIONS)}, rows=1)
 
-    def limits(self, task: tuple[int, ...], rows: int) -> dict[str, int]:
+    def limits(self, task: tuple[int, ...], rows: int, predicted: bool = False) -> dict[str, int]:
         """The most proposals of each kind for the greedy rows of a task in the next step.
 
         Args:
             task: the task prefix of the prompts.
             rows: B.
+            predicted: whether they have predictions.
 
         Returns:
             Numbers by kind. A kind that is missing need not be looked for.
         """
-        estimates = {kind: self._estimate(task, kind) for kind in self.kinds}
+        kinds = (*self.kinds, *PREDICTIONS) if predicted else self.kinds
+        estimates = {kind: self._estimate(task, kind) for kind in kinds}
         limits = self._best({kind: e.alpha(kind) for kind, e in estimates.items()}, rows)
         for kind, estimate in estimates.items():
             estimate.idle_steps = 0 if limits[kind] else estimate.idle_steps + 1
@@ -198,7 +204,7 @@ def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -
         elif not row.adapts:
             limit = adaptive.fixed
         else:
-            limit = learned(row.task)
+            limit = learned(row.task, predicted=bool(row.prediction))
         usable = {kind: min(n, remaining) for kind, n in limit.items()}
         limits.append(usable if remaining and num_draft else {})
     return limits

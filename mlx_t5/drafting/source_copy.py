@@ -13,6 +13,9 @@ token elsewhere, the place with the longest match first and then the nearest, so
 resumes where the source resumes after an insertion, a deletion or a move. A token that the source
 does not have is taken for the replacement of the expected one. The output so far is searched as
 well, for phrases that repeat in it.
+
+A prediction, a text that the caller expects (`prediction` of `generate`), stands in front of the
+source and is read from its beginning. It is looked into whatever drafter there is.
 """
 
 from __future__ import annotations
@@ -33,13 +36,15 @@ SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for 
 CANDIDATES = 16  # latest places where they occurred that are compared
 RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
 COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
+PREDICTIONS = ("prediction", "first prediction", "weak prediction")  # kinds of copies from one
 
 
 class Alignment:
     """Where in its source one row's output stands.
 
     Attributes:
-        source: the row's source tokens, EOS included.
+        source: the row's source tokens, EOS included, behind those of its prediction.
+        predicted: tokens of the prediction.
         place: index in the source of the token expected next.
         match: how many of the last tokens agree with the source in front of `place`.
         output: the tokens followed so far.
@@ -50,11 +55,17 @@ class Alignment:
     def __init__(self, source: Sequence[int], begin: int):
         """Starts at source[begin], the first token of the text proper."""
         self.source = list(source)
+        self.predicted = 0
         self.place = begin
         self.match = 0
         self.output: list[int] = []
         self.copies: deque[bool] = deque(maxlen=RECENT)
         self.phrases: dict[tuple[int, ...], list[int]] = {}
+
+    def predict(self, prediction: Sequence[int]) -> None:
+        """Takes a prediction, before anything is written, and starts at its beginning."""
+        self.source, self.place = [*prediction, *self.source], 0
+        self.predicted = len(prediction)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Moves along tokens that have been committed."""
@@ -73,17 +84,21 @@ class Alignment:
 
     def find(self, length: int) -> Copy | None:
         """At most `length` tokens that may come next; None if there are none."""
-        tokens, kind = self._repeated(length), "copy"
-        if not tokens:
-            tokens = self.source[self.place : self.place + length]
-            likely = 2 * sum(self.copies) >= len(self.copies) > 0
-            kind = "copy" if likely else "weak copy" if self.output else "first copy"
+        if tokens := self._repeated(length):
+            return Copy("copy", tokens)
+        predicted = self.place < self.predicted
+        end = min(self.place + length, self.predicted if predicted else len(self.source))
+        tokens, kind = self.source[self.place : end], "prediction" if predicted else "copy"
+        if 2 * sum(self.copies) < len(self.copies) or not self.output:
+            kind = f"weak {kind}" if self.output else f"first {kind}"
+            if predicted and self.output and not self.match:
+                return None  # a wrong prediction must not cost every step
         return Copy(kind, tokens) if tokens else None
 
     def _repeated(self, length: int) -> list[int]:
         """What followed the last tokens where the output had them before."""
-        if self.match >= SHORTEST_REPEAT:
-            return []  # the source says more
+        if self.match >= SHORTEST_REPEAT or len(self.source) == self.predicted:
+            return []  # the source says more, or nothing but the prediction is copied
         ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
         best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
         return self.output[best : best + length] if best else []
@@ -111,22 +126,36 @@ class SourceCopy:
     """A drafter that copies; see `draft_model.Drafter` for its verbs."""
 
     model = None
-    kinds = default_kinds = ("copy", "weak copy", "first copy")
+    kinds = ("copy", "weak copy", "first copy")
+    default_kinds = (*kinds, *PREDICTIONS)
 
-    def __init__(self, tokenizer: Any = None):
-        """Takes the tokenizer to tell a task prefix by; without one copying begins at the start."""
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any = None, lookup: bool = True):
+        """Starts without rows.
+
+        Args:
+            tokenizer: to tell a task prefix by; without one copying begins at the start.
+            lookup: whether to copy from sources; otherwise from predictions alone.
+        """
+        self.tokenizer, self.lookup = tokenizer, lookup
         self.alignments: list[Alignment] = []
 
     def fresh(self) -> SourceCopy:
         """Returns a drafter for another batch, without rows."""
-        return SourceCopy(self.tokenizer)
+        return SourceCopy(self.tokenizer, self.lookup)
 
     def insert(
         self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
     ) -> None:
         """Starts an alignment for each source; see `Drafter.insert`."""
-        self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in sources]
+        known = sources if self.lookup else [()] * len(sources)
+        self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
+
+    def predict(self, predictions: Sequence[Sequence[int]]) -> None:
+        """Takes the predictions of the last rows; those that have none have an empty one."""
+        last = self.alignments[len(self.alignments) - len(predictions) :]
+        for alignment, prediction in zip(last, predictions, strict=True):
+            if prediction:
+                alignment.predict(prediction)
 
     def propose(
         self,
@@ -138,7 +167,7 @@ class SourceCopy:
         """Reads the next tokens off the source; see `Drafter.propose`."""
         copies = [
             alignment.find(max(COMPARED, *limit.values()))
-            if not limit.keys().isdisjoint(self.kinds)
+            if not limit.keys().isdisjoint((*self.kinds, *PREDICTIONS))
             else None
             for alignment, limit in zip(self.alignments, limits, strict=True)
         ]
@@ -153,7 +182,8 @@ class SourceCopy:
             return Proposal.nothing(len(rows), copies)
         padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
         tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
-        return Proposal(tokens, None, lengths, copies, ["copy"] * len(rows), valid)
+        writers = ["prediction" if c and c.kind in PREDICTIONS else "copy" for c in copies]
+        return Proposal(tokens, None, lengths, copies, writers, valid)
 
     def note(self, committed: Sequence[Sequence[int]]) -> None:
         """Moves the alignments on; the start token is not output."""
@@ -168,7 +198,7 @@ class SourceCopy:
 class CopyOrDraft:
     """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
 
-    default_kinds = ("copy", "draft")
+    default_kinds = ("copy", "draft", *PREDICTIONS[:2])  # where they are weak, a draft is better
 
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; the draft model's passes are saved while all rows copy."""
@@ -230,8 +260,29 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     if q is not None:
         q = mx.pad(q, ((0, 0), (0, width - q.shape[1]), (0, 0)))
         q = mx.where(copying[..., None], one_hot(tokens, q.shape[-1]), q)
-    pairs = list(zip(copies.lengths, drafts.lengths, strict=True))
-    lengths = [copy or draft for copy, draft in pairs]
-    writers = ["copy" if copy else "draft" for copy, _ in pairs]
+    rows = list(zip(copies.lengths, drafts.lengths, copies.writers, strict=True))
+    lengths = [copy or draft for copy, draft, _ in rows]
+    writers = [writer if copy else "draft" for copy, _, writer in rows]
     valid = mx.where(copying[:, 0], copies.valid_lengths, drafts.valid_lengths)
     return Proposal(tokens, q, lengths, copies.copies, writers, valid)
+
+
+def predicting(
+    drafter: Drafter | None, predictions: Sequence[Sequence[int]], joined: int
+) -> Drafter | None:
+    """A drafter that copies from predictions too; the same one where there are none.
+
+    Args:
+        drafter: of a batch; None if nothing has been proposed.
+        predictions: of all rows, empty where there is none.
+        joined: how many of the rows, the last ones, are new.
+    """
+    if not any(predictions):
+        return drafter
+    copy = drafter.copy if isinstance(drafter, CopyOrDraft) else drafter
+    if not isinstance(copy, SourceCopy):
+        copy = SourceCopy(lookup=False)
+        copy.insert(predictions)
+        drafter = CopyOrDraft(copy, drafter) if drafter else copy
+    copy.predict(predictions[len(predictions) - joined :])
+    return drafter

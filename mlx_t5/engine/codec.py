@@ -53,6 +53,7 @@ class Codec:
         settings: Settings,
         keys: Iterable[mx.array],
         watched: bool = False,
+        prediction: str | Sequence[int] | None = None,
     ) -> Iterator[Row]:
         """Turns a prompt into a row for each key, finished by `error` if it cannot be used.
 
@@ -63,24 +64,33 @@ class Codec:
             settings: of every row.
             keys: (2,) each, as `draws.random_keys` makes them.
             watched: whether the text is to be read while it grows, for `chunk`.
+            prediction: what the text is expected to be, as text or token ids; None for nothing.
         """
         ids: list[int] = []
+        predicted: list[int] = []
         bad: Exception | None = None
         if isinstance(prompt, Exception):
             bad = prompt
         else:
             try:
                 ids = token_ids(prompt, self.tokenizer, self.vocab_size)
+                predicted = [] if prediction is None else self._predicted(prediction, settings)
             except UserError as error:
                 bad = error
         for row in (Row(ids, settings, key) for key in keys):
             if bad:
                 row.fail(str(bad))
             else:
-                row.task = task_prefix(ids, self.tokenizer)
+                row.task, row.prediction = task_prefix(ids, self.tokenizer), predicted
                 if settings.stop or (watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row
+
+    def _predicted(self, prediction: str | Sequence[int], settings: Settings) -> list[int]:
+        if settings.num_beams > 1:
+            beams = f"num_beams is {settings.num_beams}"
+            raise UserError(f"{beams}: beams take no proposals; leave the prediction out")
+        return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:
         """Returns what a row has gained since `seen` tokens, with its result if it is done."""

@@ -24,8 +24,10 @@ class Speculation:
     """How proposals fared, for one prompt.
 
     Attributes:
-        copied: those of `drafted` that were copied from the source, by no model.
+        copied: those of `drafted` that were copied, from the source or the caller's prediction.
         copied_accepted: those of `accepted` that were.
+        predicted: those of `copied` that were the prediction's.
+        predicted_accepted: those of `copied_accepted` that were.
         steps_by_length: how many steps had 0, 1, … proposals.
         steps_by_accepted: how many steps kept 0, 1, … of them.
         drafted_by_position: how many proposals stood first, second, … in their step.
@@ -34,6 +36,8 @@ class Speculation:
 
     copied: int = 0
     copied_accepted: int = 0
+    predicted: int = 0
+    predicted_accepted: int = 0
     steps_by_length: list[int] = field(default_factory=list)
     steps_by_accepted: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
@@ -91,9 +95,12 @@ class Stats:
             counts += [0] * (size - len(counts))
             for position in positions:
                 counts[position] += 1
-        if writer == "copy":
+        if writer != "draft":
             speculation.copied += drafted
             speculation.copied_accepted += accepted
+        if writer == "prediction":
+            speculation.predicted += drafted
+            speculation.predicted_accepted += accepted
 
 
 @dataclass
@@ -113,6 +120,7 @@ class Row:
             asks for it before the end.
         ended: whether the last token is the end token.
         task: the tokens of its task prefix, () without one.
+        prediction: of its text, by the caller, to copy proposals from.
         search: what its beams have found; None if it has none. Until it ends, `committed` is the
             best beam.
         score: of the text that its search has found.
@@ -131,6 +139,7 @@ class Row:
     watch: TextWatch | None = None
     ended: bool = False
     task: tuple[int, ...] = ()
+    prediction: Sequence[int] = ()
     search: BeamSearch | None = None
     score: float | None = None
     states: mx.array | None = None
@@ -158,7 +167,7 @@ class Row:
             tokens: the accepted proposals and the target's own token.
             drafted: proposals that were verified.
             accepted: how many of them were accepted.
-            writer: who proposed them.
+            writer: where they come from: "draft", "copy" or "prediction".
             eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
 
         Returns:
@@ -176,7 +185,8 @@ class Row:
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
-        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
+        shown = "copy" if writer == "prediction" else writer
+        self.writers += [shown] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
         if self.watch and self.finish_reason:
@@ -215,7 +225,8 @@ class Result:
     Attributes:
         text: the decoded tokens, up to a stop string; None without a tokenizer.
         tokens: generated ids, without start token and EOS, those of a stop string included.
-        writers: who wrote each token: "draft", "copy" (from the source) or "target".
+        writers: who wrote each token: "draft", "copy" (from the source or a prediction) or
+            "target".
         finish_reason: "stop" at EOS or a stop string, "length" at max_tokens; "error" if the prompt
             could not be decoded, while the others of the call could.
         stats: counts and times.

@@ -1,8 +1,9 @@
 """Answers to requests, whole or chunk by chunk: the shapes of OpenAI's API, and what fills them.
 
 Fields that are OpenAI's are what the official client expects. Some say more: in `usage`, the
-prediction tokens that were accepted and rejected are the draft's; `speculation`, on request, says
-who wrote each token; `score` is that of a beam search.
+prediction tokens that were accepted and rejected are those copied from the request's prediction,
+and without one all proposals; `speculation`, on request, says who wrote each token; `score` is that
+of a beam search.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict
 
 from mlx_t5.engine.rows import Stats
-from mlx_t5.serving.jobs import TokenLogprob, Update
+from mlx_t5.serving.jobs import GenerationWork, TokenLogprob, Update
 from mlx_t5.serving.tokenizing import Spelling
 
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
@@ -28,7 +29,7 @@ Reason = Literal["stop", "length"]
 
 
 class TokenDetails(BaseModel):
-    """What became of the draft's tokens."""
+    """What became of the prediction's tokens; of all proposals where the request has none."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -168,17 +169,19 @@ class Prediction(BaseModel):
 # ---- filled in -----------------------------------------------------------------------------------
 
 
-def usage(prompt_tokens: int, results: Sequence[Stats]) -> Usage:
-    """The counts of a request, of the tokens of its prompts and the statistics of its texts."""
+def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
+    """The counts of a request, of what it asked for and the statistics of its texts."""
+    prompt_tokens, predicted = sum(map(len, work.prompts)), bool(work.prediction)
     written = sum(stats.generated_tokens for stats in results)
-    accepted = sum(stats.accepted for stats in results)
-    rejected = sum(stats.drafted for stats in results) - accepted
+    counted: list[Any] = [s.speculation if predicted else s for s in results]
+    names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")
+    drafted, accepted = (sum(getattr(one, name) for one in counted) for name in names)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=written,
         total_tokens=prompt_tokens + written,
         completion_tokens_details=TokenDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
         ),
     )
 

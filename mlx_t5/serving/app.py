@@ -183,16 +183,15 @@ async def _openai(
     )
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     builder = builder_type(service.model, service.spell, logprobs, detailed)
-    prompt_tokens = sum(map(len, stream.job.work.prompts))
     if not body.stream:
         updates = await stream.finished()
         service.log_texts(_texts(updates))
-        counts = answers.usage(prompt_tokens, [update.chunk.stats for update in updates])
+        counts = answers.usage(stream.job.work, [update.chunk.stats for update in updates])
         choices = [builder.choice(update, chunk=False) for update in updates]
         answer = builder.answer(choices, counts, chunk=False)
         return JSONResponse(answer.model_dump(mode="json", exclude_unset=True))
     first = await stream.next()  # before the status is sent: it may be an error
-    usage = prompt_tokens if body.stream_options and body.stream_options.include_usage else None
+    usage = bool(body.stream_options and body.stream_options.include_usage)
     return StreamingResponse(
         _events(service, stream, builder, first, usage),
         media_type="text/event-stream",
@@ -205,9 +204,9 @@ async def _events(
     stream: EventStream,
     builder: answers.CompletionBuilder,
     first: Any,
-    prompt_tokens: int | None,
+    usage: bool,
 ) -> AsyncIterator[str]:
-    """Server-sent events; usage last, if the tokens of the prompts are given for it."""
+    """Server-sent events; `usage` last, if it is asked for."""
     last = []
     try:
         async for update in stream.updates(first):
@@ -215,8 +214,8 @@ async def _events(
                 last.append(update)
             if update.chunk.text or update.chunk.result or builder.logprobs or builder.detailed:
                 yield _sse(builder.answer([builder.choice(update, chunk=True)], None, chunk=True))
-        if prompt_tokens is not None:
-            counts = answers.usage(prompt_tokens, [update.chunk.stats for update in last])
+        if usage:
+            counts = answers.usage(stream.job.work, [update.chunk.stats for update in last])
             yield _sse(builder.answer([], counts, chunk=True))
         service.log_texts(_texts(last))
         yield "data: [DONE]\n\n"

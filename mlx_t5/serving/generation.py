@@ -80,7 +80,9 @@ class GenerationBatches:
         try:
             keys_of = random_keys(work.seed, work.samples // texts)
             for prompt, keys in zip(work.prompts, keys_of, strict=False):
-                rows += self._decoder.codec.rows(prompt, work.settings, keys, work.watched)
+                rows += self._decoder.codec.rows(
+                    prompt, work.settings, keys, work.watched, work.prediction or None
+                )
             failure = next((ApiError(400, row.error) for row in rows if row.error), None)
         except Exception as error:
             failure = failure_of(error)

@@ -185,10 +185,13 @@ class Service:
                 "n",
             )
         ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
+        predictions = [body.prediction.text] if body.prediction else []
+        prediction = sum(await self.tokenizer.token_ids(predictions, "prediction"), [])
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        return self._begin(GenerationWork(ids, settings, seed, **options), size, receive)
+        work = GenerationWork(ids, settings, seed, prediction, **options)
+        return self._begin(work, size, receive)
 
     async def score_or_embed(
         self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
@@ -243,7 +246,7 @@ class Service:
                 f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
             )
             raise ApiError(400, message, "max_tokens")
-        if (body.draft or given.get("num_draft")) and not self.drafts:
+        if (body.draft or given.get("num_draft")) and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         values = combined(self._default_settings, task.settings, given)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)

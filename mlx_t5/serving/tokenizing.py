@@ -25,6 +25,7 @@ T = TypeVar("T")
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 NAMES = {
     "prompt": "prompt",
+    "prediction": "prediction",
     "input": "text",
     "targets": "target",
     "query": "query",

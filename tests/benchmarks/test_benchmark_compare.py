@@ -102,3 +102,18 @@ def test_a_difference_is_an_exit_status(monkeypatch, capsys):
     argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "fix", "--ways", "lookup"]
     assert benchmark.main([*argv, *SMALL]) == 1
     assert "| 1 DIFFER |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_predictions_of_the_targets_own_texts(tmp_path):
+    """With a draft and without, the less of them is changed the fewer passes it takes."""
+    argv = ["compare", "--count", "2", "--num-draft", "5", "--task", "translate"]
+    argv += ["--ways", "draft", "--predictions", "0", "100", "--json", str(tmp_path / "x.json")]
+    assert benchmark.main([*argv, *SMALL]) == 0
+    (table,) = json.loads((tmp_path / "x.json").read_text())["tables"]
+    rows = {row["way"]: row for row in table["rows"]}
+    assert {row["different"] for row in rows.values()} == {0}
+    for proposer in (REGULAR, "draft"):
+        right, wrong = (rows[f"{proposer}, prediction {n} % changed, 5"] for n in (0, 100))
+        assert right["acceptance_rate"] == 1
+        assert right["target_calls"] < wrong["target_calls"]

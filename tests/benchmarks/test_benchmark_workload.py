@@ -57,3 +57,14 @@ def test_a_file_of_lines_and_one_with_targets(tmp_path):
 
 def test_cutting_into_turns():
     assert workload.cut("abcde", 2) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_words_of_predictions_that_are_changed():
+    texts = ["a b c d", "e f g h " * 100]
+    assert workload.changed(texts, 0) == ["a b c d", texts[1].strip()]
+    for before, after in zip(texts, workload.changed(texts, 100), strict=True):
+        pairs = list(zip(before.split(), after.split(), strict=True))
+        assert all(a != b and b in "abcdefgh" for a, b in pairs)
+    (half,) = workload.changed(texts[1:], 50)
+    assert 120 < sum(a != b for a, b in zip(texts[1].split(), half.split(), strict=True)) < 280
+    assert workload.changed(["only"], 100) == ["only"], "there is no other word"

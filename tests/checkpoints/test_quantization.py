@@ -12,7 +12,7 @@ from checkpoints import TINY, arrays
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
-from mlx_t5.checkpoints.quantization import MODES, Quantization, Recipe
+from mlx_t5.checkpoints.quantization import LARGE_VOCABULARY, MODES, Quantization, Recipe
 from mlx_t5.errors import UserError
 from mlx_t5.network import weights as weights_module
 from model import load
@@ -120,6 +120,63 @@ def test_8_bits_change_an_embedding_little(tiny, tmp_path):
     out = convert(tiny, tmp_path / "out", "float32", quantize=True, quant_predicate="embed_8")
     before, after = load(tiny, "float32")[0].shared, load(out, "float32")[0].shared
     assert 0 < mx.abs(before(mx.arange(40)) - after(mx.arange(40))).max() < 1 / 255
+
+
+SIZE = 100_352  # tokens
+
+
+@pytest.fixture(scope="module", params=(True, False), ids=("tied", "separate"))
+def large(request, tmp_path_factory) -> Path:
+    """A checkpoint of many tokens, tiny otherwise."""
+    config = TINY | {"vocab_size": SIZE, "num_layers": 1, "tie_word_embeddings": request.param}
+    state = checkpoints.random_state(config, "bfloat16")
+    if not request.param:
+        state["lm_head.weight"] = state["shared.weight"].flip(0)
+    return checkpoints.save(state, tmp_path_factory.mktemp("large") / "source", config=config)
+
+
+def quantised_layers(folder: Path) -> dict[str, int]:
+    """Bits of the embedding and the head, as far as they are quantised."""
+    entry = json.loads((folder / "config.json").read_text())["quantization"]
+    stored = arrays(folder)
+    names = [name for name in ("shared", "lm_head") if f"{name}.scales" in stored]
+    return {name: entry.get(name, entry)["bits"] for name in names}
+
+
+def test_of_many_tokens_the_embedding_and_the_head_get_8_bits(large, tmp_path, capsys):
+    both = ["shared"] if (load(large)[0].config.tie_word_embeddings) else ["shared", "lm_head"]
+    out = convert(large, tmp_path / "out", quantize=True)
+    line = f"{SIZE:,} tokens: the embedding and the output head get 8 bits; --quant-predicate"
+    assert [note for note in capsys.readouterr().err.splitlines() if line in note]
+    assert quantised_layers(out) == dict.fromkeys(both, 8)
+    named = convert(large, tmp_path / "named", quantize=True, quant_predicate="embed_8")
+    assert {n: a.tolist() for n, a in arrays(out).items() if n.startswith("decoder")} == {
+        n: a.tolist() for n, a in arrays(named).items() if n.startswith("decoder")
+    }
+    assert (out / "config.json").read_text() == (named / "config.json").read_text()
+    assert "8 bits" not in capsys.readouterr().err, "it was asked for"
+    for predicate in ("layers", "vo_4_5"):
+        chosen = convert(large, tmp_path / predicate, quantize=True, quant_predicate=predicate)
+        assert quantised_layers(chosen) == {}
+    # Its rows, looked up and multiplied, are those of the plain model but for 8 bits.
+    model, plain = load(out, "float32")[0], load(large, "float32")[0]
+    ids = mx.array([[5, SIZE - 1, 9, 1]])
+    assert mx.abs(model.shared(ids) - plain.shared(ids)).max() < 1 / 255
+    logits = model(ids, ids)
+    assert logits.shape == (1, 4, SIZE)
+    expected = load(named, "float32")[0](ids, ids)
+    assert mx.array_equal(logits, expected)
+    drafted = SpeculativeDecoder(model, plain).generate([[5, 3, SIZE - 2, 1]], max_tokens=8)[0]
+    regular = SpeculativeDecoder(model).generate([[5, 3, SIZE - 2, 1]], max_tokens=8)[0]
+    assert drafted.tokens == regular.tokens
+
+
+def test_below_so_many_tokens_nothing_changes():
+    few, many = (Recipe.from_options(vocab_size=LARGE_VOCABULARY - n) for n in (1, 0))
+    assert (few, many.general) == (Recipe.from_options(), few.general)
+    assert many == Recipe.from_options(predicate="embed_8")
+    assert Recipe.from_options(predicate="layers", vocab_size=LARGE_VOCABULARY) == few
+    assert Recipe.from_options(8, vocab_size=250_112).general.bits == 8
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))

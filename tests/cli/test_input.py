@@ -109,6 +109,24 @@ def test_jsonl_prompts_may_hold_line_breaks(tmp_path):
     assert lines(name) == ["a\nb", "{}"]
 
 
+def test_lines_may_have_a_prediction(tmp_path):
+    records = ['"b", "prediction": "B\\n"', '"c", "prediction": null', '"d", "prediction": 5']
+    records += [
+        '"e", "prediction": " "',
+        '"f", "prediction": ["F"]',
+        '"g", "prediction": "\\ud800"',
+    ]
+    data = "".join(f'{{"prompt": {record}}}\n' for record in ['"a"', *records])
+    name = written(tmp_path, "p.jsonl", data)
+    found = list(input.Lines(name, optional="prediction"))
+    assert found[:3] == [("a", None), ("b", "B\n"), ("c", None)]
+    reasons = ["no text; leave it out", "empty; leave it out", "no text; leave it out"]
+    for n, reason in enumerate(reasons, 4):
+        assert str(found[n - 1]) == f"{name} line {n} has a prediction that is {reason}"
+    assert "line 7 is not valid Unicode" in str(found[6])
+    assert lines(name) == list("abcdefg"), "where nothing is proposed the key is not looked at"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "bad", "message", "others"),
     [

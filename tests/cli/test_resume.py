@@ -65,6 +65,10 @@ def test_objects_have_to_be_of_their_prompts(tmp_path):
     assert found(tmp_path, scored, [("a", "b")], result="logprob").prompts == 1
     with pytest.raises(UserError, match="another target"):
         found(tmp_path, scored, [("a", "c")], result="logprob")
+    texts = [("a", "prediction"), bad, ("c", None)]
+    assert found(tmp_path, data, texts, result="text").prompts == 2
+    with pytest.raises(UserError, match="line 1 has another prompt"):
+        found(tmp_path, data, [("b", "prediction"), bad], result="text")
 
 
 # ---- from end to end -----------------------------------------------------------------------------
@@ -98,7 +102,8 @@ def test_wherever_a_run_was_cut_the_resumed_output_is_that_of_an_uninterrupted_o
     run, models, tmp_path, name, options
 ):
     lines = tmp_path / "in.jsonl"
-    items = [{"prompt": f"line {i}\u2028é", "target": "é"} for i in range(6)]
+    both = {"target": "é", "prediction": "é à"}
+    items = [{"prompt": f"line {i}\u2028é", **both} for i in range(6)]
     items = [*map(json.dumps, items[:1]), "no JSON", *map(json.dumps, items[1:])]
     lines.write_text("".join(map("{}\n".format, items)))
     out = tmp_path / name
@@ -200,6 +205,7 @@ OTHER_JOBS = [
     ("out.jsonl", SAMPLED, "--seed 1", "with --seed 0"),
     ("out.jsonl", SAMPLED, "--draft-model lookup", "with another --draft-model"),
     ("out.jsonl", SAMPLED, "--num-draft 2", "with --num-draft "),
+    ("out.jsonl", SAMPLED, "--input-file OTHER", "with another --input-file"),
 ]
 BEGUN = {(name, options): None for name, options, *_ in OTHER_JOBS}
 

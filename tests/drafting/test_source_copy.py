@@ -95,6 +95,37 @@ def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
     assert kind([20, 21, 22, 23, 24, 25, 20, 21, 22]) == "copy"
 
 
+def predicted(prediction, output, source=(), length=3):
+    alignment = Alignment(source, 0)
+    alignment.predict(prediction)
+    alignment.follow(output)
+    found = alignment.find(length)
+    return (found.kind, found.tokens) if found else None
+
+
+def test_a_prediction_is_read_from_its_beginning_and_found_again():
+    assert predicted(SENTENCE, []) == ("first prediction", [A, B, C])
+    assert predicted(SENTENCE, [A, B]) == ("prediction", [C, D, E])
+    assert predicted(SENTENCE, [A, B, X]) == ("prediction", [D, E, F])  # a replacement
+    assert predicted(SENTENCE, [A, B, X, C]) == ("prediction", [D, E, F])  # an insertion
+    assert predicted(SENTENCE, [X, Y, Z, D]) == ("weak prediction", [E, F, G])  # one match
+    assert predicted(SENTENCE, [X]) is None  # nothing speaks for it
+    assert predicted(SENTENCE, [*SENTENCE[:-1]]) == ("prediction", [EOS])
+    assert predicted(SENTENCE, SENTENCE[:-1] + [X]) is None
+    # Nothing but the prediction is copied.
+    assert predicted(SENTENCE, [20, 21, 22, 23, 20, 21, 22]) is None
+
+
+def test_a_prediction_stands_before_the_source():
+    source = [X, Y, Z, C, 20, EOS]
+    assert predicted(SENTENCE, [A], source) == ("prediction", [B, C, D])
+    assert predicted(SENTENCE, [X], source) == ("weak copy", [Y, Z, C])
+    assert predicted(SENTENCE, [X, Y, Z, C], source) == ("copy", [20, EOS])
+    # It is not read on into the source.
+    assert predicted([A, B], [A], source, 5) == ("prediction", [B])
+    assert predicted([A, B], [20, 21, 22, 23, 20, 21, 22], source) == ("copy", [23, 20, 21])
+
+
 def test_what_is_proposed():
     copy = SourceCopy()
     copy.insert([SENTENCE, [A, EOS], SENTENCE, SENTENCE])

@@ -75,7 +75,8 @@ def sampled(target, make, num_draft, draws=DRAWS, **settings):
     model = FakeModel(target, V)
     engine = Engine(model, make(model))
     settings = Settings(MAX_TOKENS, num_draft=num_draft, **settings)
-    rows = [Row(list(SOURCE), settings, key) for key in many_keys(draws)]
+    prediction = PREDICTION if make is nothing else ()
+    rows = [Row(list(SOURCE), settings, key, prediction=prediction) for key in many_keys(draws)]
     engine.insert(rows)
     while engine.rows:
         engine.step()
@@ -110,6 +111,22 @@ def copying(source, seen, likely_only=False):
     return always(copy.tokens[0], V)(source, seen) if found else None
 
 
+PREDICTION = (4, 2, 3)
+
+
+def nothing(model):
+    """No drafter; then the rows have a prediction."""
+
+
+def predicted(source, seen):
+    """The law of tokens copied from the prediction."""
+    alignment = Alignment((), 0)
+    alignment.predict(PREDICTION)
+    alignment.follow(seen[1:])
+    copy = alignment.find(1)
+    return always(copy.tokens[0], V)(source, seen) if copy else None
+
+
 def copying_or_good(source, seen):
     """A copy after strong matches, the draft model's law otherwise."""
     copied = copying(source, seen, likely_only=True)
@@ -134,6 +151,7 @@ CASES = {
     "always EOS": (TABLE, always(EOS, V), modelled(always(EOS, V)), 2),
     "p = 0 where q = 1": (NO_FOUR, always(4, V), modelled(always(4, V)), 2),
     "copies": (TABLE, copying, lambda model: SourceCopy(), 2),
+    "prediction": (TABLE, predicted, nothing, 2),
     # One proposal a step, so that what a row does is a function of its tokens alone.
     "copies beside drafts": (
         TABLE, copying_or_good, lambda model: CopyOrDraft(SourceCopy(), drafter(GOOD, model)), 1,

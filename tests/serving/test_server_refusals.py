@@ -36,7 +36,22 @@ def refused(answer, status, param=None):
     return error["message"]
 
 
-PROMPT = {"prompt": SECRET}
+PROMPT, CONTENT = {"prompt": SECRET}, {"type": "content"}
+BAD_PREDICTIONS = [
+    (SECRET, ("prediction", "dictionary")),
+    (CONTENT, ("prediction", "needed")),
+    ({"content": "x"}, ("prediction", "needed")),
+    ({"type": "text", "content": "x"}, ("prediction", "content")),
+    ({**CONTENT, "content": 5}, ("prediction", "string")),
+    ({**CONTENT, "content": []}, ("prediction", "at least 1")),
+    ({**CONTENT, "content": [{"type": "image_url"}]}, ("prediction", "text")),
+    ({**CONTENT, "content": " "}, ("prediction", "empty")),
+    (
+        {**CONTENT, "content": SECRET * 5},
+        ("prediction", r"the prediction has 11\d tokens; at most"),
+    ),
+    ({**CONTENT, "content": "x " * 5000}, ("prediction", "has more tokens; at most 60")),
+]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +98,13 @@ PROMPT = {"prompt": SECRET}
         ({**PROMPT, "temperature": 10**400}, "temperature", "number"),
         ({"prompt": [10**30]}, "prompt", "less than"),
         ({**PROMPT, SECRET[:3]: 1}, SECRET[:3], "no such field"),
+        *(({**PROMPT, "prediction": p}, *expected) for p, expected in BAD_PREDICTIONS),
+        ({"prompt": ["a", "b"], "prediction": {**CONTENT, "content": "x"}}, None, "one prompt"),
+        (
+            {**PROMPT, "num_beams": 2, "prediction": {**CONTENT, "content": "x"}},
+            None,
+            "num_beams is 2: .* leave the prediction out",
+        ),
         ([SECRET], None, "dictionary"),
     ],
 )

@@ -133,5 +133,20 @@ def test_a_request_overrides_its_task_and_that_the_model():
     assert jobs[0].work.prompts == [tokenizer.encode("fix grammar: a")]
 
 
+def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix():
+    fixing = Preset("task fixing", "fix grammar: ", {})
+    service, tokenizer = served(3072, Presets(tasks={"fixing": fixing}))
+    prediction = {"type": "content", "content": "a b"}
+    body = api.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
+    jobs = []
+    service.worker.submit, service.worker.cancel = jobs.append, lambda job: None
+    asyncio.run(service.submit(body, [body.prompt], gone))
+    assert jobs[0].work.prediction == tokenizer.encode("a b")
+    assert jobs[0].work.settings.num_draft == 7
+    body = api.PredictRequest(prompt="a", num_draft=7)
+    with pytest.raises(ApiError, match="no draft"):
+        asyncio.run(service.submit(body, [body.prompt], gone))
+
+
 async def gone():
     return {"type": "http.disconnect"}

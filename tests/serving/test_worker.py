@@ -32,6 +32,10 @@ def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
     assert len(fine.results()[0].tokens) == 9
 
 
+def copied(result):
+    return result.stats.speculation.predicted
+
+
 def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
     worker, client = serve(model)
@@ -40,8 +44,9 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
         {"max_tokens": 14, "num_draft": 0},
         {"max_tokens": 12, "temp": 0.7, "top_p": 0.8, "seed": 4, "samples": 2},
+        {"max_tokens": 12, "temp": 0.7, "seed": 5, "prediction": [4, 2, 5, 2, 3]},
     ]
-    prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3]]
+    prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3], [4, 5]]
     hold(model)
     clients = [client().submit([p], **w) for p, w in zip(prompts, requests, strict=True)]
     model.gate.set()
@@ -51,9 +56,15 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
         options = dict(options)
         settings = {n: options.pop(n) for n in ("delta", "num_draft") if n in options}
         alone = SpeculativeDecoder(model, drafter(good(model.table), model)).generate(
-            [prompt], num_samples=options.pop("samples", 1), **options, **settings
+            [prompt],
+            num_samples=options.pop("samples", 1),
+            prediction=[options.pop("prediction", None)],
+            **options,
+            **settings,
         )
         assert [r.tokens for r in alone] == [r.tokens for r in together]
+        assert [copied(r) for r in alone] == [copied(r) for r in together]
+    assert copied(together[0]) > 0, "of its prediction"
 
 
 def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve):

@@ -36,7 +36,7 @@ class Client:
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
     def submit(self, prompts, seed=0, put=None, **settings):
-        names = ("samples", "stream", "logprobs")
+        names = ("samples", "stream", "logprobs", "prediction")
         options = {name: settings.pop(name) for name in names if name in settings}
         settings = replace(self.decoder.defaults, **settings)
         work = GenerationWork(prompts, settings, seed, **options)

@@ -19,6 +19,11 @@ V = 12
 FOLLOWING = 2  # a source that begins with this is repeated by the target, mostly
 # The first and the third copy while the others ask the draft.
 SOURCES = [[FOLLOWING, *range(3, 12)] * 2, [4, 5, 6], [FOLLOWING, 7, 9, 11, 3, 5], [3] * 9, [5]]
+# What each of their texts is expected to be, in the kinds of that name: nearly right, not at all.
+PREDICTIONS = [
+    [FOLLOWING, *range(3, 9), 4, 10, 11, EOS], [], [FOLLOWING, 7, 9, 4, 3], [11, 10, 9] * 3, [5, 6],
+]  # fmt: skip
+PREDICTED = ("prediction", "prediction or disagrees")
 NUMBERS = [4, 2, 1, 6, 3]
 PRICES = {"cheap": costs(0.01, lambda n: 1 + 0.005 * (n - 1)), **COSTS}
 
@@ -78,7 +83,14 @@ def drafters(target, table=None):
         "copy": SourceCopy(),
         "copy or good": CopyOrDraft(SourceCopy(), good_draft),
         "copy or disagrees": CopyOrDraft(SourceCopy(), contrary_draft),
+        "prediction": None,
+        "prediction or disagrees": contrary_draft,
     }
+
+
+def predictions_of(kind):
+    """Of each source; empty ones where the kind has none."""
+    return PREDICTIONS if kind in PREDICTED else [[]] * len(SOURCES)
 
 
 def decoder_of(target, kind, number=5):
@@ -88,12 +100,17 @@ def decoder_of(target, kind, number=5):
     return SpeculativeDecoder(target, kind, None, number)
 
 
-def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES):
+def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kind="none"):
     """A row a source, with settings of a kind."""
-    each = zip(sources, SAMPLING[sampling], numbers, strict=False)
+    each = zip(sources, SAMPLING[sampling], numbers, predictions_of(kind), strict=False)
     return [
-        Row(list(source), Settings(max_tokens, num_draft=number, **settings), row_key(3, i))
-        for i, (source, settings, number) in enumerate(each)
+        Row(
+            list(source),
+            Settings(max_tokens, num_draft=number, **settings),
+            row_key(3, i),
+            prediction=prediction,
+        )
+        for i, (source, settings, number, prediction) in enumerate(each)
     ]
 
 

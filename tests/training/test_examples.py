@@ -30,7 +30,7 @@ def read(tmp_path, monkeypatch):
     def reader(name: str, content: bytes):
         (tmp_path / name).write_bytes(content)
         log = []
-        lines = Lines(str(tmp_path / name), completions=True)
+        lines = Lines(str(tmp_path / name), optional="completion")
         return read_examples(lines, Tokenizer(), 1 << 21, 5, log.append), log
 
     return reader

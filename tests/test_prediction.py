@@ -1,0 +1,189 @@
+"""A draft text from the caller: what it saves, and that it changes nothing else."""
+
+import pytest
+
+from decoder import Engine, SpeculativeDecoder
+from fake_model import EOS, FakeModel, drafter, random_table
+from kinds import PREDICTIONS, PRICES, SOURCES, V, drafters, rows, table_of
+from mlx_t5.drafting.costs import LONGEST
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.rows import Row
+from mlx_t5.errors import UserError
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
+from model import load
+
+PROMPT = (
+    "translate English to French: Let's go to the store and buy some groceries including eggs, "
+    "avocadoes, and bread."
+)
+OTHER = "translate English to French: I have two cats."
+NONSENSE = "One two three four five six seven eight nine ten."
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target, tokenizer = load("demo/target", "float32")
+    return target, load("demo/draft", "float32")[0], tokenizer
+
+
+@pytest.fixture(scope="module")
+def regular(pair):
+    """Regular decoding, which has a decoder of its own: predictions need no draft."""
+    target, _, tokenizer = pair
+    return SpeculativeDecoder(target, None, tokenizer, 5)
+
+
+@pytest.fixture(scope="module")
+def text(regular):
+    return regular.generate(PROMPT).text
+
+
+def counts(result):
+    speculation = result.stats.speculation
+    return speculation.predicted, speculation.predicted_accepted, result.stats.target_calls
+
+
+def test_a_right_prediction_takes_a_few_passes(regular, text, pair):
+    plain = regular.generate(PROMPT)
+    result = regular.generate(PROMPT, prediction=text)
+    assert result.tokens == plain.tokens
+    tokens = len(plain.tokens) + 1  # and the end token
+    assert plain.stats.target_calls == tokens
+    drafted, accepted, calls = counts(result)
+    assert drafted == accepted == result.stats.accepted == tokens - tokens // 6
+    assert calls == -(-tokens // 6), "5 proposals a step, all of them right"
+    assert result.stats.speculation.copied == drafted
+    assert set(result.writers) == {"copy", "target"}
+    ids = [*plain.tokens, pair[2].eos_token_id]
+    assert counts(regular.generate(PROMPT, prediction=ids)) == counts(result)
+    assert counts(regular.generate(PROMPT, prediction=text, num_draft=15))[2] == -(-tokens // 16)
+    assert counts(regular.generate(PROMPT, prediction=text, num_draft=0)) == (0, 0, tokens)
+
+
+def test_it_is_found_again_after_an_edit(regular, text):
+    edited = text.replace("des provisions", "beaucoup de jolies provisions")
+    assert edited != text
+    result, plain = regular.generate(PROMPT, prediction=edited), regular.generate(PROMPT)
+    assert result.tokens == plain.tokens
+    assert result.stats.target_calls < plain.stats.target_calls / 2
+
+
+@pytest.mark.parametrize("num_draft", [5, "auto"])
+def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft):
+    target, draft, tokenizer = pair
+    costs = {"costs": PRICES["a CPU"]}
+    looked_up = SpeculativeDecoder(target, SourceCopy(tokenizer), tokenizer, num_draft, **costs)
+    for drafts in (None, draft):
+        decoder = SpeculativeDecoder(target, drafts, tokenizer, num_draft, **costs)
+        plain = decoder.generate(PROMPT)
+        wrong = [decoder.generate(PROMPT, prediction=NONSENSE * 3) for _ in range(3)]
+        assert all(result.tokens == plain.tokens for result in wrong)
+        drafted = looked_up.generate(PROMPT).stats.drafted
+        assert 0 < counts(wrong[0])[0] <= max(drafted, LONGEST)
+        if num_draft == "auto":  # which has learned
+            assert counts(wrong[2])[0] <= counts(wrong[0])[0] / 2
+
+
+def test_the_draft_writes_where_the_prediction_does_not(pair, text):
+    target, draft, tokenizer = pair
+    begin = text[: len(text) // 2]
+    for drafting in (draft, CopyOrDraft(SourceCopy(tokenizer), DraftModel(draft, target))):
+        decoder = SpeculativeDecoder(target, drafting, tokenizer, 5)
+        result = decoder.generate(PROMPT, prediction=begin)
+        assert result.text == text
+        assert set(result.writers) >= {"copy", "draft"}
+
+
+def test_a_stream_and_samples_have_it_too(regular, text):
+    *_, last = regular.stream(PROMPT, prediction=text)
+    assert counts(last.result) == counts(regular.generate(PROMPT, prediction=text))
+    options = {"temp": 0.3, "num_samples": 3, "prediction": text}
+    assert all(counts(sample)[0] for sample in regular.generate(PROMPT, **options))
+
+
+def test_exact_decoding_writes_the_same_samples_with_and_without(pair, text):
+    target, draft, tokenizer = pair
+    options = {"temp": 1.2, "seed": 4, "batch_size": 2, "max_tokens": 20}
+    written = {
+        tuple(decoder.generate([PROMPT, OTHER], prediction=prediction, **options)[0].tokens)
+        for decoder in (
+            SpeculativeDecoder(target, drafts, tokenizer, 5, exact=True) for drafts in (None, draft)
+        )
+        for prediction in (None, [text, None], [NONSENSE, text])
+    }
+    assert len(written) == 1
+
+
+def test_several_prompts_have_one_each_or_none(regular, text):
+    first, second = regular.generate([PROMPT, OTHER], prediction=[text, None])
+    assert counts(first)[1] > 15
+    assert counts(second)[0] == 0 and second.stats.tokens_per_call == 1
+    assert len(list(regular.results([OTHER] * 3, prediction=iter([text])))) == 3
+    bad, good = regular.generate([PROMPT, OTHER], prediction=[[999_999], [3]])
+    assert "999999 is outside the model's vocabulary" in bad.error and good.error is None
+
+
+@pytest.mark.parametrize(
+    "prompts, options, message",
+    [
+        (PROMPT, {"prediction": ""}, "a prediction is empty"),
+        (PROMPT, {"prediction": []}, "a prediction is empty"),
+        (PROMPT, {"prediction": 5}, "a prediction is 5; it must be a text or a list"),
+        (PROMPT, {"prediction": [1.5]}, "1.5 is no whole number"),
+        (PROMPT, {"prediction": [-1]}, "-1 is outside"),
+        ([PROMPT, OTHER], {"prediction": OTHER}, "prediction is .* must be a list of 2, one a "),
+        ([PROMPT, OTHER], {"prediction": [OTHER]}, "it must be a list of 2"),
+        (PROMPT, {"prediction": OTHER, "num_beams": 2}, "num_beams is 2: .* leave the prediction"),
+    ],
+)
+def test_predictions_that_cannot_be(regular, prompts, options, message):
+    with pytest.raises(UserError, match=message):
+        regular.generate(prompts, **options)
+
+
+# ---- in a batch ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["none", "good", "copy", "copy or good"])
+def test_others_are_decoded_as_if_nobody_had_a_prediction(kind):
+    """They join before, with and after a row with a prediction, and outlive it."""
+    target = FakeModel(table_of(), V)
+    decoder = SpeculativeDecoder(target, drafters(target)[kind], None, 4)
+    alone = [decoder.generate([source], max_tokens=20)[0].stats for source in SOURCES]
+    engine, others = decoder.engine(Settings()), rows(max_tokens=20, numbers=[4] * 5)
+    own = engine.drafter
+    predicted = Row(SOURCES[0], Settings(6, num_draft=4), row_key(0, 0), prediction=PREDICTIONS[0])
+    engine.insert(others[:2])
+    engine.step()
+    engine.insert([others[2], predicted])
+    engine.step()
+    engine.insert(others[3:4])
+    while predicted in engine.rows:
+        engine.step()
+    assert engine.drafter is own
+    engine.insert(others[4:])
+    while engine.rows:
+        engine.step()
+    assert predicted.stats.speculation.predicted_accepted > 0
+    for row, stats in zip(others, alone, strict=True):
+        assert row.stats.speculation == stats.speculation
+        assert (row.stats.drafted, row.stats.target_calls) == (stats.drafted, stats.target_calls)
+
+
+def test_a_row_that_waits_for_memory_keeps_its_prediction():
+    """A drafter that fails to take rows has taken nothing."""
+    target = FakeModel(table_of(), V)
+    draft = drafter(random_table(V), target)
+    engine = Engine(target, draft)
+    row = Row(SOURCES[0], Settings(9, num_draft=4), row_key(0, 0), prediction=PREDICTIONS[0])
+    engine.insert([Row(SOURCES[2], Settings(9), row_key(0, 1), prediction=PREDICTIONS[2])])
+    insert, draft.insert = draft.insert, None
+    with pytest.raises(TypeError):
+        engine.insert([row])
+    draft.insert = insert
+    engine.insert([row])
+    while engine.rows:
+        engine.step()
+    assert row.stats.speculation.predicted_accepted > 0 and row.committed[-1] != EOS
