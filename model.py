@@ -11,9 +11,11 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,14 @@ from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.network.cache import Cache, Slots
+from mlx_t5.network.attention import biases, source_biases
+from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import Layer, heads
+from mlx_t5.network.layers import encoder_layer, heads, layer_for, rms_norm
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
-from mlx_t5.network.modules import Stack
+from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import cut, require_divisible, shard
 from mlx_t5.network.sharing import share, target_of
@@ -54,7 +57,7 @@ from mlx_t5.text.tokenizer import load_tokenizer
 LAYERS_AT_ONCE = 6  # so many are described before the device is given them
 
 
-class T5(nn.Module):
+class T5(Stacks):
     """The whole model. Parameters are named as in the MLX folders that convert.py writes.
 
     Args:
@@ -70,6 +73,7 @@ class T5(nn.Module):
             the model (network/sharding.py).
         folder: that `load` read it from.
         adapted: whether an adapter was merged into it.
+        passes: of its decoder so far; see `layers.layer_for`.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class T5(nn.Module):
         super().__init__()
         self.config, self.local_config, self.pooling = config, config, Pooling()
         self.shares_with: T5 | None = None
-        self.folder, self.adapted = Path(), False
+        self.folder, self.adapted, self.passes = Path(), False, 0.0
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -115,21 +119,17 @@ class T5(nn.Module):
         cache = self.cache(self.encode(ids, mask), mask, capacity=length)
         return self.decode(decoder_ids, cache, [0] * batch)
 
-    def join(self) -> None:
-        """Have projections of the same input computed as one product: fewer operations a pass."""
-        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
-            stack.join()
-
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder's output (B, S, d_model) for source tokens (B, S) and their mask (B, S)."""
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
         x = self._embed(ids)
-        layer, biases = self.encoder.plain, self.encoder.source_biases(batch, length, mask)
-        for blocks, bias in zip(self.encoder.blocks, biases, strict=True):
-            x = layer(blocks, x, bias, batch)
-        return self.encoder.norm(x).reshape(batch, length, -1)
+        tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
+        for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
+            x = encoder_layer(self.local_config, blocks, x, bias, batch)
+        x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
+        return x.reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """A decoder's cache for encoded prompts (B, S, d_model), their cross-attention computed.
@@ -143,10 +143,10 @@ class T5(nn.Module):
             UserError: the model is an encoder alone.
         """
         require_decoder(self)
-        config, x, cross = self.decoder.config, encoded.flatten(0, 1), []
+        x, cross = encoded.flatten(0, 1), []
         for layer in self.decoder.layers:
             inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
-            k, v = heads(config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
+            k, v = heads(self.local_config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
 
@@ -187,38 +187,28 @@ class T5(nn.Module):
         Raises:
             ValueError: the cache has too few slots or another number of rows.
         """
-        slots = cache.slots(offsets, tokens.shape[1])
-        for i, x in enumerate(self._residuals(tokens, slots, self.decoder.for_pass(slots)), 1):
+        for i, x in enumerate(self._states(tokens, cache, offsets, self.passes), 1):
             if i % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
-        return self.logits(self.decoder.norm(x)).reshape(*tokens.shape, -1)
+        self.passes += 1
+        return self.logits(x).reshape(*tokens.shape, -1)
 
     def decoder_states(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """What `decode` makes logits of, (B·T, d_model), only described: for training."""
-        *_, x = self._residuals(tokens, cache.slots(offsets, tokens.shape[1]), self.decoder.plain)
-        return self.decoder.norm(x)
+        *_, x = self._states(tokens, cache, offsets, passes=-math.inf)
+        return x
 
-    def _residuals(self, tokens: mx.array, slots: Slots, layer: Layer) -> Iterator[mx.array]:
-        """The residual (B·T, d_model) behind each of the decoder's layers."""
-        biases, x = self.decoder.biases(slots.positions, slots.seen), self._embed(tokens)
-        for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, biases, strict=True)):
+    def _states(
+        self, tokens: mx.array, cache: Cache, offsets: list[int], passes: float
+    ) -> Iterator[mx.array]:
+        """The residual (B·T, d_model) behind each of the decoder's layers, then what is normed."""
+        slots = cache.slots(offsets, tokens.shape[1])
+        layer, x = layer_for(self.local_config, slots, passes), self._embed(tokens)
+        tables = biases(self.decoder.relative_attention_bias, slots.positions, slots.seen)
+        for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, cycle(tables), strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
-
-    def update(self, *args: Any, **options: Any) -> T5:
-        """As of `nn.Module`; weights are replaced by this or `load_weights`, never one by one."""
-        self._forget_arrays()
-        return super().update(*args, **options)
-
-    def update_modules(self, *args: Any, **options: Any) -> T5:
-        """Likewise."""
-        self._forget_arrays()
-        return super().update_modules(*args, **options)
-
-    def _forget_arrays(self) -> None:
-        self.__dict__.pop("head", None)
-        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
-            stack.forget()
+        yield rms_norm(x, self.decoder.norm.weight, self.config.layer_norm_epsilon)
 
     def _embed(self, tokens: mx.array) -> mx.array:
         x = self.shared(tokens.flatten())

@@ -55,6 +55,7 @@ from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 
 __all__ = [
     "DEVICE",
+    "ON_CUDA",
     "REHEARSE",
     "SETTINGS",
     "announce_kernels",
@@ -171,6 +172,7 @@ def prepare_cuda(environment: MutableMapping[str, str]) -> None:
 
 
 prepare_cuda(os.environ)
+ON_CUDA = on_cuda()  # as it stays
 
 
 @cache

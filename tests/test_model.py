@@ -209,7 +209,7 @@ def test_large_values_are_out_of_range():
     largest = float(np.finfo(np.float16).max)
     model = large_model(out=1e6)
     x = model.shared(mx.arange(3, 20))
-    (_, feed_forward), config = model.encoder.layers[0].blocks(), model.encoder.config
+    (_, feed_forward), config = model.encoder.layers[0].blocks(), model.config
     assert mx.abs(add_feed_forward(config, feed_forward, x)).max().item() > largest
     _, feed_forward = large_model(hidden=2e3).encoder.layers[0].blocks()
     gate, linear = project(config, feed_forward, x)

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlx_t5.backend import mx, nn, on_cuda
-from mlx_t5.network.cache import round_up
+from mlx_t5.backend import ON_CUDA, mx, nn
+from mlx_t5.network.cache import hiding, round_up
 from mlx_t5.network.config import T5Config
 
 MAX_SCORES = 1 << 25  # numbers of an encoder's bias that are held at once: 128 MB in float32
@@ -119,6 +119,36 @@ class ChunkedBias:
             yield slice(start, end), self.make(mx.arange(start, end)[None])
 
 
+def biases(
+    tables: Sequence[RelativeBias], queries: mx.array, keys: int, mask: mx.array | None = None
+) -> list[mx.array]:
+    """The bias (B, H, T, N) by each table, for `queries` (B, T) and keys 0 … N-1.
+
+    Keys that `mask` (B, N) says are padding are hidden.
+    """
+    index = tables[0].index(queries, keys)
+    found = [table(index) for table in tables]
+    if mask is None:
+        return found
+    return [bias + hiding(mask[:, None, None], bias.dtype) for bias in found]
+
+
+def source_biases(
+    tables: Sequence[RelativeBias], batch: int, length: int, mask: mx.array | None
+) -> Sequence[Mask]:
+    """`biases` among all positions of a source; of a long one, for some queries at a time."""
+    queries = queries_at_once(batch, tables[0].weight.shape[1], length)
+    if queries == length:
+        return biases(tables, mx.arange(length)[None], length, mask)
+
+    def of(table: RelativeBias) -> ChunkedBias:
+        hidden = 0 if mask is None else hiding(mask[:, None, None], table.weight.dtype)
+        make = lambda at: table(table.index(at, length)) + hidden  # noqa: E731
+        return ChunkedBias(length, queries, make)
+
+    return list(map(of, tables))
+
+
 @dataclass(frozen=True)
 class ByRow:
     """Keys or values of rows that are attended to one at a time, each in a shape of its own.
@@ -159,7 +189,7 @@ def attention(queries: mx.array, keys: Keys, values: Keys, mask: Mask) -> mx.arr
             outputs.append(attention(queries[:, :, chunk], keys, values, bias))
             mx.eval(outputs[-1])  # what is only described is allocated ahead, several chunks of it
         return mx.concatenate(outputs, axis=2)
-    if mask is not None and on_cuda():  # MLX's takes six kernels there, this three
+    if mask is not None and ON_CUDA:  # MLX's takes six kernels there, this three
         scores = mx.addmm(mask, queries, keys.swapaxes(2, 3))
         return mx.softmax(scores, axis=-1, precise=True) @ values
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)

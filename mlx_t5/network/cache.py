@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from mlx_t5.backend import cpu_only, mx, on_cuda
+from mlx_t5.backend import ON_CUDA, cpu_only, mx
 
 SLOT_MULTIPLE = 32  # slots are added, and attended to, in multiples of this; see `round_up`
+FEW_SHAPES = not cpu_only()  # on a GPU, where something is prepared for each
 KeysValues: TypeAlias = tuple[mx.array, mx.array]
 
 
 def round_up(n: int) -> int:
-    """The number of slots that holds n positions: few different ones on a GPU, see compiled.py."""
+    """The number of slots that holds n positions; on a GPU a power of two."""
     multiples = -(-max(n, 1) // SLOT_MULTIPLE)
-    return SLOT_MULTIPLE * (multiples if cpu_only() else 1 << (multiples - 1).bit_length())
+    return SLOT_MULTIPLE * (1 << (multiples - 1).bit_length() if FEW_SHAPES else multiples)
 
 
 def source_width(longest: int, rows: int = 2) -> int:
@@ -38,7 +39,7 @@ def source_width(longest: int, rows: int = 2) -> int:
     is then used again, and attention stays one kernel, for which S must not be less than T. On CUDA
     one row is left as it is, as attention without a mask is faster there.
     """
-    if cpu_only() or (rows == 1 and on_cuda()):
+    if not FEW_SHAPES or (rows == 1 and ON_CUDA):
         return longest
     return -(-longest // 32) * 32
 
@@ -172,7 +173,7 @@ class Cache:
         first = mx.array(offsets if start is None else offsets[:1])
         positions = first[:, None] + mx.arange(length)
         mask = None if self.mask is None else self.mask[:, None, None]
-        if mask is not None and on_cuda():
+        if mask is not None and ON_CUDA:
             mask = hiding(mask, self.keys[0].dtype)
         if mask is not None and prompts > 1:  # written out, as attention would in every layer
             shape = prompts, heads, self.copies * length, source

@@ -4,7 +4,7 @@ Attention and feed-forward have one form: the residual is normed and projected, 
 with that, and its projection is added to the residual. A `Block` has the arrays of one of them, and
 a layer is two or three blocks. The functions take arrays, and not modules, because looking those up
 would take the host longer than describing what it does with them, and because `mx.compile` wants
-arrays (compiled.py).
+arrays.
 
 Symbols: B rows, P prompts, S source positions, T target positions, N slots of the cache, H heads.
 Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
@@ -12,10 +12,12 @@ Residuals are (B·T, d_model), heads (B, H, T, d_kv), scores (B, H, T, N).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
-from mlx_t5.backend import mx, nn
+from mlx_t5.backend import cpu_only, mx, nn, on_cpu
 from mlx_t5.network.attention import Mask, attention
 from mlx_t5.network.cache import Slots
 from mlx_t5.network.config import T5Config
@@ -58,6 +60,8 @@ class Block(NamedTuple):
 
 
 Blocks: TypeAlias = tuple[Block, ...]
+PASSES = 2000  # of a model, for which compiling pays
+MOST_SHAPES = 256  # that are kept
 Layer = Callable[[Blocks, mx.array, mx.array, Slots, int], mx.array]  # `decoder_layer` of a model
 
 
@@ -142,3 +146,66 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
     else:
         hidden = act(ys[0]).astype(x.dtype)
     return block.output.times(hidden, x)
+
+
+# ---- compiled, on GPUs ---------------------------------------------------------------------------
+
+
+def layer_for(config: T5Config, slots: Any, passes: float) -> Layer:
+    """`decoder_layer` of a model for a pass over slots, after so many passes before.
+
+    Describing a layer can take the host longer than a GPU takes to compute it. `mx.compile` keeps
+    what was described for arrays of the same shapes. One layer is compiled rather than a pass: its
+    weights are inputs, so all layers of a model are one function, a new shape costs as little as
+    one layer, and the device can begin with the first ones while the host goes on.
+
+    What is compiled has kernels of its own, which a GPU compiles at their first use. So that begins
+    when it pays. Rows that attend alone (exact.py) have too many shapes.
+    """
+    if passes < passes_before_compiling() or not isinstance(slots, Slots):
+        return partial(decoder_layer, config)
+    shapes = slots.positions.shape, slots.keys[0].shape, slots.cross[0][0].shape
+    return partial(_run, _compiled(config, slots.seen, *shapes, slots.mask is None))
+
+
+@cache
+def passes_before_compiling() -> float:
+    """How many passes a model makes first. Without a GPU MLX would call a C++ compiler: never."""
+    if cpu_only():
+        return math.inf
+    return 0 if on_cpu() else PASSES  # a rehearsal takes what GPUs have in the end
+
+
+@lru_cache(MOST_SHAPES)
+def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
+    """Compiled for these shapes alone: MLX looks through all that a function was compiled for."""
+    return mx.compile(partial(_described, config, seen))
+
+
+def _run(
+    run: Callable[..., Any], blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
+) -> mx.array:
+    """A `Layer`, by what was compiled."""
+    keys, values = slots.keys, slots.values
+    x, keys[i], values[i] = run(
+        blocks, x, bias, slots.positions, keys[i], values[i], slots.cross[i], slots.mask
+    )
+    return x
+
+
+def _described(
+    config: T5Config,
+    seen: int,
+    blocks: Blocks,
+    x: mx.array,
+    bias: mx.array,
+    positions: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cross: tuple[mx.array, mx.array],
+    mask: mx.array | None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """What is compiled: the residual behind a layer, and the keys and values of its cache."""
+    slots = Slots([keys], [values], positions, None, seen, len(keys), len(cross[0]), [cross], mask)
+    x = decoder_layer(config, blocks, x, bias, slots, 0)
+    return x, slots.keys[0], slots.values[0]

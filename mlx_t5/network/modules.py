@@ -8,37 +8,14 @@ Symbols: B rows, T target positions, N keys, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.network.attention import ChunkedBias, Mask, RelativeBias, queries_at_once
-from mlx_t5.network.cache import hiding
-from mlx_t5.network.compiled import PASSES, compiled_layer, pays
+from mlx_t5.network.attention import RelativeBias
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.layers import (
-    Block,
-    Blocks,
-    Layer,
-    decoder_layer,
-    encoder_layer,
-    rms_norm,
-)
+from mlx_t5.network.layers import PASSES, Block, Blocks
 from mlx_t5.network.linear import Matrix, join, matrices
-
-
-class RMSNorm(nn.Module):
-    """See `rms_norm`."""
-
-    def __init__(self, config: T5Config):
-        super().__init__()
-        self.weight = mx.ones((config.d_model,))
-        self._eps = config.layer_norm_epsilon
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """x (M, d_model), normed."""
-        return rms_norm(x, self.weight, self._eps)
 
 
 class Attention(nn.Module):
@@ -47,7 +24,7 @@ class Attention(nn.Module):
     def __init__(self, config: T5Config):
         super().__init__()
         inner = config.num_heads * config.d_kv
-        self.norm = RMSNorm(config)
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.q = nn.Linear(config.d_model, inner, bias=False)
         self.k = nn.Linear(config.d_model, inner, bias=False)
         self.v = nn.Linear(config.d_model, inner, bias=False)
@@ -64,7 +41,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: T5Config):
         super().__init__()
-        self.norm = RMSNorm(config)
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
         for name in ("wi_0", "wi_1") if config.is_gated_act else ("wi",):
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
@@ -109,11 +86,9 @@ class DecoderLayer(nn.Module):
 class Stack(nn.Module):
     """The layers of an encoder or a decoder, with their relative bias and the norm at the end.
 
-    Attributes:
-        config: of the model, or what this rank has of it.
+    Args:
+        config: of the model.
         causal: whether it is a decoder.
-        passes: how many there have been, of a decoder.
-        compiles: whether they may be compiled; not where the CPU adds up what ranks compute.
     """
 
     def __init__(self, config: T5Config, causal: bool):
@@ -121,14 +96,12 @@ class Stack(nn.Module):
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
         layer = DecoderLayer if causal else EncoderLayer
-        self.config, self.causal = config, causal
-        self.passes, self.compiles = 0, True
         self.layers: list[Any] = [layer(config) for _ in range(depth)]
         self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
-        self.norm = RMSNorm(config)
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def join(self) -> None:
-        """See `T5.join`."""
+        """See `Stacks.join`."""
         self.forget()
         for layer in self.layers:
             join(*(layer.self_attention[name] for name in "qkv"))
@@ -147,47 +120,36 @@ class Stack(nn.Module):
         """The arrays of every layer."""
         return [layer.blocks() for layer in self.layers]
 
-    @property
-    def plain(self) -> Callable[..., mx.array]:
-        """`encoder_layer` or `decoder_layer` of this model."""
-        return partial(decoder_layer if self.causal else encoder_layer, self.config)
 
-    def for_pass(self, slots: Any) -> Layer:
-        """What computes the layers of a decoder's pass over slots: compiled where that pays."""
-        self.passes += 1
-        if self.compiles and pays(self.passes, slots):
-            return compiled_layer(self.config, slots)
-        return self.plain
+class Stacks(nn.Module):
+    """A model that looks the arrays of its layers up once.
 
-    def biases(self, queries: mx.array, keys: int, mask: mx.array | None = None) -> list[mx.array]:
-        """The bias (B, H, T, N) of every layer for `queries` (B, T) and keys 0 … N-1.
+    So weights are replaced with `update`, `load_weights` and the like, and never one by one.
+    """
 
-        Keys that `mask` (B, N) says are padding are hidden.
-        """
-        tables = self.relative_attention_bias
-        index = tables[0].index(queries, keys)
-        biases = [table(index) for table in tables]
-        if mask is not None:
-            biases = [bias + hiding(mask[:, None, None], bias.dtype) for bias in biases]
-        return biases if len(biases) > 1 else biases * len(self.layers)
+    def join(self) -> None:
+        """Have projections of the same input computed as one product: fewer operations a pass."""
+        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
+            stack.join()
 
-    def source_biases(self, batch: int, length: int, mask: mx.array | None) -> Sequence[Mask]:
-        """`biases` among all positions of a source; of a long one, for some queries at a time."""
-        queries = queries_at_once(batch, self.config.num_heads, length)
-        if queries == length:
-            return self.biases(mx.arange(length)[None], length, mask)
+    def update(self, *args: Any, **options: Any) -> Stacks:
+        """As of `nn.Module`."""
+        self._forget_arrays()
+        return super().update(*args, **options)
 
-        def of(table: RelativeBias) -> ChunkedBias:
-            hidden = 0 if mask is None else hiding(mask[:, None, None], table.weight.dtype)
-            make = lambda at: table(table.index(at, length)) + hidden  # noqa: E731
-            return ChunkedBias(length, queries, make)
+    def update_modules(self, *args: Any, **options: Any) -> Stacks:
+        """As of `nn.Module`."""
+        self._forget_arrays()
+        return super().update_modules(*args, **options)
 
-        biases = list(map(of, self.relative_attention_bias))
-        return biases if len(biases) > 1 else biases * len(self.layers)
+    def _forget_arrays(self) -> None:
+        self.__dict__.pop("head", None)
+        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
+            stack.forget()
 
 
 def expect_passes(*models: Any) -> None:
     """Has a GPU compile the decoder layers of models at once, as for a server: passes will come."""
     for model in models:
-        if isinstance(decoder := getattr(model, "decoder", None), Stack):
-            decoder.passes = PASSES
+        if hasattr(model, "passes"):
+            model.passes += PASSES

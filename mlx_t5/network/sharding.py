@@ -40,10 +40,9 @@ def shard(model: Any, ranks: Ranks) -> Any:
     config, n = model.config, ranks.size
     if n == 1:
         return model
-    model.ranks = ranks
+    model.ranks, model.passes = ranks, -math.inf  # never compiled: the CPU adds up
     model.local_config = replace(config, num_heads=config.num_heads // n, d_ff=config.d_ff // n)
     for stack in (model[name] for name in ("encoder", "decoder") if name in model):
-        stack.config, stack.compiles = model.local_config, False
         for layer in stack.layers:
             for attention in (layer[name] for name in layer if name.endswith("_attention")):
                 attention.o.total = ranks.sum

@@ -136,7 +136,7 @@ def test_attention_as_on_cuda(monkeypatch, mode):
     )
     for cuda in (False, True):
         for module in (attention, cache):
-            monkeypatch.setattr(module, "on_cuda", lambda cuda=cuda: cuda)
+            monkeypatch.setattr(module, "ON_CUDA", cuda)
         prompts = model.cache(model.encode(ids, mask), mask, 8)
         both = prompts, prompts.shared(2, 8)
         for length in (5, 1):

@@ -225,7 +225,7 @@ def test_on_a_gpu_sources_are_padded_so_that_shapes_repeat(model, monkeypatch, l
     sources = [rng.integers(3, 96, n).tolist() for n in lengths]
     targets = mx.array(rng.integers(3, 96, (len(sources), 4)))
     plain = model.decode(targets, encoded(model, sources), [0] * len(sources))
-    monkeypatch.setattr(cache_module, "cpu_only", lambda: False)
+    monkeypatch.setattr(cache_module, "FEW_SHAPES", True)
     cache = encoded(model, sources)
     assert cache.source == -(-max(lengths) // 32) * 32
     assert_rows(model.decode(targets, cache, [0] * len(sources)), plain)
@@ -249,8 +249,8 @@ def test_a_mask_is_written_out_once_a_pass(model, rows):
 )
 def test_few_sizes_on_a_gpu(monkeypatch, cpu, cuda, widths):
     """Sources in multiples of 32, but for a row alone on CUDA; slots in powers of two."""
-    monkeypatch.setattr("mlx_t5.network.cache.cpu_only", lambda: cpu)
-    monkeypatch.setattr("mlx_t5.network.cache.on_cuda", lambda: cuda)
+    monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", not cpu)
+    monkeypatch.setattr("mlx_t5.network.cache.ON_CUDA", cuda)
     assert (source_width(20, 1), source_width(20, 2)) == widths
     slots = [0, 1, 32, 33, 65, 97, 129, 257]
     assert [round_up(n) // SLOT_MULTIPLE for n in slots] == (

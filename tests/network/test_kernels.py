@@ -1,12 +1,13 @@
 """How many kernels a decoder layer launches on a GPU: one for each operation that computes."""
 
+import math
 import re
 from collections import Counter
 
 import pytest
 
 from mlx_t5.backend import mx
-from mlx_t5.network import attention, cache, linear, modules
+from mlx_t5.network import attention, cache, layers, linear
 from mlx_t5.network.config import T5Config
 from model import T5
 
@@ -41,11 +42,11 @@ def layer(monkeypatch, tmp_path):
         mx.fast, "scaled_dot_product_attention", lambda q, k, v, scale, mask: mx.erfinv(q)
     )
     monkeypatch.setattr(linear, "forms", lambda *_: ())
-    monkeypatch.setattr(modules, "pays", lambda *_: False)
+    monkeypatch.setattr(layers, "passes_before_compiling", lambda: math.inf)
 
     def count(length, device, padded, **config):
         for module in (attention, cache):
-            monkeypatch.setattr(module, "on_cuda", lambda: device == "CUDA")
+            monkeypatch.setattr(module, "ON_CUDA", device == "CUDA")
         counts = []
         for depth in (1, 2):
             shape = {**SHAPE, "num_layers": 1, "num_decoder_layers": depth, **config}

@@ -1,5 +1,6 @@
 """Compiled layers are the plain ones to the bit, run where that pays, and few are described."""
 
+import math
 import sys
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
-from mlx_t5.network import compiled, layers, modules
-from mlx_t5.network.cache import SLOT_MULTIPLE, Cache, Slots
+from mlx_t5.network import layers, modules
+from mlx_t5.network.cache import SLOT_MULTIPLE, Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.exact import ExactTarget
 from model import T5
@@ -53,8 +54,8 @@ def cache_of(model, rows, source=8):
 def decoded(monkeypatch):
     """Passes of a model, compiled or plain: logits of each, and what the cache holds at last."""
 
-    def decoded(model, rows, pays):
-        monkeypatch.setattr(modules, "pays", lambda passes, slots: pays)
+    def decoded(model, rows, compiled):
+        monkeypatch.setattr(layers, "passes_before_compiling", lambda: 0 if compiled else math.inf)
         cache, at, logits = cache_of(model, rows), [0, 2, 5][:rows], []
         for length in (1, 5, 5, 1, 3, 5, 5, 2):
             cache.reserve(max(at) + length)
@@ -77,19 +78,26 @@ def test_compiled_layers_give_the_same_bits(decoded, family, kind):
     """Ragged rows, several lengths, caches that grow, lose a row and take one in."""
     model = made(family, kind)
     for rows in (1, 3):
-        (plain, held), (other, kept) = (decoded(model, rows, pays) for pays in (False, True))
+        (plain, held), (other, kept) = (
+            decoded(model, rows, compiled) for compiled in (False, True)
+        )
         for a, b in zip(plain + held, other + kept, strict=True):
             np.testing.assert_array_equal(*(np.array(x.astype(mx.float32)) for x in (a, b)))
 
 
 @pytest.fixture
 def described(monkeypatch):
-    """How often a decoder layer is described in Python."""
-    compiled._compiled.cache_clear()
+    """How often a decoder layer is described, where all are compiled."""
+    layers._compiled.cache_clear()
     calls, layer = [], layers.decoder_layer
-    monkeypatch.setattr(compiled, "decoder_layer", lambda *args: calls.append(args) or layer(*args))
-    monkeypatch.setattr(modules, "pays", lambda passes, slots: isinstance(slots, Slots))
+    monkeypatch.setattr(layers, "decoder_layer", lambda *args: calls.append(args) or layer(*args))
+    monkeypatch.setattr(layers, "passes_before_compiling", lambda: 0)
     return calls
+
+
+def compiled():
+    """How many shapes are kept."""
+    return layers._compiled.cache_info().currsize
 
 
 def test_one_layer_is_described_for_each_shape(described):
@@ -115,10 +123,10 @@ def test_layers_of_different_kinds_are_described_apart(described):
 
 
 def test_what_is_kept_has_a_bound(described):
-    config = random_t5().decoder.config
-    for shape in range(compiled.MOST_SHAPES + 1):
-        compiled._compiled(config, 32, shape)
-    assert compiled._compiled.cache_info().currsize == compiled.MOST_SHAPES
+    config = random_t5().config
+    for shape in range(layers.MOST_SHAPES + 1):
+        layers._compiled(config, 32, shape)
+    assert compiled() == layers.MOST_SHAPES
 
 
 def test_weights_that_are_replaced_are_taken(described):
@@ -133,33 +141,40 @@ def test_weights_that_are_replaced_are_taken(described):
     assert not mx.array_equal(changed, model.decode(mx.array([[5]]), cache, [0]))
 
 
-@pytest.mark.parametrize("rehearsed", [False, True])
-def test_it_begins_when_it_pays(monkeypatch, rehearsed):
+@pytest.mark.parametrize(
+    ("cpu", "rehearsed", "passes"),
+    [(True, False, math.inf), (False, True, 0), (False, False, layers.PASSES)],
+)
+def test_it_begins_when_it_pays(monkeypatch, cpu, rehearsed, passes):
     """On a GPU after so many passes, on a CPU never; who rehearses a GPU wants it at once."""
-    slots = cache_of(random_t5(), 1).slots([0], 1)
-    monkeypatch.setattr(compiled, "on_cpu", lambda: rehearsed)
-    for cpu, started in ((False, rehearsed), (True, False)):
-        monkeypatch.setattr(compiled, "cpu_only", lambda cpu=cpu: cpu)
-        assert compiled.pays(compiled.PASSES - 1, slots) == started
-        assert compiled.pays(compiled.PASSES, slots) == (not cpu)
+    layers.passes_before_compiling.cache_clear()
+    monkeypatch.setattr(layers, "cpu_only", lambda: cpu)
+    monkeypatch.setattr(layers, "on_cpu", lambda: cpu or rehearsed)
+    found = layers.passes_before_compiling()
+    layers.passes_before_compiling.cache_clear()
+    assert found == passes
 
 
 def test_rows_that_attend_alone_are_never_compiled(described):
     model = random_t5()
     target = ExactTarget(model, 8, [1])
     target.decode(mx.array([[5]]), target.cache(target.encode(mx.array([[5, 1]]))), [0])
-    assert not described
+    assert not compiled()
 
 
-def test_passes_are_counted_unless_many_are_expected(monkeypatch):
-    model, asked = random_t5(), []
-    monkeypatch.setattr(modules, "pays", lambda passes, slots: asked.append(passes))
-    cache = cache_of(model, 1)
+def test_passes_are_counted_unless_many_are_expected(described, monkeypatch):
+    """Ranks that share a model never compile: the CPU adds up what they compute."""
+    monkeypatch.setattr(layers, "passes_before_compiling", lambda: layers.PASSES)
+    model, shared = random_t5(), random_t5()
+    cache, shared.passes = cache_of(model, 1), -math.inf
     for at in range(2):
         model.decode(mx.array([[5]]), cache, [at])
-    modules.expect_passes(model, None)
+    assert model.passes == 2 and not compiled()
+    modules.expect_passes(model, shared, None)
+    shared.decode(mx.array([[5]]), cache, [2])
+    assert not compiled()
     model.decode(mx.array([[5]]), cache, [2])
-    assert asked == [1, 2, compiled.PASSES + 1]
+    assert compiled()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the CPU's allocations")
@@ -168,8 +183,8 @@ def test_a_compiled_pass_takes_no_more_memory(monkeypatch, offsets):
     """Keys and values are written in place, as by a plain one; activations hardly count."""
     model, peaks = random_t5(), []
     kept = mx.set_cache_limit(0)
-    for pays in (False, True):
-        monkeypatch.setattr(modules, "pays", lambda passes, slots, pays=pays: pays)
+    for after in (math.inf, 0):
+        monkeypatch.setattr(layers, "passes_before_compiling", lambda after=after: after)
         cache = cache_of(model, 2)
         cache.reserve(64 * SLOT_MULTIPLE)
         for step in range(3):
