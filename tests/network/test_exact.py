@@ -1,5 +1,6 @@
 """Passes of one shape: the bits of a row depend on nothing but the row."""
 
+import math
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.network import linear
+from mlx_t5.network import layers, linear
 from mlx_t5.network.exact import ExactTarget
 from random_models import V, random_t5
 
@@ -34,6 +35,9 @@ def another_order_for_many_rows(monkeypatch):
         )
 
     monkeypatch.setattr(linear, "forms", lambda *_: ((range(10**4), by_rows),))
+    monkeypatch.setattr(
+        layers, "passes_before_compiling", lambda: math.inf
+    )  # as forms are for CPUs
 
 
 def texts(rng, count):
