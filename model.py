@@ -24,13 +24,14 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.attention import Mask, queries_at_once
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import Stack
 from mlx_t5.network.linear import Embedding, Linear
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import cut, require_divisible, shard
-from mlx_t5.network.sharing import share, target_of
+from mlx_t5.network.sharing import OF_DRAFT, share, target_of
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
@@ -87,8 +88,10 @@ class T5(nn.Module):
         else:
             self.shared = Embedding(config.vocab_size, config.d_model)
             self.encoder = Stack(config, causal=False)
-            if separate_head:
-                self.lm_head = Linear(config.d_model, config.vocab_size)
+            if separate_head or config.draft_vocab_size:
+                self.lm_head = Linear(config.d_model, config.draft_vocab_size or config.vocab_size)
+        if config.draft_vocab_size:
+            self.d2t = mx.arange(config.draft_vocab_size)
         if not encoder_only:
             self.decoder = Stack(config, causal=True)
 
@@ -166,10 +169,7 @@ class T5(nn.Module):
         return cache_bytes(self.local_config, self.dtype.size, prompts, source, target, rows)
 
     def encoder_memory(self, rows: int, source: int) -> int:
-        """Bytes that it takes, at most, to encode rows of so many source positions.
-
-        None for a draft that shares its target's encoder, as the target does that for both.
-        """
+        """Bytes that it takes, at most, to encode rows of so many source positions, if it does."""
         if self.shares_with is not None:
             return 0
         return encoder_bytes(self.local_config, self.dtype.size, rows, source)
@@ -294,7 +294,7 @@ def load(
     config = T5Config.from_dict(raw)
     target = target_of(folder, raw, shared_with)
     if target is not None:
-        config = replace(target.config, num_decoder_layers=config.num_decoder_layers)
+        config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
         if adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
@@ -344,5 +344,6 @@ def _load(
                 merged = lora.merged(tensors, hub_names, names, quantization)
                 tensors = ((name, cut(name, array, ranks)) for name, array in merged)
             fill(model, tensors, compute_dtype(dtype, stored))
+        settle(model)
         model.join()
     return model
