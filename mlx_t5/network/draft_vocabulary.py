@@ -94,7 +94,8 @@ def settle(draft: Any) -> None:
         return
     size, integers = draft.config.vocab_size, mx.issubdtype(draft.d2t.dtype, mx.integer)
     ids = np.array(draft.d2t.astype(mx.int64))
-    if not integers or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= size:
+    within = integers and ids.min() >= 0 and ids.max() < size
+    if not within or (np.diff(ids) <= 0).any():
         raise UserError(
             f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}; make the "
             "draft again with distill.py"

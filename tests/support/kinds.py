@@ -20,6 +20,7 @@ FOLLOWING = 2  # a source that begins with this is repeated by the target, mostl
 # The first and the third copy while the others ask the draft.
 SOURCES = [[FOLLOWING, *range(3, 12)] * 2, [4, 5, 6], [FOLLOWING, 7, 9, 11, 3, 5], [3] * 9, [5]]
 NUMBERS = [4, 2, 1, 6, 3]
+WRITTEN = [EOS, 4, 5, 6, 8, 9, 11]  # the tokens of drafts with a vocabulary of their own
 PRICES = {"cheap": costs(0.01, lambda n: 1 + 0.005 * (n - 1)), **COSTS}
 
 
@@ -74,9 +75,13 @@ def drafters(target, table=None):
         "always the same": drafter(always(8, V), target),
         "always ends": drafter(always(EOS, V), target),
         "fewer ids": drafter(lambda source, seen: table(source, seen)[: V - 3], target, V - 3),
+        "own vocabulary": drafter(good(table), target, d2t=WRITTEN),
         "shared encoder": DraftModel(sharing, target),
         "copy": SourceCopy(),
         "copy or good": CopyOrDraft(SourceCopy(), good_draft),
+        "copy or own vocabulary": CopyOrDraft(
+            SourceCopy(), drafter(good(table), target, d2t=WRITTEN)
+        ),
         "copy or disagrees": CopyOrDraft(SourceCopy(), contrary_draft),
     }
 
