@@ -212,8 +212,8 @@ class Distillation:
         from mlx_t5.training.vocabulary import count
 
         size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
-        if size == ALL:
-            return
+        if size == ALL or (size is None and self.args.share_encoder is False):
+            return  # a draft of no more than T5 has is for other programs too
         ends, answers = self.target.config.eos_token_ids, [e.answer for e in labelled]
         known = [e.answer for e in self.held_out if e.answer]
         unknown = [e for e in self.held_out if not e.answer]

@@ -62,8 +62,8 @@ def _add_draft(parser: Parser) -> None:
         type=within(sizes),
         default=None,
         help="tokens that the draft proposes, those that the target writes most; its output head "
-        f"has their rows only, and {ALL} keeps them all (default: the fewest thousands of 1,024 "
-        "that 99.5 %% of the held-out answers' tokens are among)",
+        f"has their rows only, and {ALL} keeps them all (default: the smallest multiple of 1,024 "
+        f"that covers 99.5 %% of the held-out answers; with --no-share-encoder {ALL})",
     )
 
 
