@@ -162,6 +162,7 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
         assert not mx.array_equal(before[name], after[name]), name
 
 
+@pytest.mark.slow
 def test_without_training_a_draft_that_is_there_gets_a_vocabulary_of_the_targets_answers(
     made, prompts, tmp_path, capsys
 ):
