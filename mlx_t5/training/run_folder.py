@@ -166,7 +166,10 @@ class RunFolder:
             ids = count()
             replace_file(file, lambda path: np.save(path, ids))
         with self._reading(VOCABULARY, f"{VOCABULARY}, {STATE} and {BEST} to train anew"):
-            return np.load(file)
+            ids = np.load(file)
+            if ids.ndim != 1 or ids.dtype.kind != "i":
+                raise ValueError("it has no list of ids")
+            return ids
 
     def finish(self) -> int:
         """Removes the state, which is needed no longer; returns the bytes of what remains."""

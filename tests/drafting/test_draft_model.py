@@ -11,7 +11,8 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import source_width
-from mlx_t5.sampling.draws import row_key
+from mlx_t5.sampling.draws import Sampling, row_key
+from mlx_t5.sampling.processors import Processing
 from mlx_t5.settings import Settings
 from model import load
 
@@ -204,6 +205,11 @@ def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
     one, other = (d.generate([3, 4], max_tokens=9, **rules) for d in (decoder, alone))
     assert one.tokens == other.tokens and one.stats.drafted > 0
     assert len(set(one.tokens)) == len(one.tokens)
+    low = lambda source, seen: TABLE(source, seen) - 99  # noqa: E731
+    draft, asked = started(drafter(low, model, d2t=OWN)), [Settings(**rules)]
+    greedily = Sampling.of(asked, Processing.of(asked, [EOS]))
+    proposal = draft.propose([[0]], drafted([3]), greedily, None)
+    assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
 
 
 def test_tokens_that_the_target_lacks_are_left_out_and_none_is_too_few():
