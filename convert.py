@@ -204,11 +204,11 @@ def plan(
         UserError: the checkpoint is no T5 of this config, has a tensor of a type that cannot be
             read, or no layer that could be quantised.
     """
-    if checkpoint.metadata.get("format") == "mlx":
-        if ENTRY in raw:
-            raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
-        raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     config = T5Config.from_dict(raw)
+    if ENTRY in raw or config.draft_vocab_size:
+        raise UserError("the source is a draft, ready to use: give its folder as --draft-model")
+    if checkpoint.metadata.get("format") == "mlx":
+        raise UserError("the source is an MLX folder already; convert the Hugging Face original")
     names = select_tensors(config, checkpoint, encoder_only)
     steps = []
     for source in filter(names.__contains__, checkpoint.names):

@@ -41,6 +41,7 @@ from mlx_t5.engine.codec import Codec
 from mlx_t5.engine.early_pass import EarlyPass
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
 from mlx_t5.network.interface import require_decoder
@@ -230,6 +231,7 @@ class SpeculativeDecoder:
             raise UserError("num_draft is 0; for regular decoding give no draft model")
         if tokenizer is not None and draft_tokenizer is not None:
             same_vocabulary(tokenizer, draft_tokenizer)
+        require_all_tokens(model)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
         self.drafter: Drafter | None = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model

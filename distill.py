@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import INTERRUPTED, run
-from mlx_t5.cli.distilling import build_parser, check_options
+from mlx_t5.cli.distilling import ALL, build_parser, check_options
 from mlx_t5.cli.input import Lines
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from mlx_t5.training.trainer import Evaluation
     from model import T5
 
+OF_TRAINING = (
+    "decoder_layers", "share_encoder", "draft_vocab_size", "iters", "batch_size", "learning_rate",
+)  # fmt: skip
 ANSWERS_AT_ONCE = 32  # rows of the batch that answers
 EVALUATED_AT_ONCE = 16  # of the one that evaluates
 
@@ -80,6 +83,7 @@ class Distillation:
         """
         from convert import convert
         from mlx_t5.cli.models import choose_pair, locate
+        from mlx_t5.network.draft_vocabulary import require_all_tokens
         from mlx_t5.training.examples import read_examples, split
         from mlx_t5.training.run_folder import RunFolder
         from model import load
@@ -95,7 +99,13 @@ class Distillation:
             raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
         if not self.target.can_decode:
             raise UserError(f"{args.model} is an encoder alone; a draft needs one that decodes")
-        vocab_size = self.target.config.vocab_size
+        require_all_tokens(self.target)
+        vocab_size, asked = self.target.config.vocab_size, args.draft_vocab_size
+        if isinstance(asked, int) and asked > vocab_size:
+            raise UserError(
+                f"--draft-vocab-size is {asked}, and {args.model} has {vocab_size} token ids; give "
+                f"fewer, or {ALL}"
+            )
         examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, _log)
         self.train, self.held_out = split(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False
@@ -111,38 +121,33 @@ class Distillation:
         with self.folder.claimed():
             if self.folder.open(answers, training, self.args.resume):
                 _log("other options: the answers are used again, the training begins anew")
-            self._log_memory()
-            self._train(self._answered())
+            if self.args.iters:
+                self._log_memory()
+            labelled = self._answered()
+            self._choose_vocabulary(labelled)
+            if self.args.iters:
+                self._train(labelled)
             print(self._verdict(self._save()))
             size = readable(self.folder.finish())
         _log(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
 
     def _first_draft(self) -> T5:
-        """The draft before it is trained, in float32."""
+        """The draft before it is trained, in float32 if it is going to be."""
         from mlx_t5.backend import mx
-        from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
+        from mlx_t5.training.start import prepare
         from model import load
 
         if self.start is None:
             draft = shared_draft(self.target, self.args.decoder_layers or 1, mx.float32)
             return draft if self.args.share_encoder is not False else whole(draft)
-        draft, tokenizer = load(self.start, "float32", shared_with=self.target)
-        if any("scales" in layer for _, layer in draft.named_modules()):
-            raise UserError(
-                f"{self.args.draft_model} is quantised, and such weights cannot be trained; start "
-                "from the model that it was made of"
-            )
+        trained = self.args.iters > 0
+        dtype = "float32" if trained else None
+        draft, tokenizer = load(self.start, dtype, shared_with=self.target)
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
-        DraftModel(draft, self.target)  # refuses what does not go together
-        size, needed = draft.config.vocab_size, self.target.config.vocab_size
-        if size < needed:
-            raise UserError(
-                f"{self.args.draft_model} has {size} token ids and the target {needed}: it could "
-                "not learn all; start from another model"
-            )
+        prepare(draft, self.target, self.args.draft_model, trained)
         return draft
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -159,73 +164,67 @@ class Distillation:
             "--max-tokens": args.max_tokens,
             "--data": digest.hexdigest(),  # last, as it depends on the seed and the longest answer
         }
-        names = ("decoder_layers", "share_encoder", "iters", "batch_size", "learning_rate")
-        training = {name: getattr(args, name) for name in names}
+        training = {name: getattr(args, name) for name in OF_TRAINING}
         return answers, training | {"draft_model": self.start and identity(self.start)}
 
     def _log_memory(self) -> None:
         """Says how much memory the training is going to take at most, and whether that is there."""
-        from mlx_t5.backend import tree_flatten
-        from mlx_t5.network.memory import limit
-        from mlx_t5.training.memory import estimate
+        from mlx_t5.training.memory import estimate, memory_notes
 
         longest = max(len(example.source) for example in self.train)
         rows = min(self.args.batch_size, len(self.train))
         size = estimate(self.draft, longest, self.args.max_tokens, rows)
-        target = sum(array.nbytes for _, array in tree_flatten(self.target.parameters()))
-        total = target + size.draft + size.step
-        parts = f"target {readable(target)}, draft and optimiser {readable(size.draft)}"
-        _log(
-            f"memory: at most {readable(total)} of {readable(limit())} ({parts}, a step "
-            f"{readable(size.step)})"
-        )
-        if total > limit():
-            cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
-            _log(f"warning: that is more than there is; take {cure}")
+        for line in memory_notes(self.target, size):
+            _log(line)
 
     def _answered(self) -> list[LabelledExample]:
         """The target's answers to the prompts, those of an earlier run among them."""
         from tqdm import tqdm
 
-        from decoder import SpeculativeDecoder
-        from mlx_t5.training.answers import Answers
-
-        args, decoder = self.args, SpeculativeDecoder(self.target, None, self.tokenizer)
-
-        def answer(sources: Sequence[Tokens], indices: Sequence[int]) -> Iterator[Tokens | None]:
-            seeds = [args.seed + i for i in indices]
-            end = self.target.config.eos_token_id
-            for result in decoder.results(
-                sources, seeds, ANSWERS_AT_ONCE, temp=args.temp, max_tokens=args.max_tokens
-            ):
-                ended = (end,) if result.finish_reason == "stop" else ()
-                yield None if result.error else (*result.tokens, *ended)
+        from mlx_t5.training.answers import Answers, answer_notes
 
         answers = Answers(self.folder.answers, self.train)
-        shares = self.draft.shares_with is not None
-        keep = shares and answers.done < len(self.train) and self._room_for_states()
+        reads = self.draft.shares_with is not None and self.args.iters > 0
+        keep = reads and answers.done < len(self.train) and self._room_for_states()
         shown: dict[str, Any] = {"desc": "answers", "unit": " prompts", "disable": None}
         with tqdm(total=len(self.train), initial=answers.done, **shown) as bar:
-            answers.complete(self.target, answer, args.temp, keep, bar.update)
+            answers.complete(self.target, self._written, self.args.temp, keep, bar.update)
         labelled = answers.labelled()
         if not labelled:
             raise UserError("the target answered none of the prompts; try one with main.py")
-        self._log_answers(labelled)
+        end = self.target.config.eos_token_id
+        for line in answer_notes(labelled, len(self.train), end, self.args.max_tokens):
+            _log(line)
         return labelled
 
-    def _log_answers(self, labelled: Sequence[LabelledExample]) -> None:
-        """Says which answers failed or have no end."""
-        failed, end = len(self.train) - len(labelled), self.target.config.eos_token_id
-        if failed:
-            _log(f"{failed} prompts had no answer and are left out; try some with main.py")
-        endless = [example.answer for example in labelled if example.answer[-1] != end]
-        if endless:
-            share = sum(map(len, endless)) / sum(len(example.answer) for example in labelled)
-            _log(
-                f"{len(endless)} of {len(labelled)} answers had no end within --max-tokens "
-                f"{self.args.max_tokens} ({share:.0%} of all tokens); where that is much, look "
-                "whether the prompts have their task prefix"
-            )
+    def _written(
+        self, examples: Sequence[Example], indices: Sequence[int]
+    ) -> Iterator[Tokens | None]:
+        """What the target answers, in order; None where that fails."""
+        end = self.target.config.eos_token_id
+        for result in self._decoded(None, examples, ANSWERS_AT_ONCE, indices=indices):
+            ended = (end,) if result.finish_reason == "stop" else ()
+            yield None if result.error else (*result.tokens, *ended)
+
+    def _choose_vocabulary(self, labelled: Sequence[LabelledExample]) -> None:
+        """Has the draft propose only the tokens that the target writes most, unless it is all."""
+        from mlx_t5.network.draft_vocabulary import narrow
+        from mlx_t5.training.vocabulary import count
+
+        size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
+        if size == ALL or (size is None and self.args.share_encoder is False):
+            return  # a draft of no more than T5 has is for other programs too
+        ends, answers = self.target.config.eos_token_ids, [e.answer for e in labelled]
+        known = [e.answer for e in self.held_out if e.answer]
+        unknown = [e for e in self.held_out if not e.answer]
+
+        def counted() -> Any:
+            written = filter(None, self._written(unknown, range(len(unknown))))
+            return count(answers, [*known, *written], ends, most, size, _log)
+
+        ids = self.folder.vocabulary(counted)
+        if len(ids) < most:
+            narrow(self.draft, ids)
 
     def _room_for_states(self) -> bool:
         """Whether the encoder's output of all prompts takes less than half of the free disk."""
@@ -325,16 +324,21 @@ class Distillation:
         return report(proposers, costs[self.args.output], self.args.output, turns)
 
     def _decoded(
-        self, draft: Any, examples: Sequence[Example], batch_size: int, num_draft: int = 0
+        self,
+        draft: Any,
+        examples: Sequence[Example],
+        batch_size: int,
+        num_draft: int = 0,
+        indices: Iterable[int] = (),
     ) -> Iterator[Any]:
-        """Results of the target with a draft; num_draft 0 is the default number, None no draft."""
+        """Results of the target with a draft or without; num_draft 0 is the default number."""
         from decoder import SpeculativeDecoder
 
         args = self.args
         decoder = SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft or None)
-        sources, seeds = [e.source for e in examples], [args.seed] * len(examples)
+        seeds = [args.seed + i for i in indices or [0] * len(examples)]
         settings = {"temp": args.temp, "max_tokens": args.max_tokens}
-        yield from decoder.results(sources, seeds, batch_size, **settings)
+        yield from decoder.results([e.source for e in examples], seeds, batch_size, **settings)
 
 
 def _log(line: str) -> None:

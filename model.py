@@ -27,6 +27,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.attention import biases, source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import encoder_layer, heads, layer_for, rms_norm
 from mlx_t5.network.linear import Matrix, matrices
@@ -34,7 +35,7 @@ from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.ranks import Ranks
 from mlx_t5.network.sharding import cut, require_divisible, shard
-from mlx_t5.network.sharing import share, target_of
+from mlx_t5.network.sharing import OF_DRAFT, share, target_of
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
@@ -92,8 +93,11 @@ class T5(Stacks):
         else:
             self.shared = nn.Embedding(config.vocab_size, config.d_model)
             self.encoder = Stack(config, causal=False)
-            if separate_head:
-                self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            if separate_head or config.draft_vocab_size:
+                head = config.draft_vocab_size or config.vocab_size
+                self.lm_head = nn.Linear(config.d_model, head, bias=False)
+        if config.draft_vocab_size:
+            self.d2t = mx.arange(config.draft_vocab_size)
         if not encoder_only:
             self.decoder = Stack(config, causal=True)
 
@@ -284,7 +288,7 @@ def load(
     config = T5Config.from_dict(raw)
     target = target_of(folder, raw, shared_with)
     if target is not None:
-        config = replace(target.config, num_decoder_layers=config.num_decoder_layers)
+        config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
         if adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
@@ -334,5 +338,6 @@ def _load(
                 merged = lora.merged(tensors, hub_names, names, quantization)
                 tensors = ((name, cut(name, array, ranks)) for name, array in merged)
             fill(model, tensors, compute_dtype(dtype, stored))
+        settle(model)
         model.join()
     return model

@@ -113,13 +113,18 @@ class MlxT5(Program):
         """Target and draft as the other programs read them, made in `scratch` if they have to be.
 
         Raises:
-            UserError: the weights are quantised.
+            UserError: the weights are quantised, or the draft has a vocabulary of its own.
         """
         from convert import convert
         from mlx_t5.cli.models import locate
         from mlx_t5.drafting.shared_draft import save_draft
 
         target, draft = (locate(name, convert) for name in self.names)
+        if self.subject.draft.config.draft_vocab_size:
+            raise UserError(
+                f"{draft} has a vocabulary of its own, which other programs do not know; give a "
+                "draft with all tokens"
+            )
         if self.subject.draft.shares_with is not None:  # they cannot read a decoder alone
             full = Path(scratch, "standalone")
             draft = save_draft(self.subject.draft, target, full, standalone=True)

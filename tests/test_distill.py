@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import distill
@@ -17,8 +18,10 @@ from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting import costs
+from mlx_t5.drafting.shared_draft import save_draft
+from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
-from mlx_t5.training import answers, verdict
+from mlx_t5.training import answers, verdict, vocabulary
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Evaluation
 from model import load
@@ -44,11 +47,12 @@ def run(prompts: Path, output: Path, *more: str) -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly():
-    """Measures as little as can be, and keeps answers in small files."""
+    """Measures as little as can be, keeps answers in small files, and narrows the draft."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"LEAST_TURNS": 1, "REPEATS": 1, "BUDGET_SECONDS": 0}.items():
             patch.setattr(verdict, name, value)
         patch.setattr(answers, "SHARD", 16)
+        patch.setattr(vocabulary, "ENOUGH", 0.8)  # so few answers have few tokens
         yield
 
 
@@ -83,7 +87,10 @@ def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
     assert re.search("^(recommended|keep)", told, re.MULTILINE)
     config = json.loads((output / "config.json").read_text())
     assert config["num_decoder_layers"] == 1 and ENTRY in config
-    assert all(name.startswith("decoder.") for name in weights(output))
+    proposed, share = re.search(r"proposes ([\d,]+) of 3,072 tokens: ([\d.]+)%", told).groups()
+    assert config["draft_vocab_size"] == len(weights(output)["d2t"]) < 3072
+    assert config["draft_vocab_size"] == int(proposed.replace(",", "")) and float(share) >= 80
+    assert all(name.startswith("decoder.") or name == "d2t" for name in weights(output))
     left = {file.name for file in output.with_name("draft-work").iterdir()}
     assert left == {"run.json", "answers"}
 
@@ -144,13 +151,43 @@ def test_answers_serve_other_options_and_a_model_of_its_own_is_trained_whole(
     own, _ = load(tmp_path / "own", "float32")
     assert own.shares_with is None
     after = dict(tree_flatten(own.parameters()))
-    assert before.keys() == after.keys()
+    assert after.keys() == before.keys() | {"d2t", "lm_head.weight"}
+    before["lm_head.weight"] = before["shared.weight"][after["d2t"]]  # and trained as its own
     for name in (
+        "lm_head.weight",
         "shared.weight",
         "encoder.layers.0.self_attention.q.weight",
         "decoder.norm.weight",
     ):
         assert not mx.array_equal(before[name], after[name]), name
+
+
+@pytest.mark.slow
+def test_without_training_a_draft_that_is_there_gets_a_vocabulary_of_the_targets_answers(
+    made, prompts, tmp_path, capsys
+):
+    """Plain and quantised; nothing else of it changes, and the verdict has both."""
+    quantised = tmp_path / "quantised"
+    options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
+    convert(BUNDLED / "draft", quantised, "float32", **options)
+    for start in (BUNDLED / "draft", quantised):
+        output = tmp_path / f"{start.name}-own"
+        shutil.copytree(made[0].with_name("draft-work"), tmp_path / f"{output.name}-work")
+        given = ["--draft-model", str(start), "--iters", "0", "--draft-vocab-size", "900"]
+        assert run(prompts, output, *given, "--resume") == 0
+        out, err = capsys.readouterr()
+        assert "the draft proposes 900 of 3,072 tokens" in err and "memory" not in err
+        rows = [line for line in out.splitlines() if line.startswith(("| ", "recomm", "keep"))]
+        columns = {row.split("|")[1].strip(): row.count("|") for row in rows[:-1]}
+        assert {str(output), str(start)} <= columns.keys() and len(set(columns.values())) == 1
+        before, after = weights(start), weights(output)
+        ids = after.pop("d2t")
+        assert len(ids) == 900 and 1 in ids.tolist()
+        for name in [name for name in after if name.startswith("lm_head.")]:
+            assert mx.array_equal(after.pop(name), before[name.replace("lm_head", "shared")][ids])
+        if start == quantised:
+            assert before.keys() == after.keys()
+            assert all(mx.array_equal(after[name], before[name]) for name in after)
 
 
 def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
@@ -191,6 +228,16 @@ def unlike(folder: Path) -> Path:
     [
         (["--draft-model", "x", "--decoder-layers", "2"], "leave --draft-model out"),
         (["--draft-model", "x", "--no-share-encoder"], "leave --share-encoder out"),
+        (["--iters", "0"], "name the draft with --draft-model"),
+        (
+            ["--iters", "0", "--draft-model", "x", "--draft-vocab-size", "all"],
+            "and leave --draft-v",
+        ),
+        (["--draft-vocab-size", "0"], "give a whole number, at least 1, or all, not '0'"),
+        (["--draft-vocab-size", "many"], "give a whole number, at least 1, or all, not 'many'"),
+        (["--draft-vocab-size", "3073"], "has 3072 token ids; give fewer, or all"),
+        (["--draft-model", "{narrow}"], "narrow has 2 tokens only; start from the model that it"),
+        (["--model", "{narrow}", "--draft-model", "{other}"], "this model writes 2 of 3072 tokens"),
         (["--decoder-layers", "9"], "a draft cannot have 9 decoder layers: the target has 3"),
         (["--learning-rate", "0"], "give a number from 1e-6 to 1, not '0'"),
         (["--data", "nowhere.txt"], "there is no file nowhere.txt"),
@@ -223,6 +270,10 @@ def test_refusals(made, prompts, tmp_path, capsys, options, message):
         shutil.copytree(BUNDLED / "draft", tmp_path / "draft")
     if "{quantised}" in options:
         convert(BUNDLED / "draft", tmp_path / "quantised", quantize=True, q_group_size=32)
+    if "{narrow}" in options:
+        draft, _ = load(BUNDLED / "draft")
+        narrow(draft, np.array([1, 5]))
+        save_draft(draft, BUNDLED / "draft", tmp_path / "narrow")
     if "{other}" in options:
         unlike(tmp_path / "other")
     if "{encoder}" in options:
@@ -231,7 +282,7 @@ def test_refusals(made, prompts, tmp_path, capsys, options, message):
         mx.save_safetensors(str(alone / "model.safetensors"), arrays, {"format": "pt"})
     if any("{made}" in option for option in options):
         shutil.copytree(made[0].with_name("draft-work"), tmp_path / "made2-work")
-    names = ("few", "there", "other", "made", "encoder", "draft", "quantised", "blocked")
+    names = ("few", "there", "other", "made", "encoder", "draft", "quantised", "blocked", "narrow")
     places = {name: str(tmp_path / name) for name in names}
     given = [option.format(**places) if "{" in option else option for option in options]
     try:

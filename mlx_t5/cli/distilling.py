@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
 LARGEST_SEED = 2**53 - 1  # every prompt has its own, a larger one
+ALL = "all"  # as --draft-vocab-size
 
 
 def build_parser() -> Parser:
@@ -53,13 +55,23 @@ def _add_draft(parser: Parser) -> None:
         help="the draft uses the target's encoder, embedding and output head, and only its decoder "
         "is trained (default); --no-share-encoder gives it copies, which are trained too",
     )
+    sizes = Range(int, 1, math.inf, f"a whole number, at least 1, or {ALL}", besides=(ALL,))
+    add_number(
+        parser,
+        "--draft-vocab-size",
+        type=within(sizes),
+        default=None,
+        help="tokens that the draft proposes, those that the target writes most; its output head "
+        f"has their rows only, and {ALL} keeps them all (default: the smallest multiple of 1,024 "
+        f"that covers 99.5 %% of the held-out answers; with --no-share-encoder {ALL})",
+    )
 
 
 def _add_training(parser: Parser) -> None:
     def number(name: str, type: Any, default: Any, help: str) -> None:
         add_number(parser, name, type=type, default=default, help=help)
 
-    number("--iters", at_least(1), 1000, "training steps at most")
+    number("--iters", at_least(0), 1000, "training steps at most; 0 trains nothing")
     number("--batch-size", at_least(1), 32, "prompts a step")
     rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
     number("--learning-rate", within(rate), 0.03, "largest change a step, of a tensor's scale")
@@ -86,6 +98,11 @@ def check_options(args: argparse.Namespace) -> None:
         raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
     if args.draft_model is not None and args.share_encoder is not None:
         raise UserError("--draft-model has its encoder or not already; leave --share-encoder out")
+    if args.iters == 0 and (args.draft_model is None or args.draft_vocab_size == ALL):
+        raise UserError(
+            "--iters 0 trains nothing and gives a draft that is there a smaller vocabulary; name "
+            f"the draft with --draft-model, and leave --draft-vocab-size {ALL} out"
+        )
     for name in (args.output, args.draft_model):  # as main.py reads it
         if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")

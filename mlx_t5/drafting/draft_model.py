@@ -5,7 +5,7 @@ proposes, the output stays correct: a poor drafter only costs time. Two verbs ma
 `note` of what was kept. `DraftModel` is a smaller T5 with the same tokenizer, as in
 https://arxiv.org/abs/2211.17192; copying is in source_copy.py.
 
-Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary.
+Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary, N the draft's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
@@ -131,17 +132,21 @@ class DraftModel:
     are still true, and the next pass simply overwrites the others.
 
     A draft that shares its target's encoder (network/sharing.py) does not encode a prompt again.
+    One with a vocabulary of its own (network/draft_vocabulary.py) has logits of N < V tokens.
     """
 
     kinds = default_kinds = ("draft",)
 
-    def __init__(self, model: Seq2Seq, target: Seq2Seq) -> None:
+    def __init__(
+        self, model: Seq2Seq, target: Seq2Seq, vocabulary: DraftVocabulary | None = None
+    ) -> None:
         """Pairs a draft with its target.
 
         Args:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, while
                 the widths of their embeddings may differ.
+            vocabulary: which of the target's tokens the draft has; None asks the model.
 
         Raises:
             UserError: the draft is an encoder alone, the special tokens differ, or it uses the
@@ -164,13 +169,14 @@ class DraftModel:
                     "the draft; use a draft with the same tokenizer"
                 )
         self.model, self.target = model, target
+        self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
         self.cache: Any = None  # a `Cache` while there are rows
         self.fed: list[int] = []  # positions of each row that the cache has seen
         self.sources: list[int] = []  # source tokens of each row
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
-        return DraftModel(self.model, self.target)
+        return DraftModel(self.model, self.target, self.vocabulary)
 
     def insert(
         self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
@@ -207,7 +213,7 @@ class DraftModel:
             return None
         self.note(committed)  # whatever was proposed last and not verified is fed again
         logits = self._catch_up(committed, gamma)
-        process = sampling.processing
+        process, vocabulary = sampling.processing, self.vocabulary
         history = History.align(committed) if process else None
         xs: list[mx.array] = []
         qs: list[mx.array] = []
@@ -220,13 +226,14 @@ class DraftModel:
                 # Not needed for the output, but it makes the draft guess better.
                 history = history.then(xs[-1] if xs else None)
                 counts = [min(max(n - i, 0), 1) for n in lengths]
-                logits = process(history, logits, counts)
+                logits = process(history, vocabulary.spread(logits, -mx.inf), counts)
             if sampling.any_lenient or not sampling.all_greedy:
                 finite.append(is_finite(logits))
             if sampling.all_greedy:
-                token = likeliest(logits)
-            else:
-                qs.append(probabilities(logits, sampling))
+                token = likeliest(logits) if process else vocabulary.ids(likeliest(logits))
+            else:  # a row's draws depend on how many ids there are, so q is over all of them
+                q = probabilities(logits, sampling)
+                qs.append(q if process else vocabulary.spread(q, 0.0))
                 token = sample(qs[-1][:, 0], sampling.draft_keys(keys, i))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
             xs.append(token)
@@ -253,7 +260,7 @@ class DraftModel:
             self.cache = None
 
     def _catch_up(self, committed: Sequence[Sequence[int]], gamma: int) -> mx.array:
-        """Feeds what was committed since the last proposal; logits (B, 1, V) after it.
+        """Feeds what was committed since the last proposal; logits (B, 1, N) after it.
 
         Usually that is the target's last token, and the last proposal too if it
         was accepted. Rows that lack fewer tokens are padded; the padding lands
@@ -270,17 +277,11 @@ class DraftModel:
         return mx.take_along_axis(logits, last[:, None, None], axis=1)
 
     def _feed(self, tokens: mx.array, positions: list[int]) -> mx.array:
-        """Logits (B, T, V) after tokens (B, T).
+        """Logits (B, T, N) after tokens (B, T), of the tokens that both models have.
 
-        Ids that only the target has are padding to the draft, which may guess badly but not fail,
-        and are impossible as its proposals. There are logits for them all the same: a row's draws
-        depend on how many ids there are.
+        Ids that only the target has are padding to the draft, which may guess badly but not fail.
         """
-        config, size = self.model.config, self.target.config.vocab_size
-        missing = size - config.vocab_size
-        if missing > 0:
+        config = self.model.config
+        if config.vocab_size < self.target.config.vocab_size:
             tokens = mx.where(tokens < config.vocab_size, tokens, config.pad_token_id)
-        logits = self.model.decode(tokens, self.cache, positions)[..., :size]
-        if missing > 0:
-            logits = mx.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-mx.inf)
-        return logits
+        return self.model.decode(tokens, self.cache, positions)[..., : self.vocabulary.size]

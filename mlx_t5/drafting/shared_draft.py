@@ -29,9 +29,10 @@ from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, place
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.layers import keep_float32
-from mlx_t5.network.sharing import ENTRY, SHARED, require_whole
+from mlx_t5.network.sharing import ENTRY, OF_DRAFT, SHARED, require_whole
 from mlx_t5.network.weights import cast, read_config
 
 
@@ -122,7 +123,7 @@ def save_draft(
 def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
     """What is written, in the order it is."""
     parts = ("decoder", *(SHARED if whole else ()))
-    parameters = []
+    parameters = [Parameter(TABLE, draft.d2t, draft.d2t.dtype)] if TABLE in draft else []
     for part in parts:
         module = getattr(draft, part, None)
         for name, array in tree_flatten(module.parameters()) if module is not None else ():
@@ -137,9 +138,10 @@ def _parameters(draft: Any, whole: bool, dtype: mx.Dtype) -> list[Parameter]:
 
 def _config(raw: dict, draft: Any, dtype: str, whole: bool) -> dict:
     """The config.json of `raw`'s model, changed to the draft's."""
-    dropped = ("quantization", "quantization_config", "converted_from", ENTRY)
+    dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
-    config |= {"num_decoder_layers": draft.config.num_decoder_layers, "torch_dtype": dtype}
+    config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
+    config["torch_dtype"] = dtype
     if "dtype" in raw:  # what transformers 5 calls it
         config["dtype"] = dtype
     layers = {

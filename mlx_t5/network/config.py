@@ -39,6 +39,7 @@ class T5Config:
             true; if present, it decides about the scale.
         eos_token_id: the end token; of a list in config.json the first.
         more_eos_token_ids: the others of that list; a text ends at any of them.
+        draft_vocab_size: of a draft that proposes so many tokens only (draft_vocabulary.py).
     """
 
     vocab_size: int
@@ -61,6 +62,7 @@ class T5Config:
     eos_token_id: int = 1
     decoder_start_token_id: int = _DERIVED  # the padding token
     more_eos_token_ids: tuple[int, ...] = ()
+    draft_vocab_size: int | None = None
 
     def __post_init__(self):
         projection = self.feed_forward_proj
@@ -122,6 +124,11 @@ class T5Config:
             raise UserError(
                 "config.json: relative_attention_num_buckets must be at least 4, and "
                 "relative_attention_max_distance larger than half of it and at most 2^20"
+            )
+        if self.draft_vocab_size and self.draft_vocab_size > self.vocab_size:
+            raise UserError(
+                f"config.json: draft_vocab_size {self.draft_vocab_size} is more than the "
+                f"vocabulary's {self.vocab_size}"
             )
         special = {
             "pad_token_id": [self.pad_token_id],

@@ -34,6 +34,7 @@ from mlx_t5.network.weights import check, fill, quantize, read_config, read_shar
 
 SHARED = ("shared", "encoder", "lm_head")  # modules of a T5 that a draft can use
 ENTRY = "shares_encoder_with"  # in a draft's config.json: the fingerprint, and the target's name
+OF_DRAFT = ("num_decoder_layers", "draft_vocab_size")  # what else its config.json says
 
 
 def share(draft: nn.Module, target: Any) -> None:
@@ -51,6 +52,15 @@ def share(draft: nn.Module, target: Any) -> None:
     for name, module in {"shares_with": target, **modules}.items():
         if module is not None:
             vars(draft)[name] = module
+
+
+def widen(draft: Any) -> None:
+    """Gives a draft with a vocabulary of its own all of its target's head again."""
+    del draft.d2t
+    vars(draft).pop("lm_head", None)
+    draft.forget_arrays()
+    share(draft, draft.shares_with)
+    draft.config = draft.local_config = replace(draft.config, draft_vocab_size=None)
 
 
 def full_head(model: Any) -> nn.Module | None:

@@ -35,9 +35,9 @@ from mlx_t5.training.loss import LOGITS_AT_ONCE
 TOP_K = 8  # they hold 0.999 of the bundled target's mass
 SHARD = 64  # examples in a file
 Tokens = tuple[int, ...]
-# Generates the answers to sources, in order, given the index of each among all examples; None for
-# one that failed.
-Answer = Callable[[Sequence[Tokens], Sequence[int]], Iterator[Tokens | None]]
+# Generates the answers to examples, in order, given the index of each among all; None for one that
+# failed.
+Answer = Callable[[Sequence[Example], Sequence[int]], Iterator[Tokens | None]]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Answers:
         first = self.done
         remaining = self.examples[first:]
         unanswered = [i for i, example in enumerate(remaining, first) if example.answer is None]
-        made = answer([self.examples[i].source for i in unanswered], unanswered)
+        made = answer([self.examples[i] for i in unanswered], unanswered)
         for start in range(0, len(remaining), SHARD):
             pairs = []
             for example in remaining[start : start + SHARD]:
@@ -163,6 +163,29 @@ class Answers:
             "states": np.array(keep_states),
         }
         replace_file(self._file(shard), lambda file: np.savez(file, **arrays))
+
+
+def answer_notes(
+    labelled: Sequence[LabelledExample], asked: int, end: int, max_tokens: int
+) -> Iterator[str]:
+    """Lines that say which answers failed or have no end.
+
+    Args:
+        labelled: those that did not fail.
+        asked: how many there should be.
+        end: the end token.
+        max_tokens: of an answer.
+    """
+    if failed := asked - len(labelled):
+        yield f"{failed} prompts had no answer and are left out; try some with main.py"
+    endless = [example.answer for example in labelled if example.answer[-1] != end]
+    if endless:
+        share = sum(map(len, endless)) / sum(len(example.answer) for example in labelled)
+        yield (
+            f"{len(endless)} of {len(labelled)} answers had no end within --max-tokens "
+            f"{max_tokens} ({share:.0%} of all tokens); where that is much, look whether the "
+            "prompts have their task prefix"
+        )
 
 
 def label(

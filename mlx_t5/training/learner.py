@@ -3,8 +3,8 @@
 The state is what a step changes. A step returns a new one and leaves the old one alone, so whatever
 interrupts it leaves a complete state.
 
-All parameters that the model has of its own are trained. Of a draft that shares the target's
-encoder, embedding and head these are its decoder's.
+All numbers that the model has of its own are trained. Of a draft that shares the target's encoder,
+embedding and head these are its decoder's. The table of a draft's own vocabulary stays as it is.
 
 Rates follow the scale of each tensor, as Adafactor's do with which T5 was trained (Shazeer and
 Stern, https://arxiv.org/abs/1804.04235, section 8): T5 does not divide attention scores by
@@ -75,7 +75,8 @@ class Learner:
 
     def begin(self) -> State:
         """The state before the first step."""
-        weights = dict(tree_flatten(self.model.parameters()))
+        parameters = tree_flatten(self.model.parameters())
+        weights = {n: array for n, array in parameters if mx.issubdtype(array.dtype, mx.floating)}
         self.optimizer.init(tree_unflatten(list(weights.items())))
         return State(weights, dict(tree_flatten(self.optimizer.state)))
 

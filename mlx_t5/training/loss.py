@@ -9,6 +9,9 @@ the divergence of the two distributions in which the other tokens are one. Its g
 to the logits is q_k - p_k at the K tokens and q_j (1 - r / t) at the others, so one softmax gives
 both (forward KL: Hinton et al., https://arxiv.org/abs/1503.02531).
 
+A draft with a vocabulary of its own has logits of its tokens only. Tokens that it lacks count with
+the others, even if they are the target's likeliest.
+
 Logits of all positions at once would be the largest array of a training step by far. They are made
 for some positions at a time, and what the head has to say about the hidden states and about its own
 weights is added up. The result is a number whose gradient is that: see `divergence`.
@@ -22,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.network.draft_vocabulary import rows_of
 from mlx_t5.network.linear import Matrix
 from mlx_t5.training.batches import TrainingBatch
 
@@ -38,6 +42,9 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
         draft: reads the target's encoder output where a batch has it.
         temp: temperature at which the target is sampled; 0 is greedy.
     """
+    size, places = draft.config.draft_vocab_size, None
+    if size:
+        places = rows_of(draft.d2t, draft.config.vocab_size)
 
     def loss(weights: Mapping[str, mx.array], batch: TrainingBatch) -> tuple[mx.array, mx.array]:
         if batch.states is None:
@@ -51,10 +58,16 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
         trained = [weights[name] for name in names if name in weights][:1]
 
         def head(states: mx.array, *weight: mx.array) -> mx.array:
-            return draft.logits(states, Matrix.plain(*weight) if weight else None)
+            logits = draft.logits(states, Matrix.plain(*weight) if weight else None)
+            if places is None:
+                return logits  # else a spare one, of probability 0, stands for the other tokens
+            return mx.pad(logits, ((0, 0), (0, 1)), constant_values=-mx.inf)
 
-        top = batch.top_ids, batch.top_p, batch.counted
-        return divergence(head, states, trained, *top, temp or 1.0)
+        ids, p = batch.top_ids, batch.top_p
+        if places is not None:
+            ids = places[ids]
+            p = mx.where(ids < size, p, 0)
+        return divergence(head, states, trained, ids, p, batch.counted, temp or 1.0)
 
     return loss
 

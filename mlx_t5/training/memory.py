@@ -5,6 +5,7 @@ Symbols: B rows, S source positions, T answer positions, H heads, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlx_t5.backend import tree_flatten
 from mlx_t5.network.cache import round_up, source_width
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import limit
+from mlx_t5.sizes import readable
 from mlx_t5.training.answers import TOP_K
 from mlx_t5.training.batches import ANSWER_STEP
 from mlx_t5.training.loss import LOGITS_AT_ONCE
@@ -53,9 +55,24 @@ def estimate(draft: Any, source: int, target: int, batch_size: int) -> TrainingM
     source, target = source_width(source), -(-target // ANSWER_STEP) * ANSWER_STEP
     of_row = row_bytes(config, source, target, with_encoder)
     rows = max(1, min(batch_size, int(STEP_SHARE * limit()) // of_row))
-    logits = LOGIT_COPIES * FLOAT * max(LOGITS_AT_ONCE, config.vocab_size)
-    logits = min(logits, LOGIT_COPIES * FLOAT * rows * target * config.vocab_size)
+    tokens = config.draft_vocab_size or config.vocab_size
+    logits = LOGIT_COPIES * FLOAT * max(LOGITS_AT_ONCE, tokens)
+    logits = min(logits, LOGIT_COPIES * FLOAT * rows * target * tokens)
     return TrainingMemory(COPIES * FLOAT * trained, rows * of_row + logits, rows)
+
+
+def memory_notes(target: Any, size: TrainingMemory) -> Iterator[str]:
+    """Lines that say how much memory training takes beside the target, and whether it is there."""
+    weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
+    total = weights + size.draft + size.step
+    parts = f"target {readable(weights)}, draft and optimiser {readable(size.draft)}"
+    yield (
+        f"memory: at most {readable(total)} of {readable(limit())} ({parts}, a step "
+        f"{readable(size.step)})"
+    )
+    if total > limit():
+        cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
+        yield f"warning: that is more than there is; take {cure}"
 
 
 def row_bytes(config: T5Config, source: int, target: int, with_encoder: bool) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import PARTIAL, lock, replace_file
@@ -20,6 +22,7 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.training.learner import Arrays, State
 
 SETTINGS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"
+VOCABULARY = "d2t.npy"
 
 
 @dataclass(frozen=True)
@@ -152,13 +155,29 @@ class RunFolder:
         with self._reading(BEST):
             return self._load(BEST, like)[0]
 
+    def vocabulary(self, count: Callable[[], np.ndarray]) -> np.ndarray:
+        """The draft's tokens, as an earlier run has counted them; else `count` does.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        file = self.path / VOCABULARY
+        if not file.exists():
+            ids = count()
+            replace_file(file, lambda path: np.save(path, ids))
+        with self._reading(VOCABULARY, f"{VOCABULARY}, {STATE} and {BEST} to train anew"):
+            ids = np.load(file)
+            if ids.ndim != 1 or ids.dtype.kind != "i":
+                raise ValueError("it has no list of ids")
+            return ids
+
     def finish(self) -> int:
         """Removes the state, which is needed no longer; returns the bytes of what remains."""
         self._remove_state()
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def _remove_state(self) -> None:
-        for name in (STATE, BEST):
+        for name in (STATE, BEST, VOCABULARY):
             (self.path / name).unlink(missing_ok=True)
 
     def _settings(self) -> dict[str, dict] | None:
@@ -190,7 +209,7 @@ class RunFolder:
         """What goes wrong while a file is read is a `UserError` that says what to remove."""
         try:
             yield
-        except (RuntimeError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
             reason = shown(str(error).split("\n")[0])
             raise UserError(f"{self.path / name} is damaged ({reason}); remove {damaged}") from None
 

@@ -5,13 +5,14 @@ import pytest
 
 from decoder import Engine, SpeculativeDecoder
 from draws import check_draws, keys, settings
-from fake_model import EOS, FakeModel, drafter, good, greedy, random_table
+from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import round_up, source_width
-from mlx_t5.sampling.draws import row_key
+from mlx_t5.sampling.draws import Sampling, row_key
+from mlx_t5.sampling.processors import Processing
 from mlx_t5.settings import Settings
 from model import load
 
@@ -174,6 +175,49 @@ def test_output_is_the_targets_whatever_the_drafts_width(width):
     assert (result.tokens, result.finish_reason) == greedy(model, source, 15)
     samples = SpeculativeDecoder(model, draft).generate([source] * 20, max_tokens=9, temp=1.0)
     assert any(V - 1 in sample.tokens for sample in samples)
+
+
+OWN = [EOS, 2, 5, 6]  # the tokens of a draft with a vocabulary of its own
+
+
+def test_a_vocabulary_of_its_own_is_all_that_is_proposed(monkeypatch):
+    """As if all other logits were -inf; a greedy step never has logits of all tokens."""
+    target = FakeModel(TABLE, V)
+    draft = started(drafter(TABLE, target, d2t=OWN))
+    proposal = draft.propose([[0]], drafted([4]), sampling(1, 1.0), keys(1))
+    assert set(proposal.tokens[0].tolist()) <= set(OWN)
+    assert proposal.q.shape == (1, 4, V) and proposal.q[..., [0, 3, 4]].max().item() == 0
+    np.testing.assert_allclose(proposal.q.sum(-1), 1, atol=1e-6)
+    masked = started(drafter(only(TABLE, OWN), target))
+    same = masked.propose([[0]], drafted([4]), sampling(1, 1.0), keys(1))
+    assert same.tokens.tolist() == proposal.tokens.tolist()
+    draft, wide = started(drafter(TABLE, target, d2t=OWN)), []
+    monkeypatch.setattr(draft.vocabulary, "spread", lambda *given: wide.append(given))
+    proposal = draft.propose([[0]], drafted([4]), sampling(1), None)
+    assert proposal.tokens.tolist() == [continuation(only(TABLE, OWN), [0], 4)] and not wide
+
+
+def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
+    model = FakeModel(random_table(V, eos_bias=-1), V)
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model, d2t=OWN))
+    alone, rules = SpeculativeDecoder(model), {"no_repeat_ngram_size": 1, "min_tokens": 3}
+    one, other = (d.generate([3, 4], max_tokens=9, **rules) for d in (decoder, alone))
+    assert one.tokens == other.tokens and one.stats.drafted > 0
+    assert len(set(one.tokens)) == len(one.tokens)
+    low = lambda source, seen: TABLE(source, seen) - 99  # noqa: E731
+    draft, asked = started(drafter(low, model, d2t=OWN)), [Settings(**rules)]
+    greedily = Sampling.of(asked, Processing.of(asked, [EOS]))
+    proposal = draft.propose([[0]], drafted([3]), greedily, None)
+    assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
+
+
+def test_tokens_that_the_target_lacks_are_left_out_and_none_is_too_few():
+    wide = random_table(V + 3)
+    target = FakeModel(TABLE, V)
+    draft = started(drafter(wide, target, V + 3, [2, 5, V + 1]))
+    assert draft.propose([[0]], drafted([4]), sampling(1), None).tokens.max().item() < V
+    with pytest.raises(UserError, match="the draft has none of the target's tokens"):
+        drafter(wide, target, V + 3, [V, V + 1])
 
 
 def test_other_special_tokens_are_another_vocabulary():

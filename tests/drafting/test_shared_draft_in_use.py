@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 import server
@@ -15,6 +16,8 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import BUNDLED, choose_pair
 from mlx_t5.drafting.shared_draft import save_draft
+from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.memory import stored_bytes, warning
 from mlx_t5.network.ranks import ALONE
 from mlx_t5.network.sharing import shared_draft
@@ -35,7 +38,25 @@ def draft(tmp_path_factory):
     return save_draft(shared_draft(target, 2), BUNDLED / "target", place)
 
 
-def test_main_writes_what_the_target_writes_alone(run, draft):
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, draft):
+    """The folder of the same with a vocabulary of its own, which lacks a token of each text."""
+    target, tokenizer = load(BUNDLED / "target", "float32")
+    model, _ = load(draft, shared_with=target)
+    texts = [r.tokens for r in SpeculativeDecoder(target, None, tokenizer).generate(PROMPTS, 25)]
+    ids = {1}.union(*texts) - {text[2] for text in texts}
+    narrow(model, np.array(sorted(ids)))
+    return save_draft(model, BUNDLED / "target", tmp_path_factory.mktemp("drafts") / "own")
+
+
+@pytest.fixture(params=["draft", "own"])
+def either(request):
+    """One of them."""
+    return request.getfixturevalue(request.param)
+
+
+def test_main_writes_what_the_target_writes_alone(run, either):
+    draft = either
     _, expected, _ = run(*OPTIONS, "--regular-decode", "--json")
     texts = [json.loads(line)["text"] for line in expected.splitlines()]
     for name, more in ((str(draft), ["--exact"]), (f"{draft}+lookup", [])):
@@ -63,8 +84,9 @@ def test_one_line_says_which_target_is_needed(run, draft, options, line):
 
 
 @pytest.mark.slow
-def test_the_server_decodes_with_one(draft):
+def test_the_server_decodes_with_one(either):
     """Over HTTP, in this process."""
+    draft = either
     args = server.build_parser().parse_args(
         [*OPTIONS[:4], "--draft-model", f"{draft}+lookup", "--max-batch", "3"]
     )
@@ -109,6 +131,18 @@ def test_benchmarks_measure_one_and_hand_other_programs_a_whole_model(draft, tmp
     expected = subject.draft(ids, written)
     assert Path(whole).parent == tmp_path
     assert mx.array_equal(load(whole, "float32")[0](ids, written), expected)
+
+
+def test_benchmarks_measure_one_with_a_vocabulary_of_its_own_and_give_it_to_nobody(own, tmp_path):
+    subject = Subject.load(str(BUNDLED / "target"), str(own), "float32")
+    regular, drafted = (subject.decoder(way, 3) for way in (REGULAR, DRAFT))
+    expected = [result.tokens for result in regular.generate(PROMPTS, max_tokens=25)]
+    results = drafted.generate(PROMPTS, max_tokens=25)
+    assert [result.tokens for result in results] == expected
+    assert all(result.stats.accepted for result in results)
+    project = MlxT5(str(BUNDLED / "target"), str(own), "float32")
+    with pytest.raises(UserError, match="own has a vocabulary of its own, which other programs"):
+        project.folders(str(tmp_path))
 
 
 def test_memory_is_asked_for_what_the_draft_adds(draft, monkeypatch):

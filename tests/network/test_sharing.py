@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from adapters import by_hand
@@ -13,6 +14,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.fingerprint import fingerprint, same_model
 from mlx_t5.network.memory import stored_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft
@@ -96,10 +98,17 @@ def decoders(target, draft, **options):
     yield SpeculativeDecoder(target, CopyOrDraft(SourceCopy(), model), None, 7, **options)
 
 
-@pytest.mark.parametrize("mode", ["float32", "4 bit"])
-def test_texts_are_those_of_the_target(mode):
-    target = random_t5(mode, seed=3)
+def narrowed(target):
+    """A draft that proposes every other token."""
     draft = shared_draft(target, 1)
+    narrow(draft, np.arange(1, target.config.vocab_size, 2))
+    return draft
+
+
+@pytest.mark.parametrize("mode", ["float32", "4 bit", "own vocabulary"])
+def test_texts_are_those_of_the_target(mode):
+    target = random_t5("4 bit" if mode == "4 bit" else "float32", seed=3)
+    draft = narrowed(target) if mode == "own vocabulary" else shared_draft(target, 1)
     regular = [r.tokens for r in SpeculativeDecoder(target).generate(PROMPTS, 20)]
     accepted = 0
     for decoder in decoders(target, draft):
@@ -112,9 +121,10 @@ def test_texts_are_those_of_the_target(mode):
 def test_exact_texts_are_the_same_with_and_without():
     target = random_t5(seed=3)
     regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)
-    for decoder in decoders(target, shared_draft(target, 1), exact=True):
-        results = decoder.generate(PROMPTS, 20, batch_size=4)
-        assert [r.tokens for r in results] == [r.tokens for r in regular]
+    for draft in (shared_draft(target, 1), narrowed(target)):
+        for decoder in decoders(target, draft, exact=True):
+            results = decoder.generate(PROMPTS, 20, batch_size=4)
+            assert [r.tokens for r in results] == [r.tokens for r in regular]
 
 
 def test_a_prompt_is_encoded_once_and_proposals_are_as_if_it_were_twice(monkeypatch):

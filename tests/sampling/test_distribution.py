@@ -14,7 +14,18 @@ import pytest
 
 from decoder import Engine
 from draws import many_keys, total_variation_bound
-from fake_model import EOS, START, FakeModel, always, contrary, drafter, good, random_table, without
+from fake_model import (
+    EOS,
+    START,
+    FakeModel,
+    always,
+    contrary,
+    drafter,
+    good,
+    only,
+    random_table,
+    without,
+)
 from kinds import processed
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
@@ -97,9 +108,9 @@ def compare(seen, exact):
     assert distance(seen, exact) < 1
 
 
-def modelled(table):
-    """Makes the drafter of a draft model."""
-    return lambda model: drafter(table, model)
+def modelled(table, ids=None):
+    """Makes the drafter of a draft model, which has these tokens alone, if any are given."""
+    return lambda model: drafter(table, model, d2t=ids)
 
 
 def copying(source, seen, likely_only=False):
@@ -139,6 +150,13 @@ def first_only(otherwise):
 
 
 GOOD = good(TABLE)
+LIKELIEST = int(np.argmax(TABLE(SOURCE, (START,))))
+# The tokens of drafts with vocabularies of their own, by what they lack.
+VOCABULARIES = {
+    "the likeliest token": [t for t in range(V) if t != LIKELIEST],
+    "EOS": [t for t in range(V) if t != EOS],
+    "all but one": [3],
+}
 PLAIN = {"temp": 1.0, "top_k": 0, "top_p": 1.0}
 NAN = np.full(V, np.nan, np.float32)
 # Target, law of the proposals, what makes the drafter, and how many it proposes.
@@ -152,6 +170,10 @@ CASES = {
     "p = 0 where q = 1": (NO_FOUR, always(4, V), modelled(always(4, V)), 2),
     "copies": (TABLE, copying, lambda model: SourceCopy(), 2),
     "prediction": (TABLE, predicted, nothing, 2),
+    **{
+        f"own vocabulary without {name}": (TABLE, only(GOOD, ids), modelled(GOOD, ids), 2)
+        for name, ids in VOCABULARIES.items()
+    },
     # One proposal a step, so that what a row does is a function of its tokens alone.
     "copies beside drafts": (
         TABLE, copying_or_good, lambda model: CopyOrDraft(SourceCopy(), drafter(GOOD, model)), 1,
@@ -159,7 +181,7 @@ CASES = {
     # It proposes nothing there, and what came before is verified as a step that ends there.
     "draft whose logits break": (TABLE, first_only(None), modelled(first_only(NAN)), 2),
 }  # fmt: skip
-FAST = ("good draft", "copies beside drafts")
+FAST = ("good draft", "copies beside drafts", "own vocabulary without the likeliest token")
 every_case = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in CASES]
 )
@@ -186,7 +208,15 @@ def test_sequences_follow_the_exact_distribution(case, delta):
         {"temp": 1.0, "top_k": 4, "top_p": 0.7},
     ],
 )
-@pytest.mark.parametrize("case", ["good draft", "disagrees everywhere", "p = 0 where q = 1"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "good draft",
+        "disagrees everywhere",
+        "p = 0 where q = 1",
+        "own vocabulary without the likeliest token",
+    ],
+)
 def test_after_temperature_top_k_and_top_p(case, sampling):
     target, law, make, num_draft = CASES[case]
     exact = expected(target, law, num_draft, 0.0, **sampling)
@@ -228,6 +258,13 @@ def test_the_law_is_kept_where_the_draft_is_not_processed(draft):
 
     exact = expected(processed(TABLE, RULES), None, 0, 0.0, **PLAIN)
     compare(sampled(TABLE, make, 2, **PLAIN, **RULES), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", VOCABULARIES.values(), ids=list(VOCABULARIES))
+def test_with_processors_a_vocabulary_of_the_drafts_own_changes_nothing(ids):
+    exact = expected(processed(TABLE, RULES), None, 0, 0.0, **PLAIN)
+    compare(sampled(TABLE, modelled(GOOD, ids), 2, **PLAIN, **RULES), exact)
 
 
 def test_a_wrong_rule_would_be_seen():

@@ -25,6 +25,7 @@ class FakeConfig:
     eos_token_id: int = EOS
     decoder_start_token_id: int = START
     more_eos_token_ids: tuple[int, ...] = ()
+    draft_vocab_size: int | None = None
 
     @property
     def eos_token_ids(self):
@@ -64,13 +65,13 @@ class FakeCache:
 
 
 class FakeModel:
-    """Logits (V,) = table(source, tokens so far)."""
+    """Logits (V,) = table(source, tokens so far); only those of the ids in `d2t`, if there are."""
 
     can_decode, pooling, ranks = True, Pooling(), ALONE
 
-    def __init__(self, table, vocab_size, **config):
-        self.table = lru_cache(maxsize=None)(table)
-        self.config = FakeConfig(vocab_size, **config)
+    def __init__(self, table, vocab_size, d2t=None, **config):
+        self.table, self.d2t = lru_cache(maxsize=None)(table), d2t
+        self.config = FakeConfig(vocab_size, draft_vocab_size=d2t and len(d2t), **config)
         self.calls = []  # (offsets, tokens) of every decoder pass
 
     def encode(self, ids, mask=None):
@@ -105,7 +106,7 @@ class FakeModel:
                 seen = tuple(slots[: offset + t + 1])
                 assert None not in seen, "a slot was skipped"
                 logits[b, t] = self.table(sources[b], seen)
-        return mx.array(logits)
+        return mx.array(logits if self.d2t is None else logits[..., self.d2t])
 
 
 def random_table(vocab_size, seed=0, eos_bias=0.0, spread=1.5):
@@ -156,9 +157,20 @@ def without(table, token):
     return forbidding
 
 
-def drafter(table, target, vocab_size=None):
-    """The draft model drafter around a fake draft."""
-    config = {"eos_token_id": target.config.eos_token_id}
+def only(table, ids):
+    """What a draft with these tokens alone knows of a table."""
+
+    def masked(source, seen):
+        logits = np.full_like(table(source, seen), -np.inf)
+        logits[ids] = table(source, seen)[ids]
+        return logits
+
+    return masked
+
+
+def drafter(table, target, vocab_size=None, d2t=None):
+    """The draft model drafter around a fake draft, with a vocabulary of its own if `d2t` says."""
+    config = {"eos_token_id": target.config.eos_token_id, "d2t": d2t}
     return DraftModel(FakeModel(table, vocab_size or target.config.vocab_size, **config), target)
 
 

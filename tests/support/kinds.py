@@ -25,6 +25,7 @@ PREDICTIONS = [
 ]  # fmt: skip
 PREDICTED = ("prediction", "prediction or disagrees")
 NUMBERS = [4, 2, 1, 6, 3]
+WRITTEN = [EOS, 4, 5, 6, 8, 9, 11]  # the tokens of drafts with a vocabulary of their own
 PRICES = {"cheap": costs(0.01, lambda n: 1 + 0.005 * (n - 1)), **COSTS}
 
 
@@ -79,9 +80,13 @@ def drafters(target, table=None):
         "always the same": drafter(always(8, V), target),
         "always ends": drafter(always(EOS, V), target),
         "fewer ids": drafter(lambda source, seen: table(source, seen)[: V - 3], target, V - 3),
+        "own vocabulary": drafter(good(table), target, d2t=WRITTEN),
         "shared encoder": DraftModel(sharing, target),
         "copy": SourceCopy(),
         "copy or good": CopyOrDraft(SourceCopy(), good_draft),
+        "copy or own vocabulary": CopyOrDraft(
+            SourceCopy(), drafter(good(table), target, d2t=WRITTEN)
+        ),
         "copy or disagrees": CopyOrDraft(SourceCopy(), contrary_draft),
         "prediction": None,
         "prediction or disagrees": contrary_draft,

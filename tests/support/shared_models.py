@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import decoder
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, nn, tree_flatten
@@ -20,6 +22,7 @@ from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine import beams
 from mlx_t5.machines.launched import join
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft
 from model import T5, load
 from random_models import randomise
@@ -39,6 +42,7 @@ MODELS: dict[str, tuple[dict, bool, str]] = {
     "tied-quantised": ({"feed_forward_proj": "relu"}, False, "4 bit"),
     "half": ({"feed_forward_proj": "relu"}, False, "float16"),
 }
+NARROW = ("gated", "tied-quantised")  # their drafts have a vocabulary of their own
 PROMPTS = [[5, 9, 13, 21, 9, 1], [7, 30, 30, 1], [40, 41, 42, 43, 44, 45, 46, 47, 1]]
 
 
@@ -54,6 +58,8 @@ def make(root: Path) -> None:
         moved = [(n, w + 0.5 * w.std() * mx.random.normal(w.shape, key=mx.random.key(i)))
                  for i, (n, w) in enumerate(tree_flatten(draft.parameters()))]  # fmt: skip
         draft.load_weights(moved)
+        if name in NARROW:
+            narrow(draft, np.flatnonzero(np.arange(V) % 4 < 3))
         save_draft(draft, root / name, own, dtype=dtype_of(name))
     write(root / "draft", {**SHAPE, **MODELS["gated"][0]}, True, False, noise=0.05)
 

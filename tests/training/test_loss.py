@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, tree_unflatten
+from mlx_t5.network.draft_vocabulary import narrow
+from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training import loss
+from mlx_t5.training.answers import label
+from mlx_t5.training.batches import collate
+from mlx_t5.training.learner import Learner
+from random_models import random_t5
 
 torch = pytest.importorskip("torch", reason="requirements/dev.txt installs torch")
 N, D, V, K = 7, 5, 11, 3
@@ -51,6 +57,45 @@ def test_loss_and_gradients_are_torchs(monkeypatch, k, temp, at_once):
         np.testing.assert_allclose(np.array(slope), gradient, atol=2e-6)
     frozen = mx.grad(lambda x: loss.divergence(lambda a: a @ arrays[1].T, x, [], *rest, temp)[0])
     np.testing.assert_allclose(np.array(frozen(arrays[0])), gradients[0], atol=2e-6)
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+@pytest.mark.parametrize("ids", [range(1, 61, 2), [1, 3], range(60)])
+def test_of_a_draft_with_a_vocabulary_of_its_own_it_is_the_automatic_gradient(ids, own_head):
+    """Tokens that it lacks belong to the rest, also where they are the target's likeliest."""
+    target = random_t5()
+    draft = shared_draft(target, 1)
+    draft = whole(draft) if own_head else draft
+    narrow(draft, np.array(ids))
+    labelled = label(target, [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 44, 2, 1))])
+    batch = collate(labelled, 0, 0, keep_states=False)
+    kept, columns = np.isin(np.array(batch.top_ids), ids), np.array(batch.top_ids)
+    assert kept.any() and not kept.all()
+    columns = mx.array(np.where(kept, np.searchsorted(ids, columns), 0))
+    p = mx.where(mx.array(kept), batch.top_p, 0)
+
+    def plainly(weights):
+        draft.update(tree_unflatten(list(weights.items())))
+        cache = draft.cache(draft.encode(batch.source, batch.mask), batch.mask, 8)
+        rows, _ = batch.tokens.shape
+        q = mx.softmax(draft.decode(batch.tokens, cache, [0] * rows), axis=-1)
+        top_q = mx.take_along_axis(q.flatten(0, 1), columns, axis=-1)
+        rest_p = mx.maximum(1 - p.sum(-1), 0)
+        rest_q = mx.maximum(1 - mx.where(mx.array(kept), top_q, 0).sum(-1), loss.LEAST_TAIL)
+        terms = mx.where(p > 0, p * mx.log(mx.where(p > 0, p, 1) / top_q), 0).sum(-1)
+        terms = terms + mx.where(rest_p > 0, rest_p * mx.log(rest_p / rest_q), 0)
+        return (terms * batch.counted).sum()
+
+    learner = Learner(draft, loss.draft_loss(draft, 0.0), 10, 0.01)
+    weights = learner.begin().weights
+    assert ("lm_head.weight" in weights) == own_head and "d2t" not in weights
+    total, slopes = learner._gradient(weights, batch.arrays)
+    expected, gradients = mx.value_and_grad(plainly)(weights)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-4)
+    for name, gradient in gradients.items():
+        scale = mx.abs(gradient).max().item()
+        difference = mx.abs(gradient - slopes[name]).max().item()
+        assert difference <= 1e-3 * scale + 1e-5, name
 
 
 def test_a_draft_that_is_far_off_has_a_finite_loss_and_gradient():

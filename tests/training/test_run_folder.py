@@ -2,12 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.training.learner import State
-from mlx_t5.training.run_folder import BEST, SETTINGS, STATE, RunFolder, TrainingProgress
+from mlx_t5.training.run_folder import (
+    BEST,
+    SETTINGS,
+    STATE,
+    VOCABULARY,
+    RunFolder,
+    TrainingProgress,
+)
 
 NONE = State({}, {})
 ANSWERS, TRAINING = {"--data": "abc", "--temp": 0.0}, {"iters": 10}
@@ -63,6 +71,23 @@ def test_damaged_files_are_named(folder, name, content):
     }
     with pytest.raises(UserError, match=f"{name} is damaged"):
         read[name]()
+
+
+def test_tokens_are_counted_once_and_anew_for_another_training(folder):
+    first, second = np.array([1, 5]), np.array([1, 9])
+    assert folder.vocabulary(lambda: first).tolist() == [1, 5]
+    again = RunFolder(folder.path)
+    again.open(ANSWERS, TRAINING, resume=True)
+    assert again.vocabulary(lambda: second).tolist() == [1, 5]
+    for content in (np.ones((2, 2), int), np.ones(2), "no array"):
+        if isinstance(content, str):
+            (folder.path / VOCABULARY).write_text(content)
+        else:
+            np.save(folder.path / VOCABULARY, content)
+        with pytest.raises(UserError, match=f"{VOCABULARY} is damaged .*; remove {VOCABULARY}"):
+            again.vocabulary(lambda: second)
+    again.open(ANSWERS, {"iters": 20}, resume=True)
+    assert again.vocabulary(lambda: second).tolist() == [1, 9]
 
 
 def test_a_state_of_another_draft_or_without_the_best_one_is_refused_at_once(folder):

@@ -46,8 +46,8 @@ class Teacher:
     def __init__(self, stopped_after: int = 1000):
         self.remaining, self.indices = stopped_after, []
 
-    def __call__(self, sources, indices):
-        for source, i in zip(sources, indices, strict=True):
+    def __call__(self, examples, indices):
+        for source, i in zip([e.source for e in examples], indices, strict=True):
             if not self.remaining:
                 raise KeyboardInterrupt
             self.remaining -= 1

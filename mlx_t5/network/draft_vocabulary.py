@@ -1,0 +1,126 @@
+"""A draft's own vocabulary: it proposes a few thousand tokens, and its output head has their rows.
+
+A small draft spends most of a pass on its output head, a row for each of V tokens, and texts are
+written with few of them. So the head keeps the rows of N tokens (FR-Spec,
+https://arxiv.org/abs/2502.14856), and a table says which: `d2t` as in EAGLE-3
+(https://arxiv.org/abs/2503.01840), (N,) int32, the target's id of every row, ascending. The target
+verifies, so nothing about the output changes; a token that is not among them is never proposed.
+
+The folder of such a draft has `draft_vocab_size` in config.json and the tensor `d2t`. The rows are
+there only if they are the draft's own: those of a draft that uses its target's head are taken from
+that when it is loaded, in whatever type and however quantised it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.errors import UserError
+from mlx_t5.network.linear import QUANTIZATION
+
+TABLE = "d2t"
+
+
+class DraftVocabulary:
+    """The target's tokens that a draft's logits stand for.
+
+    A draft without a table has the first ids, as many as its config says. What the target lacks is
+    left out.
+
+    Attributes:
+        size: N, how many of the draft's logits count.
+    """
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        """Takes a draft, and V of its target.
+
+        Raises:
+            UserError: the draft has none of the target's tokens.
+        """
+        table = getattr(model, TABLE, None)
+        ids = np.arange(model.config.vocab_size) if table is None else np.array(table)
+        ids = ids[ids < vocab_size]
+        self.size = len(ids)
+        if not self.size:
+            raise UserError("vocabularies differ: the draft has none of the target's tokens")
+        self._ids: mx.array | None = None
+        if self.size < vocab_size:
+            self._ids, self._rows = mx.array(ids.astype(np.int32)), rows_of(ids, vocab_size)
+
+    def ids(self, rows: mx.array) -> mx.array:
+        """The target's ids of rows of the draft's head."""
+        return rows if self._ids is None else self._ids[rows]
+
+    def spread(self, values: mx.array, others: float) -> mx.array:
+        """Values (B, T, N) of the draft's tokens as (B, T, V), with `others` for those it lacks."""
+        if self._ids is None:
+            return values
+        spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
+        return mx.take(spare, self._rows, axis=-1)
+
+
+def rows_of(ids: Any, vocab_size: int) -> mx.array:
+    """(V,) int32: the row of every token in a head of the tokens `ids` (N,); N if it has none."""
+    rows = np.full(vocab_size, len(ids), np.int32)
+    rows[np.array(ids)] = np.arange(len(ids))
+    return mx.array(rows)
+
+
+def narrow(draft: Any, ids: np.ndarray) -> None:
+    """Has a draft propose these tokens (N,) only; its head becomes one of their rows.
+
+    Raises:
+        UserError: `ids` are no table of the draft's tokens.
+    """
+    config = replace(draft.config, draft_vocab_size=len(ids))
+    draft.config = draft.local_config = config
+    draft.d2t = mx.array(ids)
+    settle(draft)
+    if draft.shares_with is None:
+        draft.lm_head = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
+
+
+def settle(draft: Any) -> None:
+    """Checks the table of a draft, if it has one, and takes its rows of a head that it shares.
+
+    Raises:
+        UserError: an id is there twice, or is none of the vocabulary.
+    """
+    if TABLE not in draft:
+        return
+    size, integers = draft.config.vocab_size, mx.issubdtype(draft.d2t.dtype, mx.integer)
+    ids = np.array(draft.d2t.astype(mx.int64))
+    within = integers and ids.min() >= 0 and ids.max() < size
+    if not within or (np.diff(ids) <= 0).any():
+        raise UserError(
+            f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}; make the "
+            "draft again with distill.py"
+        )
+    draft.d2t = mx.array(ids.astype(np.int32))
+    draft.forget_arrays()
+    if draft.shares_with is not None:
+        vars(draft)["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
+
+
+def require_all_tokens(model: Any) -> None:
+    """Raises `UserError` if the model is a draft with a vocabulary of its own."""
+    if getattr(model, TABLE, None) is not None:
+        raise UserError(
+            f"this model writes {model.config.draft_vocab_size} of {model.config.vocab_size} "
+            "tokens only: it is a draft; give it as --draft-model, with its target"
+        )
+
+
+def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
+    """An output head of these rows of another, each array contiguous; quantised as that is."""
+    rows: Any = nn.Linear(getattr(head, "group_size", 1), 1, bias=False)
+    if "scales" in head:
+        rows = rows.to_quantized(**{name: getattr(head, name) for name in QUANTIZATION})
+    for name in rows.parameters():
+        rows[name] = mx.contiguous(head[name][ids])
+    mx.eval(rows.parameters())
+    return rows

@@ -1,0 +1,43 @@
+"""Whether a model can be the draft that a training starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import TABLE
+from mlx_t5.network.sharing import widen
+
+
+def prepare(draft: Any, target: Any, name: str, trained: bool) -> None:
+    """Checks a draft that was there before; of a vocabulary of its own it gets all tokens again.
+
+    Args:
+        draft: a `model.T5`.
+        target: likewise.
+        name: what the user calls the draft.
+        trained: whether it is going to be trained, and not to get a smaller vocabulary alone.
+
+    Raises:
+        UserError: it does not go with the target, cannot be trained, or cannot get them.
+    """
+    if trained and any("scales" in layer for _, layer in draft.named_modules()):
+        raise UserError(
+            f"{name} is quantised, and such weights cannot be trained; start from the model that "
+            "it was made of"
+        )
+    DraftModel(draft, target)  # refuses what does not go together
+    size, needed = draft.config.vocab_size, target.config.vocab_size
+    if trained and size < needed:
+        raise UserError(
+            f"{name} has {size} token ids and the target {needed}: it could not learn all; start "
+            "from another model"
+        )
+    if TABLE in draft and draft.shares_with is None:
+        raise UserError(
+            f"the output head of {name} has {draft.config.draft_vocab_size} tokens only; start "
+            "from the model that it was made of"
+        )
+    if TABLE in draft:
+        widen(draft)

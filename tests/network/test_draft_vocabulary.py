@@ -1,0 +1,161 @@
+"""draft_vocabulary.py: heads of a few rows, their folders, and tables that are refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from convert import convert
+from decoder import SpeculativeDecoder
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.drafting.shared_draft import save_draft
+from mlx_t5.errors import UserError
+from mlx_t5.network.draft_vocabulary import narrow
+from mlx_t5.network.sharing import shared_draft, whole, widen
+from model import load
+
+SOURCE, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
+IDS = np.array([1, 4, 7, 8, 20, 41, 60])
+IN_BITS = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
+
+
+def a_draft(folder, shares):
+    target, _ = load(folder)
+    draft = shared_draft(target, 1)
+    return target, draft if shares else whole(draft)
+
+
+@pytest.fixture(params=["t5", "flan", "quantised", "mxfp8"])
+def folder(request, made, tmp_path):
+    """A target's folder: tied, with a head of its own, and that or the embedding quantised."""
+    kind = request.param
+    if kind == "quantised":
+        return convert(made("flan").folder, tmp_path / kind, "float32", **IN_BITS)
+    if kind == "mxfp8":  # the rest in another mode
+        more = IN_BITS | {"q_mode": "mxfp8"}
+        return convert(made("t5").folder, tmp_path / kind, "float32", **more)
+    return made(kind).folder
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_its_logits_are_those_of_its_tokens_before_and_after_the_disk(folder, shares, tmp_path):
+    target, draft = a_draft(folder, shares)
+    expected = draft(SOURCE, WRITTEN)[..., mx.array(IDS)]
+    narrow(draft, IDS)
+    head, names = draft.lm_head, {name for name, _ in tree_flatten(draft.parameters())}
+    assert len(head.weight) == len(IDS) and draft.config.draft_vocab_size == len(IDS)
+    assert ("lm_head.weight" in names) != shares and "d2t" in names
+    path = save_draft(draft, folder, tmp_path / "draft")
+    config = json.loads((path / "config.json").read_text())
+    assert config["draft_vocab_size"] == len(IDS)
+    stored = mx.load(str(path / "model.safetensors"))
+    assert stored["d2t"].dtype == mx.int32 and stored["d2t"].tolist() == IDS.tolist()
+    assert ("lm_head.weight" in stored) != shares
+    loaded, _ = load(path, shared_with=target)
+    for each in (draft, loaded):
+        np.testing.assert_allclose(each(SOURCE, WRITTEN), expected, atol=1e-4, rtol=1e-4)
+    if shares:
+        alone = save_draft(draft, folder, tmp_path / "alone", standalone=True)
+        assert mx.array_equal(load(alone)[0](SOURCE, WRITTEN), loaded(SOURCE, WRITTEN))
+        widen(loaded)
+        np.testing.assert_allclose(
+            loaded(SOURCE, WRITTEN)[..., mx.array(IDS)], expected, atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_quantised_model_are_the_same_bits(made, tmp_path, bits):
+    more = IN_BITS | {"q_bits": bits}
+    draft, _ = load(convert(made("t5").folder, tmp_path / "quantised", "float32", **more))
+    packed = {name: draft.shared[name] for name in ("weight", "scales", "biases")}
+    narrow(draft, IDS)
+    for name, array in packed.items():
+        assert mx.array_equal(draft.lm_head[name], array[mx.array(IDS)])
+    again, _ = load(save_draft(draft, tmp_path / "quantised", tmp_path / "draft"))
+    assert mx.array_equal(again(SOURCE, WRITTEN), draft(SOURCE, WRITTEN))
+
+
+@pytest.fixture(scope="module")
+def paths(made, tmp_path_factory):
+    """A target, and folders of drafts by whether they share."""
+    root, folder = tmp_path_factory.mktemp("drafts"), made("flan").folder
+    for shares in (True, False):
+        target, draft = a_draft(folder, shares)
+        narrow(draft, IDS)
+        save_draft(draft, folder, root / str(shares))
+    return target, root
+
+
+def changed(folder, size=None, **arrays):
+    """Gives a draft's folder another size in config.json, or other arrays; None removes one."""
+    config = json.loads((folder / "config.json").read_text())
+    config["draft_vocab_size"] = len(IDS) if size is None else size
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = mx.load(str(folder / "model.safetensors")) | arrays
+    tensors = {name: array for name, array in tensors.items() if array is not None}
+    mx.eval(tensors)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "mlx"})
+
+
+NOT_ASCENDING = "the draft's table d2t is not of ascending token ids from 0 to "
+BAD = {
+    "twice": ({"d2t": mx.array([1, 4, 4, 8, 20, 41, 60])}, NOT_ASCENDING),
+    "descending": ({"d2t": mx.array([4, 1, 7, 8, 20, 41, 60])}, NOT_ASCENDING),
+    "outside": ({"d2t": mx.array([1, 4, 7, 8, 20, 41, 10**6])}, NOT_ASCENDING),
+    "below": ({"d2t": mx.array([-1, 4, 7, 8, 20, 41, 60])}, NOT_ASCENDING),
+    "huge": ({"d2t": mx.array(np.append(IDS[:6], 2**63).astype(np.uint64))}, NOT_ASCENDING),
+    "numbers": ({"d2t": mx.array(IDS.astype(np.float32))}, NOT_ASCENDING),
+    "shorter": ({"d2t": mx.array(IDS[:6])}, r"d2t has shape \(6,\) instead of \(7,\)"),
+    "matrix": ({"d2t": mx.array(IDS)[None]}, r"d2t has shape \(1, 7\) instead of \(7,\)"),
+    "none": ({"d2t": None}, "missing d2t"),
+    "longer than the vocabulary": ({"size": 10**6}, "draft_vocab_size 1000000 is more than the"),
+    "no size": ({"size": "many"}, "draft_vocab_size must be an integer between 1 and"),
+    "true": ({"size": True}, "draft_vocab_size must be an integer between 1 and"),
+    "zero": ({"size": 0}, "draft_vocab_size must be an integer between 1 and"),
+}
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("bad", BAD)
+def test_a_table_that_is_none_is_refused(paths, tmp_path, bad, shares):
+    target, root = paths
+    folder = shutil.copytree(root / str(shares), tmp_path / "draft")
+    change, message = BAD[bad]
+    changed(folder, **change)
+    with pytest.raises(UserError, match=message) as raised:
+        load(folder, shared_with=target)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_head_that_does_not_fit_its_table_is_refused(paths, tmp_path):
+    target, root = paths
+    folder = shutil.copytree(root / "False", tmp_path / "draft")
+    changed(folder, **{"lm_head.weight": mx.zeros((9, 32))})
+    with pytest.raises(UserError, match=r"lm_head.weight has shape \(9, 32\) instead of \(7, "):
+        load(folder)
+    changed(folder, **{"lm_head.weight": None})
+    with pytest.raises(UserError, match="missing lm_head.weight"):
+        load(folder)
+    config = json.loads((root / "True" / "config.json").read_text())
+    del config["draft_vocab_size"]
+    folder = shutil.copytree(root / "True", tmp_path / "shared")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="unexpected d2t"):
+        load(folder, shared_with=target)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("options", [{}, {"quantize": True}])
+def test_it_is_not_converted(paths, tmp_path, shares, options):
+    _, root = paths
+    with pytest.raises(UserError, match="the source is a draft, ready to use: give its folder as"):
+        convert(root / str(shares), tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_it_is_no_target(paths):
+    _, root = paths
+    draft, _ = load(root / "False")
+    with pytest.raises(UserError, match=f"this model writes {len(IDS)} of .* it is a draft"):
+        SpeculativeDecoder(draft)

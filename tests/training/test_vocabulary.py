@@ -1,0 +1,31 @@
+"""Which tokens a draft proposes: counted, sorted, and how many are enough."""
+
+import numpy as np
+import pytest
+
+from mlx_t5.training import vocabulary
+from mlx_t5.training.vocabulary import by_frequency, count, coverage, smallest
+
+ANSWERS = [(7, 7, 7, 5, 1), np.array([5, 9, 5, 9, 7, 1]), (3, 99)]
+
+
+def test_the_end_tokens_come_first_then_the_most_frequent_and_of_equals_the_lowest_id():
+    order = by_frequency(ANSWERS, [2, 1, 50], 12)
+    assert order.tolist() == [1, 2, 7, 5, 9, 3, 0, 4, 6, 8, 10, 11]
+
+
+def test_the_smallest_multiple_that_covers_enough_of_other_answers(monkeypatch):
+    monkeypatch.setattr(vocabulary, "STEP", 2)
+    order = np.array([1, 7, 5, 9, 3, 0])
+    rare = [(1, 7) * 99 + (5,), (7, 1)]  # 200 and one that is not among two
+    assert smallest(order, rare) == 2 and coverage(order[:2], rare) == pytest.approx(200 / 201)
+    assert smallest(order, [*rare, (9,)]) == 4
+    assert smallest(order, [(0,)]) == smallest(order, [(77,)]) == 6  # all
+    assert smallest(order, []) == 2 and coverage(order, []) == 1
+
+
+def test_a_number_that_is_given_is_taken_and_the_share_is_told():
+    lines = []
+    ids = count(ANSWERS, [(7, 3)], [1], 1000, 3, lines.append)
+    assert ids.tolist() == [1, 5, 7] and "3 of 1,000 tokens: 50.0% of what" in lines[0]
+    assert count(ANSWERS, [(7, 3)], [1], 1000, None, lines.append).tolist() == list(range(1000))
