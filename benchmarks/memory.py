@@ -50,7 +50,8 @@ MODELS = MappingProxyType(
     {
         **{name: _t5(sizes) for name, sizes in SHAPES.items() if sizes},
         **{f"flan-t5-{size}": _gated(32128, *shape) for size, shape in V1_1.items()},
-        **{f"mt5-{size}": _gated(250112, *V1_1[size]) for size in ("small", "xl", "xxl")},
+        **{f"mt5-{size}": _gated(250112, *shape) for size, shape in V1_1.items()},
+        "madlad400-3b-mt": _gated(256000, 1024, 8192, 16, 128, 32),
         "byt5-small": _gated(384, 1472, 3584, 6, 64, 12, num_decoder_layers=4),
     }
 )
