@@ -136,7 +136,7 @@ class Distillation:
         from mlx_t5.backend import mx
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
-        from mlx_t5.training.start import prepare
+        from mlx_t5.training.start import prepared
         from model import load
 
         if self.start is None:
@@ -147,8 +147,7 @@ class Distillation:
         draft, tokenizer = load(self.start, dtype, shared_with=self.target)
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
-        prepare(draft, self.target, self.args.draft_model, trained)
-        return draft
+        return prepared(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the answers depend on, and what the training depends on besides."""

@@ -64,8 +64,9 @@ class Alignment:
 
     def predict(self, prediction: Sequence[int]) -> None:
         """Takes a prediction, before anything is written, and starts at its beginning."""
-        self.source, self.place = [*prediction, *self.source], 0
-        self.predicted = len(prediction)
+        if prediction:
+            self.source, self.place = [*prediction, *self.source], 0
+            self.predicted = len(prediction)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Moves along tokens that have been committed."""
@@ -151,10 +152,9 @@ class SourceCopy:
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
     def predict(self, predictions: Sequence[Sequence[int]]) -> None:
-        """Takes the predictions of the last rows; those that have none have an empty one."""
-        last = self.alignments[len(self.alignments) - len(predictions) :]
-        for alignment, prediction in zip(last, predictions, strict=True):
-            if prediction:
+        """Takes the prediction of each row that has just joined; of most it is empty."""
+        for alignment, prediction in zip(self.alignments, predictions, strict=True):
+            if not alignment.predicted:
                 alignment.predict(prediction)
 
     def propose(
@@ -167,7 +167,7 @@ class SourceCopy:
         """Reads the next tokens off the source; see `Drafter.propose`."""
         copies = [
             alignment.find(max(COMPARED, *limit.values()))
-            if not limit.keys().isdisjoint((*self.kinds, *PREDICTIONS))
+            if not limit.keys().isdisjoint(self.default_kinds)
             else None
             for alignment, limit in zip(self.alignments, limits, strict=True)
         ]
@@ -267,22 +267,22 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     return Proposal(tokens, q, lengths, copies.copies, writers, valid)
 
 
-def predicting(
-    drafter: Drafter | None, predictions: Sequence[Sequence[int]], joined: int
-) -> Drafter | None:
-    """A drafter that copies from predictions too; the same one where there are none.
+def predicting(drafter: Drafter | None, predictions: Sequence[Sequence[int]]) -> Drafter | None:
+    """What a batch with these predictions drafts with: as long as a row has one, it is copied from.
 
     Args:
-        drafter: of a batch; None if nothing has been proposed.
+        drafter: what it drafts with so far; None if nothing is proposed.
         predictions: of all rows, empty where there is none.
-        joined: how many of the rows, the last ones, are new.
     """
-    if not any(predictions):
-        return drafter
     copy = drafter.copy if isinstance(drafter, CopyOrDraft) else drafter
-    if not isinstance(copy, SourceCopy):
+    if isinstance(copy, SourceCopy):
+        if not copy.lookup and not any(predictions):
+            return drafter.draft if isinstance(drafter, CopyOrDraft) else None
+    elif any(predictions):
         copy = SourceCopy(lookup=False)
         copy.insert(predictions)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy
-    copy.predict(predictions[len(predictions) - joined :])
+    else:
+        return drafter
+    copy.predict(predictions)
     return drafter

@@ -13,6 +13,7 @@ that when it is loaded, in whatever type and however quantised it is.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
-from mlx_t5.network.linear import QUANTIZATION
 
 TABLE = "d2t"
 
@@ -76,12 +76,19 @@ def narrow(draft: Any, ids: np.ndarray) -> None:
     Raises:
         UserError: `ids` are no table of the draft's tokens.
     """
-    config = replace(draft.config, draft_vocab_size=len(ids))
-    draft.config = draft.local_config = config
+    draft.config = draft.local_config = replace(draft.config, draft_vocab_size=len(ids))
     draft.d2t = mx.array(ids)
     settle(draft)
     if draft.shares_with is None:
         draft.lm_head = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
+
+
+def widened(draft: Any) -> Any:
+    """A draft like one that uses its target's head, with all of the target's tokens again."""
+    config = replace(draft.config, draft_vocab_size=None)
+    wide = type(draft)(config, shares_with=draft.shares_with)
+    wide.decoder = draft.decoder
+    return wide
 
 
 def settle(draft: Any) -> None:
@@ -100,8 +107,7 @@ def settle(draft: Any) -> None:
             f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}; make the "
             "draft again with distill.py"
         )
-    draft.d2t = mx.array(ids.astype(np.int32))
-    draft.forget_arrays()
+    draft.update({TABLE: mx.array(ids.astype(np.int32))})
     if draft.shares_with is not None:
         vars(draft)["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
 
@@ -117,9 +123,7 @@ def require_all_tokens(model: Any) -> None:
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
     """An output head of these rows of another, each array contiguous; quantised as that is."""
-    rows: Any = nn.Linear(getattr(head, "group_size", 1), 1, bias=False)
-    if "scales" in head:
-        rows = rows.to_quantized(**{name: getattr(head, name) for name in QUANTIZATION})
+    rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])
     mx.eval(rows.parameters())

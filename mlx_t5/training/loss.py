@@ -42,9 +42,8 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
         draft: reads the target's encoder output where a batch has it.
         temp: temperature at which the target is sampled; 0 is greedy.
     """
-    size, places = draft.config.draft_vocab_size, None
-    if size:
-        places = rows_of(draft.d2t, draft.config.vocab_size)
+    size = draft.config.draft_vocab_size
+    places = rows_of(draft.d2t, draft.config.vocab_size) if size else None
 
     def loss(weights: Mapping[str, mx.array], batch: TrainingBatch) -> tuple[mx.array, mx.array]:
         if batch.states is None:
