@@ -63,8 +63,8 @@ class Alignment:
         self.phrases: dict[tuple[int, ...], list[int]] = {}
 
     def predict(self, prediction: Sequence[int]) -> None:
-        """Takes a prediction, before anything is written, and starts at its beginning."""
-        if prediction:
+        """Takes a prediction before anything is written, and starts at its beginning."""
+        if prediction and not self.predicted:
             self.source, self.place = [*prediction, *self.source], 0
             self.predicted = len(prediction)
 
@@ -150,12 +150,6 @@ class SourceCopy:
         """Starts an alignment for each source; see `Drafter.insert`."""
         known = sources if self.lookup else [()] * len(sources)
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
-
-    def predict(self, predictions: Sequence[Sequence[int]]) -> None:
-        """Takes the prediction of each row that has just joined; of most it is empty."""
-        for alignment, prediction in zip(self.alignments, predictions, strict=True):
-            if not alignment.predicted:
-                alignment.predict(prediction)
 
     def propose(
         self,
@@ -284,5 +278,6 @@ def predicting(drafter: Drafter | None, predictions: Sequence[Sequence[int]]) ->
         drafter = CopyOrDraft(copy, drafter) if drafter else copy
     else:
         return drafter
-    copy.predict(predictions)
+    for alignment, prediction in zip(copy.alignments, predictions, strict=True):
+        alignment.predict(prediction)
     return drafter
