@@ -208,7 +208,7 @@ class Distillation:
     def _choose_vocabulary(self, labelled: Sequence[LabelledExample]) -> None:
         """Has the draft propose only the tokens that the target writes most, unless it is all."""
         from mlx_t5.network.draft_vocabulary import narrow
-        from mlx_t5.training.vocabulary import count
+        from mlx_t5.training.vocabulary import by_frequency, chosen
 
         size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
         if size == ALL or (size is None and self.args.share_encoder is False):
@@ -219,7 +219,8 @@ class Distillation:
 
         def counted() -> Any:
             written = filter(None, self._written(unknown, range(len(unknown))))
-            return count(answers, [*known, *written], ends, most, size, _log)
+            order = by_frequency(answers, ends, most)
+            return chosen(order, [*known, *written], size, _log)
 
         ids = self.folder.vocabulary(counted)
         if len(ids) < most:

@@ -19,42 +19,32 @@ STEP = 1024  # N is a multiple
 ENOUGH = 0.995  # of the held-out answers' tokens
 
 
-def count(
-    answers: Sequence[Any],
-    held_out: Sequence[Any],
-    ends: Sequence[int],
-    vocab_size: int,
-    size: int | None,
-    log: Callable[[str], object],
-) -> np.ndarray:
-    """The ids (N,) of the tokens that a draft is to propose, ascending.
-
-    Args:
-        answers: whose tokens are counted, sequences of ids.
-        held_out: answers that show how many are enough.
-        ends: the end tokens, which are among them.
-        vocab_size: ids that the draft has.
-        size: N; None is the `smallest` that is enough.
-        log: gets a line about it.
-    """
-    order = by_frequency(answers, ends, vocab_size)
-    ids = np.sort(order[: size or smallest(order, held_out)])
-    log(
-        f"the draft proposes {len(ids):,} of {vocab_size:,} tokens: {coverage(ids, held_out):.1%} "
-        "of what the target writes to held-out prompts"
-    )
-    return ids
-
-
 def by_frequency(answers: Sequence[Any], ends: Sequence[int], size: int) -> np.ndarray:
-    """All ids below `size`: those of `ends`, then the most frequent in the answers.
+    """All ids below `size`: the end tokens `ends`, then the most frequent in the answers.
 
     Equally frequent ones are in the order of their ids: tokenizers mostly have common tokens first.
     """
     tokens = joined(answers, np.int64)
-    counts = np.bincount(tokens, minlength=size)[:size]
+    counts = np.bincount(tokens[(tokens >= 0) & (tokens < size)], minlength=size)
     counts[[end for end in ends if end < size]] = len(tokens) + 1
     return np.argsort(-counts, kind="stable")
+
+
+def chosen(
+    order: np.ndarray, held_out: Sequence[Any], size: int | None, log: Callable[[str], object]
+) -> np.ndarray:
+    """The ids (N,) of the tokens that a draft is to propose, ascending.
+
+    Args:
+        order: all ids, as `by_frequency` returns them.
+        held_out: answers that show how many are enough.
+        size: N; None is the `smallest` that is enough.
+        log: gets a line about it.
+    """
+    ids = np.sort(order[: size or smallest(order, held_out)])
+    share = f"{coverage(ids, held_out):.1%} of what the target writes to held-out prompts"
+    log(f"the draft proposes {len(ids):,} of {len(order):,} tokens: {share}")
+    return ids
 
 
 def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
