@@ -289,7 +289,7 @@ class SpeculativeDecoder:
         num_samples: int = 1,
         ready: Callable[[], bool] = lambda: True,
         indexes: Iterable[int] | None = None,
-        prediction: Iterable[str | Sequence[int] | None] = (),
+        prediction: Iterable[str | Sequence[int] | None] | None = None,
         **settings: Any,
     ) -> Iterator[Result]:
         """`generate` for many prompts, each result as soon as it and all before it are done.
@@ -305,8 +305,8 @@ class SpeculativeDecoder:
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        keys, predictions = random_keys(seed, samples, indexes), chain(prediction, repeat(None))
-        each = zip(prompts, predictions, keys, strict=False)
+        keys, given = random_keys(seed, samples, indexes), chain(prediction or (), repeat(None))
+        each = zip(prompts, given, keys, strict=False)
         rows = chain.from_iterable(
             self.codec.rows(p, chosen, k, prediction=predicted) for p, predicted, k in each
         )

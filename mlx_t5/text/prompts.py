@@ -147,8 +147,8 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
     return prompts, seed
 
 
-def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> list:
-    """Predictions, one a prompt; none if there are none.
+def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> list | None:
+    """Predictions, one a prompt; None if there are none.
 
     Args:
         prediction: of the only prompt, or several, with None for those without.
@@ -159,7 +159,7 @@ def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -
         UserError: there are not as many as prompts.
     """
     if prediction is None:
-        return []
+        return None
     predictions = [prediction] if single else listed(prediction)
     if predictions is None or len(predictions) != len(prompts):
         expected = f"a list of {len(prompts)}, one a prompt, each {PROMPT} or None"
