@@ -91,20 +91,7 @@ class Engine(Batch):
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
         self.adaptive = adaptive or Adaptive(lambda: costs or measure(target, draft), kinds, most)
         self.early = None if drafter else EarlyPass.of(target)
-        self._without_predictions = drafter
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
-
-    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """See `Batch.insert`; as long as rows have predictions, a drafter copies from them."""
-        super().insert(rows, ahead)
-        predictions = [row.prediction for row in self.rows]
-        self.drafter = predicting(self.drafter, predictions, len(rows))
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """See `Batch.keep`."""
-        super().keep(rows)
-        if not any(row.prediction for row in self.rows):
-            self.drafter = self._without_predictions
 
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
@@ -175,7 +162,8 @@ class Engine(Batch):
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def _collect(self) -> None:
-        """Collects the rows' settings and keys."""
+        """Collects the rows' settings and keys, and what they predict."""
+        self.drafter = predicting(self.drafter, [row.prediction for row in self.rows])
         if self.rows:
             settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
             rules = Processing.of(settings, self.target.config.eos_token_ids)
@@ -317,10 +305,10 @@ class SpeculativeDecoder:
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
         prompts, seed = checked_prompts(prompts, seed)
-        predictions = chain(() if prediction is None else prediction, repeat(None))
-        each = zip(prompts, predictions, random_keys(seed, samples, indexes), strict=False)
+        keys, given = random_keys(seed, samples, indexes), chain(prediction or (), repeat(None))
+        each = zip(prompts, given, keys, strict=False)
         rows = chain.from_iterable(
-            self.codec.rows(p, chosen, keys, prediction=predicted) for p, predicted, keys in each
+            self.codec.rows(p, chosen, k, prediction=predicted) for p, predicted, k in each
         )
         at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
         finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)

@@ -136,7 +136,7 @@ class Distillation:
         from mlx_t5.backend import mx
         from mlx_t5.network.sharing import shared_draft, whole
         from mlx_t5.text.detokenizer import same_vocabulary
-        from mlx_t5.training.start import prepare
+        from mlx_t5.training.start import prepared
         from model import load
 
         if self.start is None:
@@ -147,8 +147,7 @@ class Distillation:
         draft, tokenizer = load(self.start, dtype, shared_with=self.target)
         if tokenizer is not None:
             same_vocabulary(self.tokenizer, tokenizer)
-        prepare(draft, self.target, self.args.draft_model, trained)
-        return draft
+        return prepared(draft, self.target, self.args.draft_model, trained)
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the answers depend on, and what the training depends on besides."""
@@ -209,7 +208,7 @@ class Distillation:
     def _choose_vocabulary(self, labelled: Sequence[LabelledExample]) -> None:
         """Has the draft propose only the tokens that the target writes most, unless it is all."""
         from mlx_t5.network.draft_vocabulary import narrow
-        from mlx_t5.training.vocabulary import count
+        from mlx_t5.training.vocabulary import by_frequency, chosen
 
         size, most = self.args.draft_vocab_size, self.draft.config.vocab_size
         if size == ALL or (size is None and self.args.share_encoder is False):
@@ -220,7 +219,8 @@ class Distillation:
 
         def counted() -> Any:
             written = filter(None, self._written(unknown, range(len(unknown))))
-            return count(answers, [*known, *written], ends, most, size, _log)
+            order = by_frequency(answers, ends, most)
+            return chosen(order, [*known, *written], size, _log)
 
         ids = self.folder.vocabulary(counted)
         if len(ids) < most:

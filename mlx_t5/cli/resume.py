@@ -108,8 +108,7 @@ def _failed(line: bytes, item: Any, form: Form, where: str) -> bool:
     if not isinstance(record, dict) or form.result not in record:
         raise UserError(f"{where} is no object with {form.result!r}; {OTHERWISE}")
     names = ("prompt", "target") if form.result == "logprob" else ("prompt",)
-    asked = zip(names, item if isinstance(item, tuple) else (item,), strict=False)
-    for name, text in asked:
+    for name, text in zip(names, item if isinstance(item, tuple) else (item,), strict=False):
         if record.get(name) != ("" if isinstance(text, UserError) else text):
             raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
     return bool(record.get("error"))

@@ -23,6 +23,7 @@ from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import Sampling, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
 
+Rows = Sequence[Sequence[int]]  # tokens of each row
 # The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
 # Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
 # little speaks for it, "first copy" if the text has only begun.
@@ -85,9 +86,7 @@ class Drafter(Protocol):
     def fresh(self) -> Drafter:
         """Returns a drafter of the same kind for another batch, without rows."""
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
-    ) -> None:
+    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Adds rows at the end of the batch, or none if there is not enough memory.
 
         Args:
@@ -99,11 +98,7 @@ class Drafter(Protocol):
         """
 
     def propose(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[Limits],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Guesses what follows, without waiting for the device.
 
@@ -117,7 +112,7 @@ class Drafter(Protocol):
             The proposal, or None if there is nothing to say about any row.
         """
 
-    def note(self, committed: Sequence[Sequence[int]]) -> None:
+    def note(self, committed: Rows) -> None:
         """Takes note of the tokens of each row after the step."""
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -178,9 +173,7 @@ class DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target, self.vocabulary)
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
-    ) -> None:
+    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Computes cross-attention to each source, from `states` if the target's encoder is shared.
 
         Else the draft encodes it with its own; see `Drafter.insert`.
@@ -197,11 +190,7 @@ class DraftModel:
         self.sources += [len(source) for source in sources]
 
     def propose(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[Limits],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Decodes as many tokens as the most any row may get, in one lazy graph.
 
@@ -245,7 +234,7 @@ class DraftModel:
         x, rows = mx.concatenate(xs, axis=1), len(lengths)
         return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, valid)
 
-    def note(self, committed: Sequence[Sequence[int]]) -> None:
+    def note(self, committed: Rows) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""
         self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
 
@@ -259,7 +248,7 @@ class DraftModel:
         else:
             self.cache = None
 
-    def _catch_up(self, committed: Sequence[Sequence[int]], gamma: int) -> mx.array:
+    def _catch_up(self, committed: Rows, gamma: int) -> mx.array:
         """Feeds what was committed since the last proposal; logits (B, 1, N) after it.
 
         Usually that is the target's last token, and the last proposal too if it

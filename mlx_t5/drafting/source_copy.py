@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import Copy, Drafter, Limits, Proposal
+from mlx_t5.drafting.draft_model import Copy, Drafter, Limits, Proposal, Rows
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.draws import Sampling, one_hot
 from mlx_t5.text.prompts import task_prefix
@@ -63,9 +63,10 @@ class Alignment:
         self.phrases: dict[tuple[int, ...], list[int]] = {}
 
     def predict(self, prediction: Sequence[int]) -> None:
-        """Takes a prediction, before anything is written, and starts at its beginning."""
-        self.source, self.place = [*prediction, *self.source], 0
-        self.predicted = len(prediction)
+        """Takes a prediction before anything is written, and starts at its beginning."""
+        if prediction and not self.predicted:
+            self.source, self.place = [*prediction, *self.source], 0
+            self.predicted = len(prediction)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Moves along tokens that have been committed."""
@@ -143,31 +144,18 @@ class SourceCopy:
         """Returns a drafter for another batch, without rows."""
         return SourceCopy(self.tokenizer, self.lookup)
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
-    ) -> None:
+    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Starts an alignment for each source; see `Drafter.insert`."""
         known = sources if self.lookup else [()] * len(sources)
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
-    def predict(self, predictions: Sequence[Sequence[int]]) -> None:
-        """Takes the predictions of the last rows; those that have none have an empty one."""
-        last = self.alignments[len(self.alignments) - len(predictions) :]
-        for alignment, prediction in zip(last, predictions, strict=True):
-            if prediction:
-                alignment.predict(prediction)
-
     def propose(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[Limits],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Reads the next tokens off the source; see `Drafter.propose`."""
         copies = [
             alignment.find(max(COMPARED, *limit.values()))
-            if not limit.keys().isdisjoint((*self.kinds, *PREDICTIONS))
+            if not limit.keys().isdisjoint(self.default_kinds)
             else None
             for alignment, limit in zip(self.alignments, limits, strict=True)
         ]
@@ -185,7 +173,7 @@ class SourceCopy:
         writers = ["prediction" if c and c.kind in PREDICTIONS else "copy" for c in copies]
         return Proposal(tokens, None, lengths, copies, writers, valid)
 
-    def note(self, committed: Sequence[Sequence[int]]) -> None:
+    def note(self, committed: Rows) -> None:
         """Moves the alignments on; the start token is not output."""
         for alignment, row in zip(self.alignments, committed, strict=True):
             alignment.follow(row[1 + len(alignment.output) :])
@@ -214,19 +202,13 @@ class CopyOrDraft:
         """Returns a drafter for another batch, without rows."""
         return CopyOrDraft(self.copy.fresh(), self.draft.fresh())
 
-    def insert(
-        self, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
-    ) -> None:
+    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Adds the rows to both; see `Drafter.insert`."""
         self.draft.insert(sources, states)  # first, as it may run out of memory
         self.copy.insert(sources)
 
     def propose(
-        self,
-        committed: Sequence[Sequence[int]],
-        limits: Sequence[Limits],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Asks the draft model for the rows that copy nothing; see `Drafter.propose`."""
         copies = self.copy.propose(committed, limits, sampling, keys)
@@ -236,7 +218,7 @@ class CopyOrDraft:
         drafts = self.draft.propose(committed, limits, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
 
-    def note(self, committed: Sequence[Sequence[int]]) -> None:
+    def note(self, committed: Rows) -> None:
         """Tells both."""
         self.copy.note(committed)
         self.draft.note(committed)
@@ -267,22 +249,23 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     return Proposal(tokens, q, lengths, copies.copies, writers, valid)
 
 
-def predicting(
-    drafter: Drafter | None, predictions: Sequence[Sequence[int]], joined: int
-) -> Drafter | None:
-    """A drafter that copies from predictions too; the same one where there are none.
+def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
+    """What a batch with these predictions drafts with: as long as a row has one, it is copied from.
 
     Args:
-        drafter: of a batch; None if nothing has been proposed.
+        drafter: what it drafts with so far; None if nothing is proposed.
         predictions: of all rows, empty where there is none.
-        joined: how many of the rows, the last ones, are new.
     """
-    if not any(predictions):
-        return drafter
     copy = drafter.copy if isinstance(drafter, CopyOrDraft) else drafter
-    if not isinstance(copy, SourceCopy):
+    if isinstance(copy, SourceCopy):
+        if not copy.lookup and not any(predictions):
+            return drafter.draft if isinstance(drafter, CopyOrDraft) else None
+    elif any(predictions):
         copy = SourceCopy(lookup=False)
         copy.insert(predictions)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy
-    copy.predict(predictions[len(predictions) - joined :])
+    else:
+        return drafter
+    for alignment, prediction in zip(copy.alignments, predictions, strict=True):
+        alignment.predict(prediction)
     return drafter

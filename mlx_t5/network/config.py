@@ -125,11 +125,9 @@ class T5Config:
                 "config.json: relative_attention_num_buckets must be at least 4, and "
                 "relative_attention_max_distance larger than half of it and at most 2^20"
             )
-        if self.draft_vocab_size and self.draft_vocab_size > self.vocab_size:
-            raise UserError(
-                f"config.json: draft_vocab_size {self.draft_vocab_size} is more than the "
-                f"vocabulary's {self.vocab_size}"
-            )
+        if (size := self.draft_vocab_size) and size > self.vocab_size:
+            excess = f"draft_vocab_size {size} is more than the vocabulary's {self.vocab_size}"
+            raise UserError(f"config.json: {excess}")
         special = {
             "pad_token_id": [self.pad_token_id],
             "eos_token_id": self.eos_token_ids,

@@ -13,6 +13,7 @@ that when it is loaded, in whatever type and however quantised it is.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.errors import UserError
-from mlx_t5.network.linear import QUANTIZATION
 
 TABLE = "d2t"
 
@@ -33,6 +33,8 @@ class DraftVocabulary:
 
     Attributes:
         size: N, how many of the draft's logits count.
+        rows: (V,) int32, the row of every token in the draft's head, N if it has none; None if
+            these are the tokens themselves.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
@@ -43,31 +45,26 @@ class DraftVocabulary:
         """
         table = getattr(model, TABLE, None)
         ids = np.arange(model.config.vocab_size) if table is None else np.array(table)
-        ids = ids[ids < vocab_size]
+        ids = ids[ids < vocab_size].astype(np.int32)
         self.size = len(ids)
         if not self.size:
             raise UserError("vocabularies differ: the draft has none of the target's tokens")
-        self._ids: mx.array | None = None
+        self.rows: mx.array | None = None
         if self.size < vocab_size:
-            self._ids, self._rows = mx.array(ids.astype(np.int32)), rows_of(ids, vocab_size)
+            rows = np.full(vocab_size, self.size, np.int32)
+            rows[ids] = np.arange(self.size)
+            self._ids, self.rows = mx.array(ids), mx.array(rows)
 
     def ids(self, rows: mx.array) -> mx.array:
         """The target's ids of rows of the draft's head."""
-        return rows if self._ids is None else self._ids[rows]
+        return rows if self.rows is None else self._ids[rows]
 
     def spread(self, values: mx.array, others: float) -> mx.array:
         """Values (B, T, N) of the draft's tokens as (B, T, V), with `others` for those it lacks."""
-        if self._ids is None:
+        if self.rows is None:
             return values
         spare = mx.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=others)
-        return mx.take(spare, self._rows, axis=-1)
-
-
-def rows_of(ids: Any, vocab_size: int) -> mx.array:
-    """(V,) int32: the row of every token in a head of the tokens `ids` (N,); N if it has none."""
-    rows = np.full(vocab_size, len(ids), np.int32)
-    rows[np.array(ids)] = np.arange(len(ids))
-    return mx.array(rows)
+        return mx.take(spare, self.rows, axis=-1)
 
 
 def narrow(draft: Any, ids: np.ndarray) -> None:
@@ -76,12 +73,19 @@ def narrow(draft: Any, ids: np.ndarray) -> None:
     Raises:
         UserError: `ids` are no table of the draft's tokens.
     """
-    config = replace(draft.config, draft_vocab_size=len(ids))
-    draft.config = draft.local_config = config
+    draft.config = draft.local_config = replace(draft.config, draft_vocab_size=len(ids))
     draft.d2t = mx.array(ids)
     settle(draft)
     if draft.shares_with is None:
         draft.lm_head = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
+
+
+def widened(draft: Any) -> Any:
+    """A draft like one that uses its target's head, with all of the target's tokens again."""
+    config = replace(draft.config, draft_vocab_size=None)
+    wide = type(draft)(config, shares_with=draft.shares_with)
+    wide.decoder = draft.decoder
+    return wide
 
 
 def settle(draft: Any) -> None:
@@ -92,16 +96,14 @@ def settle(draft: Any) -> None:
     """
     if TABLE not in draft:
         return
-    size, integers = draft.config.vocab_size, mx.issubdtype(draft.d2t.dtype, mx.integer)
-    ids = np.array(draft.d2t.astype(mx.int64))
-    within = integers and ids.min() >= 0 and ids.max() < size
-    if not within or (np.diff(ids) <= 0).any():
+    ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
+    ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
+    if not ascending or not mx.issubdtype(draft.d2t.dtype, mx.integer):
         raise UserError(
             f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}; make the "
             "draft again with distill.py"
         )
-    draft.d2t = mx.array(ids.astype(np.int32))
-    draft.forget_arrays()
+    draft.update({TABLE: mx.array(ids.astype(np.int32))})
     if draft.shares_with is not None:
         vars(draft)["lm_head"] = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
 
@@ -117,9 +119,7 @@ def require_all_tokens(model: Any) -> None:
 
 def _rows(head: nn.Module, ids: mx.array) -> nn.Module:
     """An output head of these rows of another, each array contiguous; quantised as that is."""
-    rows: Any = nn.Linear(getattr(head, "group_size", 1), 1, bias=False)
-    if "scales" in head:
-        rows = rows.to_quantized(**{name: getattr(head, name) for name in QUANTIZATION})
+    rows = copy(head)
     for name in rows.parameters():
         rows[name] = mx.contiguous(head[name][ids])
     mx.eval(rows.parameters())

@@ -134,16 +134,15 @@ class Stacks(nn.Module):
 
     def update(self, *args: Any, **options: Any) -> Stacks:
         """As of `nn.Module`."""
-        self.forget_arrays()
+        self._forget_arrays()
         return super().update(*args, **options)
 
     def update_modules(self, *args: Any, **options: Any) -> Stacks:
         """As of `nn.Module`."""
-        self.forget_arrays()
+        self._forget_arrays()
         return super().update_modules(*args, **options)
 
-    def forget_arrays(self) -> None:
-        """Has them looked up anew."""
+    def _forget_arrays(self) -> None:
         self.__dict__.pop("head", None)
         for stack in (self[name] for name in ("encoder", "decoder") if name in self):
             stack.forget()

@@ -54,15 +54,6 @@ def share(draft: nn.Module, target: Any) -> None:
             vars(draft)[name] = module
 
 
-def widen(draft: Any) -> None:
-    """Gives a draft with a vocabulary of its own all of its target's head again."""
-    del draft.d2t
-    vars(draft).pop("lm_head", None)
-    draft.forget_arrays()
-    share(draft, draft.shares_with)
-    draft.config = draft.local_config = replace(draft.config, draft_vocab_size=None)
-
-
 def full_head(model: Any) -> nn.Module | None:
     """The output head of all tokens; None if it is the embedding. Nobody else is asked.
 

@@ -75,14 +75,12 @@ class GenerationBatches:
     def add(self, job: Job) -> None:
         """Turns a job into rows that wait."""
         rows: list[Row] = []
-        work, failure = job.work, None
+        work, codec, failure = job.work, self._decoder.codec, None
         texts = work.settings.num_return_sequences
         try:
             keys_of = random_keys(work.seed, work.samples // texts)
             for prompt, keys in zip(work.prompts, keys_of, strict=False):
-                rows += self._decoder.codec.rows(
-                    prompt, work.settings, keys, work.watched, work.prediction or None
-                )
+                rows += codec.rows(prompt, work.settings, keys, work.watched, work.prediction)
             failure = next((ApiError(400, row.error) for row in rows if row.error), None)
         except Exception as error:
             failure = failure_of(error)

@@ -113,7 +113,7 @@ class GenerationWork:
         prompts: source tokens of each.
         settings: of all of them.
         seed: as in `SpeculativeDecoder.generate`.
-        prediction: tokens that every text is expected to have; empty for none.
+        prediction: tokens that every text is expected to have; None for nothing.
         samples: texts a prompt, of rows of their own or of one row with beams.
         stream: whether updates are sent while rows grow; otherwise one a text, at its end.
         pieces: whether chunks are to say which text each token completed.
@@ -123,7 +123,7 @@ class GenerationWork:
     prompts: Sequence[Sequence[int]]
     settings: Settings
     seed: int
-    prediction: Sequence[int] = ()
+    prediction: Sequence[int] | None = None
     samples: int = 1
     stream: bool = False
     pieces: bool = False

@@ -186,7 +186,7 @@ class Service:
             )
         ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         predictions = [body.prediction.text] if body.prediction else []
-        prediction = sum(await self.tokenizer.token_ids(predictions, "prediction"), [])
+        prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))

@@ -151,14 +151,14 @@ class Answers:
     def _write(self, shard: int, labelled: Sequence[LabelledExample], keep_states: bool) -> None:
         """Writes a file of answers and, before it, that of the encoder's output."""
         if keep_states:
-            states = _joined([e.states() for e in labelled if e.states], np.float16)
+            states = joined([e.states() for e in labelled if e.states], np.float16)
             replace_file(self._states(shard), lambda file: np.save(file, states))
         lengths = [(len(e.source), len(e.answer)) for e in labelled]
         arrays: dict[str, Any] = {
-            "sources": _joined([e.source for e in labelled], np.int32),
-            "answers": _joined([e.answer for e in labelled], np.int32),
-            "top_ids": _joined([e.top_ids for e in labelled], np.int32),
-            "top_p": _joined([e.top_p for e in labelled], np.float32),
+            "sources": joined([e.source for e in labelled], np.int32),
+            "answers": joined([e.answer for e in labelled], np.int32),
+            "top_ids": joined([e.top_ids for e in labelled], np.int32),
+            "top_p": joined([e.top_p for e in labelled], np.float32),
             "lengths": np.array(lengths, np.int64).reshape(-1, 2),
             "states": np.array(keep_states),
         }
@@ -247,7 +247,7 @@ def _rows(file: Path, start: int, end: int) -> np.ndarray:
     return np.array(np.load(file, mmap_mode="r")[start:end])
 
 
-def _joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
+def joined(arrays: Sequence[Any], kind: type) -> np.ndarray:
     """Arrays one below the other; one without rows if there are none."""
     return np.concatenate(arrays).astype(kind) if arrays else np.empty(0, kind)
 

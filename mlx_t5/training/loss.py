@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.network.draft_vocabulary import rows_of
+from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.linear import Matrix
 from mlx_t5.training.batches import TrainingBatch
 
@@ -42,9 +42,8 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
         draft: reads the target's encoder output where a batch has it.
         temp: temperature at which the target is sampled; 0 is greedy.
     """
-    size, places = draft.config.draft_vocab_size, None
-    if size:
-        places = rows_of(draft.d2t, draft.config.vocab_size)
+    vocabulary = DraftVocabulary(draft, draft.config.vocab_size)
+    rows_of, size = vocabulary.rows, vocabulary.size
 
     def loss(weights: Mapping[str, mx.array], batch: TrainingBatch) -> tuple[mx.array, mx.array]:
         if batch.states is None:
@@ -59,13 +58,13 @@ def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.arra
 
         def head(states: mx.array, *weight: mx.array) -> mx.array:
             logits = draft.logits(states, Matrix.plain(*weight) if weight else None)
-            if places is None:
+            if rows_of is None:
                 return logits  # else a spare one, of probability 0, stands for the other tokens
             return mx.pad(logits, ((0, 0), (0, 1)), constant_values=-mx.inf)
 
         ids, p = batch.top_ids, batch.top_p
-        if places is not None:
-            ids = places[ids]
+        if rows_of is not None:
+            ids = rows_of[ids]
             p = mx.where(ids < size, p, 0)
         return divergence(head, states, trained, ids, p, batch.counted, temp or 1.0)
 

@@ -56,20 +56,16 @@ def estimate(draft: Any, source: int, target: int, batch_size: int) -> TrainingM
     of_row = row_bytes(config, source, target, with_encoder)
     rows = max(1, min(batch_size, int(STEP_SHARE * limit()) // of_row))
     tokens = config.draft_vocab_size or config.vocab_size
-    logits = LOGIT_COPIES * FLOAT * max(LOGITS_AT_ONCE, tokens)
-    logits = min(logits, LOGIT_COPIES * FLOAT * rows * target * tokens)
+    logits = LOGIT_COPIES * FLOAT * min(max(LOGITS_AT_ONCE, tokens), rows * target * tokens)
     return TrainingMemory(COPIES * FLOAT * trained, rows * of_row + logits, rows)
 
 
 def memory_notes(target: Any, size: TrainingMemory) -> Iterator[str]:
     """Lines that say how much memory training takes beside the target, and whether it is there."""
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
-    total = weights + size.draft + size.step
-    parts = f"target {readable(weights)}, draft and optimiser {readable(size.draft)}"
-    yield (
-        f"memory: at most {readable(total)} of {readable(limit())} ({parts}, a step "
-        f"{readable(size.step)})"
-    )
+    parts = {"target": weights, "draft and optimiser": size.draft, "a step": size.step}
+    total, shown = sum(parts.values()), ", ".join(f"{n} {readable(b)}" for n, b in parts.items())
+    yield f"memory: at most {readable(total)} of {readable(limit())} ({shown})"
     if total > limit():
         cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
         yield f"warning: that is more than there is; take {cure}"

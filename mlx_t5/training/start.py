@@ -6,12 +6,13 @@ from typing import Any
 
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError
-from mlx_t5.network.draft_vocabulary import TABLE
-from mlx_t5.network.sharing import widen
+from mlx_t5.network.draft_vocabulary import TABLE, widened
+
+ORIGINAL = "start from the model that it was made of"
 
 
-def prepare(draft: Any, target: Any, name: str, trained: bool) -> None:
-    """Checks a draft that was there before; of a vocabulary of its own it gets all tokens again.
+def prepared(draft: Any, target: Any, name: str, trained: bool) -> Any:
+    """A draft that was there before, with all of its target's tokens if it had some of them only.
 
     Args:
         draft: a `model.T5`.
@@ -23,10 +24,7 @@ def prepare(draft: Any, target: Any, name: str, trained: bool) -> None:
         UserError: it does not go with the target, cannot be trained, or cannot get them.
     """
     if trained and any("scales" in layer for _, layer in draft.named_modules()):
-        raise UserError(
-            f"{name} is quantised, and such weights cannot be trained; start from the model that "
-            "it was made of"
-        )
+        raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")
     DraftModel(draft, target)  # refuses what does not go together
     size, needed = draft.config.vocab_size, target.config.vocab_size
     if trained and size < needed:
@@ -34,10 +32,9 @@ def prepare(draft: Any, target: Any, name: str, trained: bool) -> None:
             f"{name} has {size} token ids and the target {needed}: it could not learn all; start "
             "from another model"
         )
-    if TABLE in draft and draft.shares_with is None:
-        raise UserError(
-            f"the output head of {name} has {draft.config.draft_vocab_size} tokens only; start "
-            "from the model that it was made of"
-        )
-    if TABLE in draft:
-        widen(draft)
+    if TABLE not in draft:
+        return draft
+    if draft.shares_with is None:
+        head = f"the output head of {name} has {draft.config.draft_vocab_size} tokens only"
+        raise UserError(f"{head}; {ORIGINAL}")
+    return widened(draft)

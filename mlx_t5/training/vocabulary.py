@@ -8,58 +8,48 @@ Symbols: N tokens of the draft, V of the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from mlx_t5.training.answers import joined
 
 STEP = 1024  # N is a multiple
 ENOUGH = 0.995  # of the held-out answers' tokens
 
 
-def count(
-    answers: Iterable[Any],
-    held_out: Sequence[Any],
-    ends: Sequence[int],
-    vocab_size: int,
-    size: int | None,
-    log: Callable[[str], object],
+def by_frequency(answers: Sequence[Any], ends: Sequence[int], size: int) -> np.ndarray:
+    """All ids below `size`: the end tokens `ends`, then the most frequent in the answers.
+
+    Equally frequent ones are in the order of their ids: tokenizers mostly have common tokens first.
+    """
+    tokens = joined(answers, np.int64)
+    counts = np.bincount(tokens[(tokens >= 0) & (tokens < size)], minlength=size)
+    counts[[end for end in ends if end < size]] = len(tokens) + 1
+    return np.argsort(-counts, kind="stable")
+
+
+def chosen(
+    order: np.ndarray, held_out: Sequence[Any], size: int | None, log: Callable[[str], object]
 ) -> np.ndarray:
     """The ids (N,) of the tokens that a draft is to propose, ascending.
 
     Args:
-        answers: whose tokens are counted, sequences of ids.
+        order: all ids, as `by_frequency` returns them.
         held_out: answers that show how many are enough.
-        ends: the end tokens, which are among them.
-        vocab_size: ids that the draft has.
         size: N; None is the `smallest` that is enough.
         log: gets a line about it.
     """
-    order = by_frequency(answers, ends, vocab_size)
     ids = np.sort(order[: size or smallest(order, held_out)])
-    log(
-        f"the draft proposes {len(ids):,} of {vocab_size:,} tokens: {coverage(ids, held_out):.1%} "
-        "of what the target writes to held-out prompts"
-    )
+    share = f"{coverage(ids, held_out):.1%} of what the target writes to held-out prompts"
+    log(f"the draft proposes {len(ids):,} of {len(order):,} tokens: {share}")
     return ids
-
-
-def by_frequency(answers: Iterable[Any], ends: Sequence[int], size: int) -> np.ndarray:
-    """All ids below `size`: those of `ends`, then the most frequent in the answers.
-
-    Equally frequent ones are in the order of their ids: tokenizers mostly have common tokens first.
-    """
-    counts = np.zeros(size, np.int64)
-    for answer in answers:
-        ids = np.asarray(answer, np.int64)
-        np.add.at(counts, ids[ids < size], 1)
-    counts[[end for end in ends if end < size]] = np.iinfo(np.int64).max
-    return np.argsort(-counts, kind="stable")
 
 
 def coverage(ids: np.ndarray, answers: Sequence[Any]) -> float:
     """The share of the answers' tokens that are among `ids`; 1 if there are none."""
-    tokens = np.concatenate([np.empty(0, np.int64), *(np.asarray(a, np.int64) for a in answers)])
+    tokens = joined(answers, np.int64)
     return float(np.isin(tokens, ids).mean()) if len(tokens) else 1.0
 
 
@@ -70,7 +60,5 @@ def smallest(order: np.ndarray, answers: Sequence[Any]) -> int:
         order: all ids, the most frequent first.
         answers: to held-out prompts.
     """
-    for size in range(STEP, len(order), STEP):
-        if coverage(order[:size], answers) >= ENOUGH:
-            return size
-    return len(order)
+    sizes = range(STEP, len(order), STEP)
+    return next((n for n in sizes if coverage(order[:n], answers) >= ENOUGH), len(order))

@@ -11,8 +11,8 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
-from mlx_t5.network.draft_vocabulary import narrow
-from mlx_t5.network.sharing import shared_draft, whole, widen
+from mlx_t5.network.draft_vocabulary import narrow, widened
+from mlx_t5.network.sharing import shared_draft, whole
 from model import load
 
 SOURCE, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])
@@ -58,9 +58,10 @@ def test_its_logits_are_those_of_its_tokens_before_and_after_the_disk(folder, sh
     if shares:
         alone = save_draft(draft, folder, tmp_path / "alone", standalone=True)
         assert mx.array_equal(load(alone)[0](SOURCE, WRITTEN), loaded(SOURCE, WRITTEN))
-        widen(loaded)
+        wide = widened(loaded)
+        assert wide.config.draft_vocab_size is None and "d2t" not in wide
         np.testing.assert_allclose(
-            loaded(SOURCE, WRITTEN)[..., mx.array(IDS)], expected, atol=1e-4, rtol=1e-4
+            wide(SOURCE, WRITTEN)[..., mx.array(IDS)], expected, atol=1e-4, rtol=1e-4
         )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_t5.training import vocabulary
-from mlx_t5.training.vocabulary import by_frequency, count, coverage, smallest
+from mlx_t5.training.vocabulary import by_frequency, chosen, coverage, smallest
 
 ANSWERS = [(7, 7, 7, 5, 1), np.array([5, 9, 5, 9, 7, 1]), (3, 99)]
 
@@ -25,7 +25,7 @@ def test_the_smallest_multiple_that_covers_enough_of_other_answers(monkeypatch):
 
 
 def test_a_number_that_is_given_is_taken_and_the_share_is_told():
-    lines = []
-    ids = count(ANSWERS, [(7, 3)], [1], 1000, 3, lines.append)
+    lines, order = [], by_frequency(ANSWERS, [1], 1000)
+    ids = chosen(order, [(7, 3)], 3, lines.append)
     assert ids.tolist() == [1, 5, 7] and "3 of 1,000 tokens: 50.0% of what" in lines[0]
-    assert count(ANSWERS, [(7, 3)], [1], 1000, None, lines.append).tolist() == list(range(1000))
+    assert chosen(order, [(7, 3)], None, lines.append).tolist() == list(range(1000))
