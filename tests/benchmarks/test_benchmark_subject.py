@@ -30,7 +30,7 @@ def test_every_prompt_has_a_seed_of_its_own_whatever_the_batch():
     decoder = Decoder()
     run = decoding(decoder, turns, 2, temp=0.7)
     assert len(run(0)) == 2 and len(run(1)) == 1
-    common = {"batch_size": 2, "temp": 0.7}
+    common = {"batch_size": 2, "prediction": None, "temp": 0.7}
     assert decoder.calls == [
         (["a", "b"], {"seed": [0, 1], **common}),
         (["c"], {"seed": [2], **common}),

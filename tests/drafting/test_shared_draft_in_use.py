@@ -93,8 +93,11 @@ def test_the_server_decodes_with_one(either):
     chosen = choose_pair(args.model, args.draft_model, None)
     target, tokenizer = load(chosen.target, "float32")
     alone = SpeculativeDecoder(target, None, tokenizer)
-    app, _ = server._application(args, chosen, Presets(), ALONE)
-    asyncio.run(ask(app, alone))
+    app, service = server._application(args, chosen, Presets(), ALONE)
+    try:
+        asyncio.run(ask(app, alone))
+    finally:
+        service.worker.stop()
 
 
 async def ask(app, alone):
