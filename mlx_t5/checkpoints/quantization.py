@@ -6,8 +6,8 @@ and `nvfp4` an 8-bit scale. As groups lie within a row, rows can be quantised ap
 
 A recipe says which layer gets what. T5 is most sensitive in attention's values and outputs (`v` and
 `o`), so `vo_4_5` gives these more bits. The embedding and the output head are quantised on request
-(`embed_8`), and from `LARGE_VOCABULARY` tokens on unless a recipe is named, in 8 bits. `python
-benchmark.py quantize` has the figures.
+(`embed_8`), and from `LARGE_VOCABULARY` tokens on unless a recipe is named, in 8 bits.
+docs/converting.md has the figures.
 """
 
 from __future__ import annotations

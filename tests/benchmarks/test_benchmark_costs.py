@@ -8,12 +8,14 @@ import pytest
 import benchmark
 from benchmarks import costs
 from mlx_t5.backend import mx
+from mlx_t5.network.layers import PASSES
 from model import LAYERS_AT_ONCE, T5
 
 
 def test_layers_are_handed_over_after_all_are_described_and_in_decoding_on_the_way(monkeypatch):
     model = costs.small_model("t5-large")
     assert model.config.num_decoder_layers == 24 and model.config.num_heads == 16
+    assert model.passes == PASSES, "layers are compiled at once"
     handed_over, given = [], mx.async_eval
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: (handed_over.append(0), given(*arrays)))
     ticks = itertools.count()

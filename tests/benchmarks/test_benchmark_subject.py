@@ -12,6 +12,7 @@ from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.network.layers import PASSES
 
 
 class Decoder:
@@ -45,6 +46,10 @@ def test_a_prompt_that_failed_ends_the_run():
 @pytest.fixture(scope="module")
 def pair():
     return Subject.load(str(BUNDLED / "target"), str(BUNDLED / "draft"), "float32")
+
+
+def test_layers_are_compiled_at_once(pair):
+    assert pair.target.passes == pair.draft.passes == PASSES
 
 
 def test_proposers(pair):

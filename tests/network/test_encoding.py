@@ -1,8 +1,9 @@
 import numpy as np
+import pytest
 
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.network.encoding import encoder_states
+from mlx_t5.network.encoding import encoded, encoder_states, padded
 from model import load
 
 
@@ -12,3 +13,17 @@ def test_the_order_and_the_neighbours_of_sources_do_not_matter_to_their_states()
     for source, states in zip(sources, encoder_states(model, sources), strict=True):
         alone = model.encode(mx.array([source]))[0]
         np.testing.assert_allclose(np.array(states), np.array(alone), atol=1e-4)
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_only_source_needs_no_mask_on_cuda(monkeypatch, cuda):
+    """Several are padded as on every GPU."""
+    monkeypatch.setattr("mlx_t5.network.cache.FEW_SHAPES", True)
+    monkeypatch.setattr("mlx_t5.network.cache.ON_CUDA", cuda)
+    model, _ = load(BUNDLED / "target")
+    for sources, alone in (([[5, 6, 1]], cuda), ([[5, 6, 1], [7, 1]], False)):
+        width = 3 if alone else 32
+        ids, mask = padded(sources, 0)
+        assert ids.shape == (len(sources), width) and (mask is None) == alone
+        cache = encoded(model, sources)
+        assert (cache.source, cache.mask is None) == (width, alone)

@@ -11,6 +11,7 @@ from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import longest
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
+from mlx_t5.network.layers import PASSES
 from mlx_t5.serving import job_queue
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.errors import ApiError
@@ -284,7 +285,9 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
 def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
     model = FakeModel(ENDLESS, V)
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
+    model.passes = 0
     warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft, costs=FLAT), 2)
+    assert model.passes == PASSES, "layers are compiled at once"
     most = longest() if num_draft == AUTO else num_draft
     widths = {len(tokens[0]) for _, tokens in model.calls}
     if cpu_only():
