@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import distill
 from convert import convert
 from decoder import SpeculativeDecoder
-from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.backend import mx, on_cpu, tree_flatten
 from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting import costs
@@ -127,7 +128,8 @@ def test_stopped_while_answering_training_and_writing_it_comes_to_the_same_draft
     monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
     assert run(prompts, output, "--resume") == 0
     one, other = weights(made[0]), weights(output)
-    assert one.keys() == other.keys() and all(mx.array_equal(one[n], other[n]) for n in one)
+    close = partial(mx.allclose, atol=0 if on_cpu() else 1e-2)  # a GPU adds gradients in any order
+    assert one.keys() == other.keys() and all(close(one[n], other[n]) for n in one)
     assert calls.count("step") == 7  # those before it was stopped are not repeated
 
 

@@ -45,7 +45,10 @@ BUNDLED = str(ROOT / "demo" / "target")
         (["--model", "models/none"], "there is no model folder models/none"),
         (["--model", "empty"], "config.json"),
         (["--model", "hollow"], "hollow"),
-        (["--model", BUNDLED, "--draft-model", "BYTES"], "vocabularies differ"),
+        (
+            ["--model", BUNDLED, "--draft-model", "BYTES", "--dtype", "float32"],
+            "vocabularies differ",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, models, tmp_path, monkeypatch, argv, message):

@@ -102,7 +102,12 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_a_run(in_a_folder_of_its_own, capsys):
-    assert benchmark.main(["report", *PAIR, "--num-draft", "3", "--seconds", "1"]) == 0
+    assert (
+        benchmark.main(
+            ["report", *PAIR, "--dtype", "float32", "--num-draft", "3", "--seconds", "1"]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     record = json.loads((in_a_folder_of_its_own / "report.json").read_text("utf-8"))
     (line,) = [line for line in out.splitlines() if line.startswith(f"| {record['date']} ")]

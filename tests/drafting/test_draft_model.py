@@ -111,7 +111,7 @@ def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     while long.decided < 66:
         engine.step()
     engine.insert([short])
-    assert (draft.cache.source, draft.cache.capacity) == (source_width(91), round_up(96))
+    assert (draft.cache.source, draft.cache.capacity) == (source_width(91, 1), round_up(96))
     while len(engine.rows) == 2:
         engine.step()
     assert engine.rows == [short]

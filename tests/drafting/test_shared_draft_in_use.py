@@ -154,8 +154,8 @@ def test_memory_is_asked_for_what_the_draft_adds(draft, monkeypatch):
     monkeypatch.setattr("mlx_t5.network.memory.limit", lambda: 0)
     needed = stored_bytes(target, "bfloat16") + decoder_bytes
     assert f"{needed / 1e6:.1f} MB" in warning([target, draft], "bfloat16")
-    model, _ = load(target)
-    shared, _ = load(draft, shared_with=model)
+    model, _ = load(target, "float32")
+    shared, _ = load(draft, "float32", shared_with=model)
     assert shared.encoder_memory(1, 100) == 0 < load(own)[0].encoder_memory(1, 100)
     # Cross-attention and what is written, of two layers.
     expected = 2 * 2 * 4 * 64 * (100 + 32) * 4

@@ -1,11 +1,11 @@
 """Compiled layers are the plain ones to the bit, run where that pays, and few are described."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
 
+from devices import cpu_allocation
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.network import layers, modules
@@ -177,7 +177,7 @@ def test_passes_are_counted_unless_many_are_expected(described, monkeypatch):
     assert compiled()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts the CPU's allocations")
+@cpu_allocation
 @pytest.mark.parametrize("offsets", [[40, 40], [40, 49]])
 def test_a_compiled_pass_takes_no_more_memory(monkeypatch, offsets):
     """Keys and values are written in place, as by a plain one; activations hardly count."""

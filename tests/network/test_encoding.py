@@ -8,7 +8,7 @@ from model import load
 
 
 def test_the_order_and_the_neighbours_of_sources_do_not_matter_to_their_states():
-    model, _ = load(BUNDLED / "target")
+    model, _ = load(BUNDLED / "target", "float32")
     sources = [[5] * 90 + [1], [7, 8, 1], [9] * 200 + [1], [7, 8, 1], [11, 12, 13, 1]]
     for source, states in zip(sources, encoder_states(model, sources), strict=True):
         alone = model.encode(mx.array([source]))[0]

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from devices import cpu_allocation
 from mlx_t5.backend import mx, nn
 from mlx_t5.network import linear
 from mlx_t5.network.linear import (
@@ -107,6 +108,7 @@ def exact_buffers():
     mx.set_cache_limit(kept)
 
 
+@cpu_allocation
 @pytest.mark.parametrize("bits", [(), (4, 4, 4)])
 def test_layers_over_the_same_input_are_one_product(monkeypatch, bits, exact_buffers):
     own, x = layers(bits), mx.random.normal((3, 64))

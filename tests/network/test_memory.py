@@ -125,7 +125,8 @@ def test_a_mac_is_warned_near_what_macos_recommends(monkeypatch, memory, cure):
 def test_a_gpu_that_would_compute_in_float32_unasked_is_a_hint(monkeypatch, tmp_path, made):
     original = made("t5").folder  # float32, as most of the Hub
     converted = convert(original, tmp_path / "mlx", "float32")
-    assert dtype_hint(original, None) is None  # on the CPU float32 is right
+    monkeypatch.setattr(memory, "on_cpu", lambda: True)
+    assert dtype_hint(original, None) is None  # there float32 is right
     monkeypatch.setattr(memory, "on_cpu", lambda: False)
     assert dtype_hint(original, None) == (
         f"{original} is in float32; --dtype bfloat16 takes half the memory"
@@ -153,6 +154,7 @@ def test_weights_are_wired_while_they_are_loaded(monkeypatch):
     assert metal.limits[1:] == [held + weights + memory.SLACK], "what did not fit is, afterwards"
 
 
+@cpu_allocation
 def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
     kept, join = [], modules.join
 
@@ -195,6 +197,7 @@ def test_buffers_are_kept_for_the_next_prompt_as_far_as_memory_allows(monkeypatc
     assert metal.cache_limits[1:] == [memory.KEPT] * 2 and metal.cleared == 0
 
 
+@cpu_allocation
 def test_the_next_prompt_of_a_kind_finds_the_buffers_of_the_last(monkeypatch):
     """By MLX's own allocator, as far as one without a GPU shows it."""
     monkeypatch.setattr(memory, "cpu_only", lambda: False)

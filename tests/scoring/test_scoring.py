@@ -74,7 +74,7 @@ def test_targets_of_a_prompt_share_its_encoding_and_cross_attention(made, monkey
     monkeypatch.setattr(type(model), "decode", watched)
     together = decoder.score(SOURCES[0], TARGETS, batch_size=2)
     assert [s.logprob for s in together] == pytest.approx(alone, abs=1e-5)
-    assert encoded == [(1, source_width(len(SOURCES[0])))], "once, for all three passes"
+    assert encoded == [(1, source_width(len(SOURCES[0]), 1))], "once, for all three passes"
     assert cross == [(2, 1), (2, 1), (1, 1)], "the rows of a pass read one source"
 
 
@@ -144,7 +144,7 @@ def test_the_score_of_a_written_text_is_its_own_probability(byte_decoder):
     others = [[*written[:i], t, *written[i + 1 :]][: i + 1] for i in range(4) for t in (100, 104)]
     for other in byte_decoder.score("abc", others):
         n = len(other.tokens)
-        assert other.token_logprobs[-1] <= best.token_logprobs[n - 1] + 1e-6
+        assert other.token_logprobs[-1] <= best.token_logprobs[n - 1] + 1e-5
 
 
 def test_one_bad_pair_of_several_has_an_error(byte_decoder):

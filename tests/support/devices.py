@@ -2,9 +2,15 @@
 
 import pytest
 
-from mlx_t5.backend import cpu_only
+from mlx_t5.backend import ON_CUDA, cpu_only
 
 cpu_allocation = pytest.mark.skipif(
     not cpu_only(),
     reason="a GPU's buffers are rounded up to pages, and freed only when its kernels have ended",
 )
+
+
+def skip_float32_times_4_bits(bits: int, mode: str = "affine", dtype: str = "float32") -> None:
+    """Leaves out what MLX 0.32.4 gets wrong on CUDA: NaN, or other bits in every run."""
+    if ON_CUDA and (bits, mode, dtype) == (4, "affine", "float32"):
+        pytest.skip("float32 times weights in 4 bits, which MLX gets wrong on CUDA")

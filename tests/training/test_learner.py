@@ -59,7 +59,7 @@ def test_micro_batches_are_as_one_batch(target):
     other, same = learner.step(start, [batch_of(target, slice(2)), batch_of(target, slice(2, 3))])
     assert loss == pytest.approx(same, rel=1e-5) and one.step == other.step == 1
     for name, weight in one.weights.items():
-        np.testing.assert_allclose(np.array(weight), np.array(other.weights[name]), atol=2e-5)
+        np.testing.assert_allclose(np.array(weight), np.array(other.weights[name]), atol=1e-4)
         assert not mx.array_equal(weight, start.weights[name]), name
     assert mx.array_equal(target.encoder.norm.weight, random_t5().encoder.norm.weight)
 
