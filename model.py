@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class T5(Stacks):
         folder: that `load` read it from.
         adapted: whether an adapter was merged into it.
         passes: of its decoder so far; see `layers.layer_for`.
+        grad_checkpoint: whether training computes what is within layers twice to save memory.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class T5(Stacks):
         self.config, self.local_config, self.pooling = config, config, Pooling()
         self.shares_with: T5 | None = None
         self.folder, self.adapted, self.passes = Path(), False, 0.0
+        self.grad_checkpoint = False
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -130,8 +132,10 @@ class T5(Stacks):
         batch, length = ids.shape
         x = self._embed(ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
+        layer = partial(encoder_layer, self.local_config)
+        layer = mx.checkpoint(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
-            x = encoder_layer(self.local_config, blocks, x, bias, batch)
+            x = layer(blocks, x, bias, batch)
         x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
         return x.reshape(batch, length, -1)
 
@@ -207,7 +211,8 @@ class T5(Stacks):
     ) -> Iterator[mx.array]:
         """The residual (B·T, d_model) behind each of the decoder's layers, then what is normed."""
         slots = cache.slots(offsets, tokens.shape[1])
-        layer, x = layer_for(self.local_config, slots, passes), self._embed(tokens)
+        layer = layer_for(self.local_config, slots, passes, self.grad_checkpoint)
+        x = self._embed(tokens)
         tables = biases(self.decoder.relative_attention_bias, slots.positions, slots.seen)
         for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, cycle(tables), strict=False)):
             x = layer(blocks, x, bias, slots, i)

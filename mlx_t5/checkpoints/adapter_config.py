@@ -1,8 +1,8 @@
 """Which layers a LoRA adapter changes and by how much, as PEFT's adapter_config.json says it.
 
 The entries are those of PEFT's `LoraConfig`, and mean what they mean in PEFT 0.21. What would make
-the adapter something else than a product of two matrices a layer is refused by its name: an adapter
-that is merged in part would be another model that still writes fluent text.
+the adapter something else than a product of two matrices a layer, with DoRA or without, is refused
+by its name: an adapter that is merged in part would be another model that still writes fluent text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WITHOUT_EFFECT = frozenset(
 # What PEFT 0.21 merges into a T5, and what it does not either.
 _MERGED_BY_PEFT = frozenset(
     "kasa_config modules_to_save monteclora_config target_parameters trainable_token_indices "
-    "use_bdlora use_dora use_qalora velora_config".split()
+    "use_bdlora use_qalora velora_config".split()
 )
 _NEVER_MERGED = frozenset(
     "alora_invocation_tokens arrow_config layer_replication lora_bias".split()
@@ -72,7 +72,7 @@ def adapter_folder(name: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Change:
-    """What an adapter does to a layer's weight W: W + scale · B @ A.
+    """What an adapter does to a layer's weight W: W + scale · B @ A, before DoRA.
 
     Attributes:
         rank: rows of A, columns of B.
@@ -91,6 +91,7 @@ class LoraConfig:
         r: rank of layers that `rank_pattern` does not name.
         lora_alpha: strength of layers that `alpha_pattern` does not name.
         use_rslora: whether the strength is divided by the root of the rank and not by the rank.
+        use_dora: whether the rows of a changed weight have lengths of their own.
         rank_pattern: rank by pattern of the end of names.
         alpha_pattern: strength by pattern.
         target_modules: ends of names, or one pattern of whole names.
@@ -102,6 +103,7 @@ class LoraConfig:
     r: int = 8
     lora_alpha: float = 8.0
     use_rslora: bool = False
+    use_dora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_modules: str | tuple[str, ...] = ("q", "v")  # PEFT's for T5
@@ -277,6 +279,7 @@ _ENTRIES: Mapping[str, Check] = MappingProxyType(
         "r": _one(_RANK),
         "lora_alpha": _one(_ALPHA),
         "use_rslora": _one(FLAG),
+        "use_dora": _one(FLAG),
         "rank_pattern": _by_pattern(_RANK),
         "alpha_pattern": _by_pattern(_ALPHA),
         "target_modules": _modules,

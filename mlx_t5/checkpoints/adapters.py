@@ -3,7 +3,8 @@
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) changes a weight W (out, in) by a product of two
 narrow matrices, B (out, r) and A (r, in): W + s · B @ A. Row i of the result needs W[i], B[i] and
 A alone, so a weight of any size is merged a few rows at a time. What PEFT's `merge_and_unload`
-computes in float32 is computed here in float32, and rounded once.
+computes in float32 is computed here in float32, and rounded once. DoRA
+(https://arxiv.org/abs/2402.09353) then gives each row a length of its own.
 
 Layers have Hugging Face's names here: `decoder.block.0.layer.0.SelfAttention.q`.
 """
@@ -19,6 +20,8 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.adapter_config import OTHERS, LoraConfig, adapter_folder
 from mlx_t5.checkpoints.adapter_patterns import CONFIG
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.folder import write_json
+from mlx_t5.checkpoints.output_folder import new_folder
 from mlx_t5.checkpoints.quantization import PARTS, change_weight, layer_settings
 from mlx_t5.errors import UserError, shown
 
@@ -26,6 +29,14 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _DECODER = "decoder.block."
 _WEIGHT, _HEAD = ".weight", "lm_head"
+_ENTRIES = {
+    "peft_type": "LORA",
+    "task_type": "SEQ_2_SEQ_LM",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "init_lora_weights": True,
+}
 Shape = tuple[int, ...]
 
 
@@ -35,10 +46,11 @@ class Adapter:
     Args:
         stored: their file.
         scales: what B @ A is multiplied by, for every layer that is changed.
+        dora: whether there are lengths of the rows.
     """
 
-    def __init__(self, stored: Checkpoint, scales: Mapping[str, float]):
-        self._stored, self._scales = stored, scales
+    def __init__(self, stored: Checkpoint, scales: Mapping[str, float], dora: bool = False):
+        self._stored, self._scales, self._dora = stored, scales, dora
 
     def row_tiles(self, name: str, tiles: Iterable[mx.array]) -> Iterator[mx.array]:
         """Merges a weight a few rows at a time.
@@ -57,8 +69,9 @@ class Adapter:
         if layer not in self._scales:
             yield from tiles
             return
-        down, up = _matrices(layer)
+        down, up, length = _tensors(layer)
         a = self._stored.read(down).astype(mx.float32)
+        lengths = self._stored.read(length).astype(mx.float32) if self._dora else None
         row_bytes = self._stored.nbytes(up) // self._stored.shape(up)[0]
         b_tiles: Iterator[mx.array] | None = None
         for rows in tiles:
@@ -66,7 +79,11 @@ class Adapter:
             b = next(b_tiles).astype(mx.float32)
             # GPUs may multiply float32 with fewer digits (TF32).
             change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
-            yield rows.astype(mx.float32) + change
+            rows = rows.astype(mx.float32) + change
+            if lengths is not None:
+                factors = lengths[: len(rows)] / mx.linalg.norm(rows, axis=1)
+                rows, lengths = factors[:, None] * rows, lengths[len(rows) :]
+            yield rows
 
     def merged(
         self,
@@ -143,14 +160,50 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adap
     expected: dict[str, Shape] = {}
     for layer, change in changes.items():
         (outputs, inputs), rank = layers[layer], change.rank
-        expected |= dict(zip(_matrices(layer), ((rank, inputs), (outputs, rank)), strict=True))
+        shapes_of_layer = (rank, inputs), (outputs, rank), (outputs,)
+        named = list(zip(_tensors(layer), shapes_of_layer, strict=True))
+        expected |= dict(named if config.use_dora else named[:2])
     _check(checkpoint, expected, "" if whole else _PREFIX + _DECODER)
-    return Adapter(checkpoint, {layer: change.scale for layer, change in changes.items()})
+    scales = {layer: change.scale for layer, change in changes.items()}
+    return Adapter(checkpoint, scales, config.use_dora)
 
 
-def _matrices(layer: str) -> tuple[str, str]:
-    """The names of A and B."""
-    return f"{_PREFIX}{layer}.lora_A{_WEIGHT}", f"{_PREFIX}{layer}.lora_B{_WEIGHT}"
+def save_adapter(
+    path: Path, entries: Mapping[str, Any], tensors: Mapping[str, Mapping[str, mx.array]]
+) -> Path:
+    """Writes a folder that PEFT loads and `open_adapter` reads, which appears when it is complete.
+
+    Args:
+        path: the folder, as checked by `check_output_folder`.
+        entries: of adapter_config.json, beside those that are the same for every LoRA of a T5.
+        tensors: A, B and, of DoRA, the lengths of the rows, by layer and by PEFT's name of each.
+
+    Raises:
+        UserError: something has come to be at `path`, or it cannot be written.
+    """
+    named = {
+        f"{_PREFIX}{layer}.{name}" + _WEIGHT * (array.ndim == 2): array.astype(mx.float32)
+        for layer, arrays in tensors.items()
+        for name, array in arrays.items()
+    }
+    try:
+        with new_folder(path, overwrite=False) as partial_folder:
+            file = str(partial_folder / WEIGHTS[0])
+            mx.save_safetensors(file, named, {"format": "pt"})
+            write_json(partial_folder / CONFIG, _ENTRIES | dict(entries))
+    except (OSError, RuntimeError) as error:  # the latter is what MLX makes of a full disk
+        raise UserError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def _tensors(layer: str) -> tuple[str, str, str]:
+    """The names of A, B and the lengths of the rows."""
+    start = _PREFIX + layer
+    return (
+        f"{start}.lora_A{_WEIGHT}",
+        f"{start}.lora_B{_WEIGHT}",
+        f"{start}.lora_magnitude_vector",
+    )
 
 
 def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -> None:
@@ -177,5 +230,5 @@ def _stranger(name: str) -> str:
     if layer in OTHERS and ".lora_" in name:
         return f"LoRA on {layer} cannot be merged here; merge it with PEFT"
     if ".lora_magnitude_vector" in name:
-        return f"DoRA ({layer}) cannot be merged here; merge it with PEFT"
+        return f"it has DoRA's lengths of {layer}, and its {CONFIG} says nothing of use_dora"
     return f"it has {shown(name)}, and no such layer is a target"

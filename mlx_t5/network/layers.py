@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -96,6 +97,25 @@ def encoder_layer(
     return add_feed_forward(config, feed_forward, x)
 
 
+def checkpointed_layer(
+    config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
+) -> mx.array:
+    """`decoder_layer` over whole texts, for training with less memory.
+
+    What it computes on the way is not kept for the gradient but computed again (Chen et al.,
+    https://arxiv.org/abs/1604.06174), and keys and values are not kept in the cache.
+    """
+
+    def run(
+        blocks: Blocks, x: mx.array, bias: mx.array, cross: tuple[mx.array, mx.array]
+    ) -> mx.array:
+        keys, values = ([mx.zeros_like(arrays[i])] for arrays in (slots.keys, slots.values))
+        alone = replace(slots, keys=keys, values=values, cross=[cross])
+        return decoder_layer(config, blocks, x, bias, alone, 0)
+
+    return mx.checkpoint(run)(blocks, x, bias, slots.cross[i])
+
+
 def project(config: T5Config, block: Block, x: mx.array) -> list[mx.array]:
     """The projections of the normed residual x (M, d_model), those that are joined side by side."""
     x = rms_norm(x, block.norm, config.layer_norm_epsilon)
@@ -151,7 +171,9 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 # ---- compiled, on GPUs ---------------------------------------------------------------------------
 
 
-def layer_for(config: T5Config, slots: Any, passes: float) -> Layer:
+def layer_for(
+    config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False
+) -> Layer:
     """`decoder_layer` of a model for a pass over slots, after so many passes before.
 
     Describing a layer can take the host longer than a GPU takes to compute it. `mx.compile` keeps
@@ -160,8 +182,11 @@ def layer_for(config: T5Config, slots: Any, passes: float) -> Layer:
     one layer, and the device can begin with the first ones while the host goes on.
 
     What is compiled has kernels of its own, which a GPU compiles at their first use. So that begins
-    when it pays. Rows that attend alone (exact.py) have too many shapes.
+    when it pays. Rows that attend alone (exact.py) have too many shapes. Passes of training, of
+    which the number is negative, may be `checkpointed_layer`.
     """
+    if grad_checkpoint and passes < 0:
+        return partial(checkpointed_layer, config)
     if passes < passes_before_compiling() or not isinstance(slots, Slots):
         return partial(decoder_layer, config)
     shapes = slots.positions.shape, slots.keys[0].shape, slots.cross[0][0].shape

@@ -43,8 +43,16 @@ class Matrix(NamedTuple):
     total: Callable[[mx.array], mx.array] | None = None
 
     @classmethod
-    def of(cls, layer: Any) -> Matrix:
-        """Of a linear layer, or of an embedding that is the output head; see `sharding.shard`."""
+    def of(cls, layer: Any) -> Any:
+        """Of a linear layer, or of an embedding that is the output head; see `sharding.shard`.
+
+        One that is being adapted gives an `adapting.Adapted`.
+        """
+        base, adapter = cls._of(layer), getattr(layer, "adapter", None)
+        return adapter(layer, base) if adapter else base
+
+    @classmethod
+    def _of(cls, layer: Any) -> Matrix:
         arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
         if rows := getattr(layer, "rows", None):
             arrays = [array[rows] for array in arrays]

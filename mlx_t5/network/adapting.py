@@ -1,0 +1,143 @@
+"""LoRA and DoRA beside the weights of a model in training.
+
+LoRA (Hu et al., https://arxiv.org/abs/2106.09685) adds a product of two narrow matrices to a weight
+that stays as it is: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) gives each
+row of that a length m of its own, m · (W + s · B @ A) / ||W + s · B @ A||, and takes the norm for a
+constant in the gradient.
+
+Nothing is merged while it trains. A and B are parameters of the linear layer itself, under PEFT's
+names, and `Matrix.of` gives an `Adapted` in its place, which has the same `times`. So the layers
+compute as ever, W may be quantised, and the gradient of W is never taken.
+
+Symbols: M rows of x, W (N, K), A (r, K), B (N, r).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mlx_t5.backend import mx, nn
+from mlx_t5.network.linear import Matrix
+from mlx_t5.network.sharing import plain_weights
+
+DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"  # as PEFT calls A, B and m
+
+
+class Adapted(NamedTuple):
+    """A `Matrix` with an adapter beside it.
+
+    Attributes:
+        base: W.
+        down: A.
+        up: B.
+        scale: s.
+        rate: the share of x that A does not get to see in training.
+        key: chooses which; None sees all.
+        magnitude: m (N,) of DoRA, else None.
+        squares: (N,) the squared norms of W's rows, where there is m.
+    """
+
+    base: Matrix
+    down: mx.array
+    up: mx.array
+    scale: float
+    rate: float = 0.0
+    key: mx.array | None = None
+    magnitude: mx.array | None = None
+    squares: mx.array | None = None
+
+    def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        """As of `Matrix`."""
+        seen = self._seen(x)
+        change = self.scale * ((seen @ self.down.T) @ self.up.T)
+        if self.magnitude is None:
+            out = self.base.times(x, residual)
+            return out + change.astype(out.dtype)
+        plain = self.base.times(x)
+        ratio = self.magnitude / mx.stop_gradient(self._norms())
+        other = plain if self.key is None else self.base.times(seen.astype(x.dtype))
+        out = plain + ((ratio - 1) * other + ratio * change).astype(plain.dtype)
+        return out if residual is None else residual + out
+
+    def _seen(self, x: mx.array) -> mx.array:
+        """What A gets of x, in its own type."""
+        x = x.astype(self.down.dtype)
+        if self.key is None:
+            return x
+        kept = mx.random.bernoulli(1 - self.rate, x.shape, self.key)
+        return mx.where(kept, x / (1 - self.rate), 0)
+
+    def _norms(self) -> mx.array:
+        """The norms (N,) of the rows of W + s · B @ A, which is not made."""
+        crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
+        mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
+        return mx.sqrt(self.squares + self.scale * mx.sum(self.up * mixed, axis=1))
+
+
+@dataclass
+class Adapter:
+    """What a layer has beside its parameters; `Matrix.of` calls it."""
+
+    scale: float
+    rate: float
+    squares: mx.array | None = None
+    key: mx.array | None = None
+
+    def __call__(self, layer: Any, base: Matrix) -> Adapted:
+        """The layer's arrays."""
+        more = layer.get(MAGNITUDE), self.squares
+        return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *more)
+
+
+class Adapters:
+    """The adapters of one model."""
+
+    def __init__(
+        self, model: Any, scales: Mapping[str, tuple[int, float]], dora: bool, dropout: float
+    ) -> None:
+        """Freezes a model and puts adapters beside its layers, which change nothing yet.
+
+        Args:
+            model: a `model.T5`, whole.
+            scales: rank and s of every layer that gets one, by its path.
+            dora: whether rows get a length of their own.
+            dropout: the share of its input that an adapter does not get to see in training.
+        """
+        model.freeze()
+        layers = dict(model.named_modules())
+        for layer in layers.values():
+            layer.__dict__.pop("joined", None)  # each has its own product from now on
+        self._dropout = dropout
+        self._all = []
+        for path, (rank, scale) in sorted(scales.items()):
+            layer: Any = layers[path]
+            layer.adapter = Adapter(scale, dropout)
+            weight = plain_weights(layer)["weight"]
+            outputs, inputs = weight.shape
+            bound = 1 / math.sqrt(inputs)  # as nn.Linear's first weights, and PEFT's
+            layer[DOWN] = mx.zeros((rank, inputs))
+            layer[UP] = mx.zeros((outputs, rank))
+            if dora:
+                squares = mx.sum(mx.square(weight.astype(mx.float32)), axis=1)
+                layer.adapter.squares, layer[MAGNITUDE] = squares, mx.sqrt(squares)
+                mx.eval(squares, layer[MAGNITUDE])
+            self._all.append((layer, bound))
+        model.update({})  # has the arrays of the layers looked up anew
+
+    def begin(self, seed: int) -> None:
+        """Draws every A; B is zero."""
+        keys = mx.random.split(mx.random.key(seed), len(self._all))
+        for (layer, bound), key in zip(self._all, keys, strict=True):
+            layer[DOWN] = mx.random.uniform(-bound, bound, layer[DOWN].shape, key=key)
+            mx.eval(layer[DOWN])
+
+    def drop(self, key: mx.array | None) -> None:
+        """Chooses what the adapters do not get to see from now on; None: they see all."""
+        if self._dropout:
+            keys: Any = [None] * len(self._all)
+            keys = keys if key is None else mx.split(mx.random.split(key, len(keys)), len(keys))
+            for (layer, _), mine in zip(self._all, keys, strict=True):
+                layer.adapter.key = None if mine is None else mine[0]
