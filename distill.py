@@ -241,7 +241,7 @@ class Distillation:
 
         from mlx_t5.training.batches import micro_batches
         from mlx_t5.training.learner import Learner
-        from mlx_t5.training.loss import draft_loss
+        from mlx_t5.training.loss import token_loss
         from mlx_t5.training.memory import estimate
         from mlx_t5.training.trainer import Schedule, Trainer
 
@@ -249,7 +249,7 @@ class Distillation:
         source, answer = (max(len(getattr(e, n)) for e in labelled) for n in ("source", "answer"))
         rows = estimate(draft, source, answer, args.batch_size).rows
         trainer = Trainer(
-            Learner(draft, draft_loss(draft, args.temp), args.iters, args.learning_rate),
+            Learner(draft, token_loss(draft, args.temp), args.iters, args.learning_rate),
             partial(micro_batches, labelled, draft, args.batch_size, rows, args.seed),
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,

@@ -29,7 +29,7 @@ from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import encoder_layer, heads, layer_for, rms_norm
+from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, rms_norm
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
@@ -132,8 +132,8 @@ class T5(Stacks):
         batch, length = ids.shape
         x = self._embed(ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
-        layer = partial(encoder_layer, self.local_config)
-        layer = mx.checkpoint(layer) if self.grad_checkpoint else layer
+        plain = partial(encoder_layer, self.local_config)
+        layer = checkpointed(plain) if self.grad_checkpoint else plain
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
         x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)

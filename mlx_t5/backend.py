@@ -51,7 +51,7 @@ except ValueError as error:
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
 import mlx.nn as nn  # noqa: E402
 import mlx.optimizers as optimizers  # noqa: E402
-from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
+from mlx.utils import tree_flatten, tree_map, tree_unflatten  # noqa: E402
 
 __all__ = [
     "DEVICE",
@@ -72,6 +72,7 @@ __all__ = [
     "optimizers",
     "prepare",
     "tree_flatten",
+    "tree_map",
     "tree_unflatten",
 ]
 

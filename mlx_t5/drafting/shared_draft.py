@@ -102,7 +102,7 @@ def save_draft(
             raise UserError(f"{path} is the model it comes from; choose another folder")
         check_output_folder(path, overwrite, is_model_file)
         raw = read_config(source)
-        stored = dtype or _stored_dtype(source)
+        stored = dtype or stored_dtype_of(source)
         shards = into_shards(_parameters(draft, whole, getattr(mx, stored)), SHARD_BYTES)
         with new_model_folder(path, overwrite, source, shards) as partial:
             for name in (MODULES, *SENTENCE_SETTINGS):  # a draft makes no embeddings
@@ -160,7 +160,7 @@ def _modules(module: nn.Module | None) -> list[tuple[str, Any]]:
     return [] if module is None else module.named_modules()
 
 
-def _stored_dtype(folder: Path) -> str:
+def stored_dtype_of(folder: Path) -> str:
     """The type of a model folder."""
     with open_checkpoint(folder) as checkpoint:
         stored = stored_dtype(checkpoint)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mlx_t5.backend import mx, nn
+from mlx_t5.backend import mx
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 
@@ -107,13 +107,13 @@ class Adapters:
             dropout: the share of its input that an adapter does not get to see in training.
         """
         model.freeze()
-        layers = dict(model.named_modules())
+        layers: dict[str, Any] = dict(model.named_modules())
         for layer in layers.values():
             layer.__dict__.pop("joined", None)  # each has its own product from now on
         self._dropout = dropout
-        self._all = []
+        self._all: list[tuple[Any, float]] = []
         for path, (rank, scale) in sorted(scales.items()):
-            layer: Any = layers[path]
+            layer = layers[path]
             layer.adapter = Adapter(scale, dropout)
             weight = plain_weights(layer)["weight"]
             outputs, inputs = weight.shape

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
-from mlx_t5.backend import cpu_only, mx, nn, on_cpu
+from mlx_t5.backend import cpu_only, mx, nn, on_cpu, tree_map
 from mlx_t5.network.attention import Mask, attention
 from mlx_t5.network.cache import Slots
 from mlx_t5.network.config import T5Config
@@ -97,14 +97,24 @@ def encoder_layer(
     return add_feed_forward(config, feed_forward, x)
 
 
+def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A layer that keeps nothing of its work for the gradient but does it again then.
+
+    So training takes less memory (Chen et al., https://arxiv.org/abs/1604.06174). MLX takes the
+    gradient of all arguments, of which whole numbers, as in quantised weights, have none.
+    """
+
+    def fixed(leaf: Any) -> Any:
+        whole = isinstance(leaf, mx.array) and not mx.issubdtype(leaf.dtype, mx.floating)
+        return mx.stop_gradient(leaf) if whole else leaf
+
+    return mx.checkpoint(lambda *args: layer(*tree_map(fixed, args)))
+
+
 def checkpointed_layer(
     config: T5Config, blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """`decoder_layer` over whole texts, for training with less memory.
-
-    What it computes on the way is not kept for the gradient but computed again (Chen et al.,
-    https://arxiv.org/abs/1604.06174), and keys and values are not kept in the cache.
-    """
+    """`decoder_layer` over whole texts, `checkpointed`: keys and values are not in the cache."""
 
     def run(
         blocks: Blocks, x: mx.array, bias: mx.array, cross: tuple[mx.array, mx.array]
@@ -113,7 +123,7 @@ def checkpointed_layer(
         alone = replace(slots, keys=keys, values=values, cross=[cross])
         return decoder_layer(config, blocks, x, bias, alone, 0)
 
-    return mx.checkpoint(run)(blocks, x, bias, slots.cross[i])
+    return checkpointed(run)(blocks, x, bias, slots.cross[i])
 
 
 def project(config: T5Config, block: Block, x: mx.array) -> list[mx.array]:
@@ -171,9 +181,7 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 # ---- compiled, on GPUs ---------------------------------------------------------------------------
 
 
-def layer_for(
-    config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False
-) -> Layer:
+def layer_for(config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False) -> Layer:
     """`decoder_layer` of a model for a pass over slots, after so many passes before.
 
     Describing a layer can take the host longer than a GPU takes to compute it. `mx.compile` keeps

@@ -60,6 +60,12 @@ class LabelledExample:
     states: Callable[[], np.ndarray] | None = None
 
 
+def given(source: Sequence[int], answer: Sequence[int]) -> LabelledExample:
+    """A prompt whose answer is given: it alone has a probability, of 1."""
+    ids = np.array(answer, np.int32)
+    return LabelledExample(np.array(source), ids, ids[:, None], np.ones((len(ids), 1), np.float32))
+
+
 class Answers:
     """The files of one run."""
 

@@ -1,15 +1,16 @@
-"""The prompts that a draft is trained on, and those by which it is evaluated.
+"""What a model is trained on, and by what it is evaluated.
 
-A line of the file is a prompt, or an object with a "prompt" and, if the target's answer is known
-already, a "completion". Equal prompts are one, so that no prompt is in both parts.
+A draft is trained on prompts: a line of the file is one, or an object with a "prompt" and, if the
+target's answer is known already, a "completion". Equal prompts are one, so that no prompt is in
+both parts. A model is fine-tuned on pairs: every prompt has a completion, or several.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError, shown
 from mlx_t5.text.prompts import token_ids
@@ -31,6 +32,26 @@ class Example:
 
     source: tuple[int, ...]
     answer: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and what is to be written.
+
+    Attributes:
+        source: the prompt's tokens, EOS included.
+        answer: those of the completion, likewise.
+        prompt: as a text.
+        completion: as a text.
+    """
+
+    source: tuple[int, ...]
+    answer: tuple[int, ...]
+    prompt: str
+    completion: str
+
+
+Made = TypeVar("Made", Example, Pair)
 
 
 def read_examples(
@@ -57,27 +78,74 @@ def read_examples(
         UserError: hardly any line can be used.
     """
     examples: dict[tuple[int, ...], Example] = {}
-    bad = 0
-    for line in lines:
-        try:
-            if isinstance(line, UserError):
-                raise line
-            prompt, completion = line
-            example = _example(prompt, completion, tokenizer, vocab_size, max_tokens)
-        except UserError as error:
-            bad += 1
-            if bad <= LINES_NAMED:
-                log(f"left out: {error}")
-            continue
+
+    def make(prompt: str, completion: str | None) -> Example:
+        return _example(prompt, completion, tokenizer, vocab_size, max_tokens)
+
+    for example in _usable(lines, make, log):
         examples.setdefault(example.source, example)
-    if bad > LINES_NAMED:
-        log(f"left out: {bad - LINES_NAMED} more lines")
     if len(examples) < LEAST:
         raise UserError(
             f"the data has {len(examples)} different prompts that can be used; give {LEAST} at "
             "least, better thousands"
         )
     return list(examples.values())
+
+
+def read_pairs(
+    lines: Iterable[Any],
+    tokenizer: Any,
+    vocab_size: int,
+    longest: tuple[int, int],
+    log: Callable[[str], None],
+) -> list[Pair]:
+    """Reads pairs, and leaves out what cannot be used.
+
+    Args:
+        lines: pairs of a prompt and its completion, or the `UserError` of a bad line.
+        tokenizer: of the model.
+        vocab_size: V.
+        longest: tokens of a prompt, and of a completion, at most.
+        log: gets a line about each that is left out.
+
+    Returns:
+        Pairs in the order of the lines, none of them twice.
+    """
+
+    def tokens(text: str, name: str, most: int) -> tuple[int, ...]:
+        ids = token_ids(text, tokenizer, vocab_size, name)
+        if len(ids) > most:
+            raise UserError(f"its {name} has {len(ids)} tokens, and --max-seq-length is {most}")
+        return tuple(ids)
+
+    def pair(prompt: str, completion: str) -> Pair:
+        try:
+            source = tokens(prompt, "prompt", longest[0])
+            return Pair(source, tokens(completion, "completion", longest[1]), prompt, completion)
+        except UserError as error:
+            raise UserError(f"the prompt {shown(prompt, 40)!r}: {error}") from None
+
+    return list(dict.fromkeys(_usable(lines, pair, log)))
+
+
+def _usable(
+    lines: Iterable[Any], make: Callable[..., Made], log: Callable[[str], None]
+) -> Iterator[Made]:
+    """What `make` makes of the lines that can be used."""
+    bad = 0
+    for line in lines:
+        try:
+            if isinstance(line, UserError):
+                raise line
+            made = make(*line)
+        except UserError as error:
+            bad += 1
+            if bad <= LINES_NAMED:
+                log(f"left out: {error}")
+            continue
+        yield made
+    if bad > LINES_NAMED:
+        log(f"left out: {bad - LINES_NAMED} more lines")
 
 
 def _example(
@@ -100,3 +168,16 @@ def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[E
     shuffled = random.Random(f"split {seed}").sample(list(examples), len(examples))
     held_out = min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(shuffled)))
     return shuffled[held_out:], shuffled[:held_out]
+
+
+def split_pairs(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Returns the pairs to train on, and those of a tenth of the prompts, at most `MOST_HELD_OUT`.
+
+    No prompt is in both parts.
+    """
+    prompts = list(dict.fromkeys(pair.source for pair in pairs))
+    random.Random(f"split {seed}").shuffle(prompts)
+    count = max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(prompts))))
+    held_out = set(prompts[:count])
+    kept = [pair for pair in pairs if pair.source not in held_out]
+    return kept, [pair for pair in pairs if pair.source in held_out]

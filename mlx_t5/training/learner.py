@@ -3,18 +3,20 @@
 The state is what a step changes. A step returns a new one and leaves the old one alone, so whatever
 interrupts it leaves a complete state.
 
-All numbers that the model has of its own are trained. Of a draft that shares the target's encoder,
-embedding and head these are its decoder's. The table of a draft's own vocabulary stays as it is.
+All numbers that the model has of its own and that are not frozen are trained. Of a draft that
+shares the target's encoder, embedding and head these are its decoder's. The table of a draft's own
+vocabulary stays as it is.
 
-Rates follow the scale of each tensor, as Adafactor's do with which T5 was trained (Shazeer and
-Stern, https://arxiv.org/abs/1804.04235, section 8): T5 does not divide attention scores by
-sqrt(d_kv), so its queries are much smaller than its embeddings, and one rate for all would saturate
-the attention.
+By default rates follow the scale of each tensor, as Adafactor's do with which T5 was trained
+(Shazeer and Stern, https://arxiv.org/abs/1804.04235, section 8): T5 does not divide attention
+scores by sqrt(d_kv), so its queries are much smaller than its embeddings, and one rate for all
+would saturate the attention.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,10 @@ class Learner:
         iters: int,
         learning_rate: float,
         compiled: bool | None = None,
+        schedule: Callable[[int], float] | None = None,
+        optimizer: Any = None,
+        drop: Callable[[mx.array | None], None] | None = None,
+        seed: int = 0,
     ) -> None:
         """Prepares to train.
 
@@ -61,21 +67,25 @@ class Learner:
             model: a `model.T5` in float32; its weights follow the state, see `put`.
             loss: of the model.
             iters: steps of the whole run.
-            learning_rate: the largest, relative to a tensor's scale.
+            learning_rate: the largest; of Adafactor relative to a tensor's scale.
             compiled: whether to compile the steps; None does it on a GPU only.
+            schedule: the share of that rate at a step; None is `linear` with a short warm-up.
+            optimizer: of `mlx.optimizers`; None is Adafactor.
+            drop: is given what chooses the inputs that a step leaves out, and None behind it.
+            seed: of that.
         """
         self.model, self._loss = model, loss
         self.iters, self.learning_rate = iters, learning_rate
-        self.optimizer = optimizers.Adafactor(
-            learning_rate=learning_rate, relative_step=False, scale_parameter=True
-        )
+        self.schedule = schedule or linear(iters, WARM_UP_SHARE * iters)
+        self.optimizer = optimizer or adafactor()
+        self._drop, self._seed = drop, seed
         compiled = not cpu_only() if compiled is None else compiled
         self._slopes = mx.compile(self._gradient) if compiled else self._gradient
         self._change = mx.compile(self._update) if compiled else self._update
 
     def begin(self) -> State:
         """The state before the first step."""
-        parameters = tree_flatten(self.model.parameters())
+        parameters = tree_flatten(self.model.trainable_parameters())
         weights = {n: array for n, array in parameters if mx.issubdtype(array.dtype, mx.floating)}
         self.optimizer.init(tree_unflatten(list(weights.items())))
         return State(weights, dict(tree_flatten(self.optimizer.state)))
@@ -93,8 +103,8 @@ class Learner:
         """
         count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
         total, slopes = mx.array(0.0), dict[str, mx.array]()
-        for micro_batch in batch:
-            loss, more = self._slopes(state.weights, micro_batch.arrays)
+        for i, micro_batch in enumerate(batch):
+            loss, more = self._slopes(state.weights, micro_batch.arrays, self._key(state.step, i))
             total = total + loss
             slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
             mx.eval(total, slopes)  # one micro-batch's work is there at a time
@@ -112,24 +122,29 @@ class Learner:
         """Gives the model these weights."""
         self.model.update(tree_unflatten(list(weights.items())))
 
-    def schedule(self, step: int) -> float:
-        """The share of the largest rate: a linear warm-up, then linear decay to nothing."""
-        warm = (step + 1) / max(1.0, WARM_UP_SHARE * self.iters)
-        decay = (self.iters - step) / max(1.0, (1 - WARM_UP_SHARE) * self.iters)
-        return max(0.0, min(1.0, warm, decay))
-
     def loss(self, weights: Arrays, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
         """What to differentiate, and the loss summed over the tokens."""
         self.put(weights)
         return self._loss(weights, batch)
 
-    def _gradient(self, weights: Arrays, arrays: list[mx.array]) -> tuple[mx.array, Arrays]:
+    def _key(self, step: int, i: int) -> mx.array | None:
+        """The random key of a micro-batch; it follows from the seed, as the batch does."""
+        if self._drop is None:
+            return None
+        return mx.random.key(random.Random(f"dropout {self._seed} {step} {i}").getrandbits(64))
+
+    def _gradient(
+        self, weights: Arrays, arrays: list[mx.array], key: mx.array | None = None
+    ) -> tuple[mx.array, Arrays]:
         """The loss, summed over the tokens of a micro-batch, and its gradient."""
+        drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
         try:
+            drop(key)
             batch = TrainingBatch.of(arrays)
             (_, loss), slopes = mx.value_and_grad(self.loss)(weights, batch)
         finally:
+            drop(None)
             self.put(before)  # no array that was only described stays there
         return loss, slopes
 
@@ -145,3 +160,32 @@ class Learner:
             return dict(tree_flatten(changed)), dict(tree_flatten(self.optimizer.state))
         finally:
             self.optimizer.state = before  # no array that was only described stays there
+
+
+def adafactor(relative_step: bool = False, **options: Any) -> Any:
+    """The optimiser with which T5 was trained.
+
+    Its numbers are those of transformers' `Adafactor`. With `relative_step` the rate follows from
+    the number of steps instead of the schedule.
+    """
+    return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step, **options)
+
+
+def adamw(weight_decay: float = 0.0) -> Any:
+    """AdamW with the numbers of torch's (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101)."""
+    return optimizers.AdamW(1.0, weight_decay=weight_decay, bias_correction=True)
+
+
+def linear(iters: int, warm_up: float) -> Callable[[int], float]:
+    """The share of the largest rate at a step: a linear warm-up, then linear decay to nothing."""
+
+    def share(step: int) -> float:
+        decay = (iters - step) / max(1.0, iters - warm_up)
+        return max(0.0, min(1.0, (step + 1) / max(1.0, warm_up), decay))
+
+    return share
+
+
+def constant(warm_up: float) -> Callable[[int], float]:
+    """The same without the decay."""
+    return lambda step: min(1.0, (step + 1) / max(1.0, warm_up))

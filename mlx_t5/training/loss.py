@@ -1,4 +1,7 @@
-"""How far a draft's distribution q of the next token is from the target's p: KL(p || q).
+"""How far a model's distribution q of the next token is from p: KL(p || q).
+
+For a draft p is the target's. For a text that is given, p is 1 for its token, and KL(p || q) is the
+cross-entropy.
 
 Of p only the K likeliest tokens are kept, and the mass r of all others (`answers.TOP_K`). With
 t = 1 - sum of q over the K tokens,
@@ -35,11 +38,11 @@ LEAST_PROBABILITY = 1e-30  # of q_k, where its logarithm is taken
 Head = Callable[..., mx.array]  # hidden states (N, d_model), and weights if it has own → (N, V)
 
 
-def draft_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
-    """The loss of a draft (`model.T5`), as `learner.Learner` takes it.
+def token_loss(draft: Any, temp: float) -> Callable[..., tuple[mx.array, mx.array]]:
+    """The loss of a draft or of a model that is fine-tuned, as `learner.Learner` takes it.
 
     Args:
-        draft: reads the target's encoder output where a batch has it.
+        draft: a `model.T5`; reads the target's encoder output where a batch has it.
         temp: temperature at which the target is sampled; 0 is greedy.
     """
     vocabulary = DraftVocabulary(draft, draft.config.vocab_size)

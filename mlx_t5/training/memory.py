@@ -23,6 +23,7 @@ STEP_SHARE = 0.125  # of the memory, for the work of a step
 # Copies of every trained number: itself, its gradient and an earlier micro-batch's, the update and
 # what it replaces, and the square that Adafactor takes.
 COPIES = 6
+ADAM_COPIES = 9  # AdamW takes three more: two moments and what replaces one of them
 LOGIT_COPIES = 5  # of a chunk's logits: with their probabilities, the slope and its products
 
 
@@ -31,7 +32,7 @@ class TrainingMemory:
     """Bytes that training takes at most.
 
     Attributes:
-        draft: parameters that are trained, with their gradients and the optimiser's work.
+        draft: numbers that are trained, with their gradients and the optimiser's work.
         step: activations of a step.
         rows: B that a step works on at once.
     """
@@ -41,37 +42,60 @@ class TrainingMemory:
     rows: int
 
 
-def estimate(draft: Any, source: int, target: int, batch_size: int) -> TrainingMemory:
-    """What training a draft takes, beside the target's weights.
+def estimate(
+    draft: Any, source: int, target: int, batch_size: int, copies: int = COPIES, adapted: int = 0
+) -> TrainingMemory:
+    """What training a draft, or a model itself, takes beside the weights that are not trained.
 
     Args:
         draft: a `model.T5`.
         source: tokens of the longest prompt.
         target: tokens of the longest answer.
         batch_size: of a step.
+        copies: of every trained number.
+        adapted: copies of their inputs that adapters of all layers keep.
     """
-    trained = sum(array.size for _, array in tree_flatten(draft.parameters()))
+    trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, with_encoder = draft.config, draft.shares_with is None
     source, target = source_width(source), -(-target // ANSWER_STEP) * ANSWER_STEP
-    of_row = row_bytes(config, source, target, with_encoder)
+    of_row = row_bytes(config, source, target, with_encoder, draft.grad_checkpoint, adapted)
     rows = max(1, min(batch_size, int(STEP_SHARE * limit()) // of_row))
     tokens = config.draft_vocab_size or config.vocab_size
     logits = LOGIT_COPIES * FLOAT * min(max(LOGITS_AT_ONCE, tokens), rows * target * tokens)
-    return TrainingMemory(COPIES * FLOAT * trained, rows * of_row + logits, rows)
+    return TrainingMemory(copies * FLOAT * trained, rows * of_row + logits, rows)
 
 
-def memory_notes(target: Any, size: TrainingMemory) -> Iterator[str]:
-    """Lines that say how much memory training takes beside the target, and whether it is there."""
+def memory_notes(
+    target: Any,
+    size: TrainingMemory,
+    names: tuple[str, str] = ("target", "draft"),
+    cure: str = "a lower --max-tokens, shorter prompts or fewer --decoder-layers",
+) -> Iterator[str]:
+    """Lines that say how much memory training takes beside the target, and whether it is there.
+
+    Args:
+        target: a `model.T5`.
+        size: from `estimate`.
+        names: of the target, and of what is trained.
+        cure: what takes less.
+    """
     weights = sum(array.nbytes for _, array in tree_flatten(target.parameters()))
-    parts = {"target": weights, "draft and optimiser": size.draft, "a step": size.step}
-    total, shown = sum(parts.values()), ", ".join(f"{n} {readable(b)}" for n, b in parts.items())
+    sizes = weights, size.draft, size.step
+    parts = dict(zip((names[0], f"{names[1]} and optimiser", "a step"), sizes, strict=True))
+    total, shown = sum(sizes), ", ".join(f"{n} {readable(b)}" for n, b in parts.items())
     yield f"memory: at most {readable(total)} of {readable(limit())} ({shown})"
     if total > limit():
-        cure = "a lower --max-tokens, shorter prompts or fewer --decoder-layers"
         yield f"warning: that is more than there is; take {cure}"
 
 
-def row_bytes(config: T5Config, source: int, target: int, with_encoder: bool) -> int:
+def row_bytes(
+    config: T5Config,
+    source: int,
+    target: int,
+    with_encoder: bool,
+    grad_checkpoint: bool = False,
+    adapted: int = 0,
+) -> int:
     """Bytes of the activations of a row, forward and backward; measured without a GPU.
 
     Args:
@@ -79,15 +103,30 @@ def row_bytes(config: T5Config, source: int, target: int, with_encoder: bool) ->
         source: S.
         target: T.
         with_encoder: whether the encoder is trained too.
+        grad_checkpoint: whether layers keep no more than what goes in.
+        adapted: copies of their inputs that adapters keep.
     """
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
+    inputs = adapted * (5 * config.d_model + inner + config.d_ff)
     # Of a layer's position: residuals and norms, queries to outputs, the feed-forward.
-    decoding = 10 * config.d_model + 14 * inner + hidden
-    encoding = 6 * config.d_model + 8 * inner + hidden
+    decoding = 10 * config.d_model + 14 * inner + hidden + 2 * inputs
+    encoding = 6 * config.d_model + 8 * inner + hidden + inputs
     scores = 4 * heads * target * (round_up(target) + source)
-    layers = target * decoding + scores + 6 * source * inner
-    total = config.num_decoder_layers * layers + 3 * source * config.d_model + target * 3 * TOP_K
+    kept = 6 * source * (inner + adapted * config.d_model)  # keys and values of the source
+    decoder = _layers(config.num_decoder_layers, target, decoding, scores, config, grad_checkpoint)
+    total = decoder + config.num_decoder_layers * kept
+    total += 3 * source * config.d_model + target * 3 * TOP_K
     if with_encoder:
-        total += config.num_layers * (source * encoding + 4 * heads * source * source)
+        scores = 4 * heads * source * source
+        total += _layers(config.num_layers, source, encoding, scores, config, grad_checkpoint)
     return FLOAT * total
+
+
+def _layers(
+    depth: int, length: int, width: int, scores: int, config: T5Config, grad_checkpoint: bool
+) -> int:
+    """Numbers that layers keep, of so many positions with so many numbers, and their scores."""
+    if not grad_checkpoint:
+        return depth * (length * width + scores)
+    return length * width + scores + depth * length * 3 * config.d_model

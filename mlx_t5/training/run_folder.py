@@ -30,7 +30,7 @@ class TrainingProgress:
     """How a run has fared.
 
     Attributes:
-        best: tokens a call of the best draft so far; None before the first evaluation.
+        best: value of the best evaluation so far; None before the first evaluation.
         best_step: after how many steps it was that.
         evaluated: after how many steps the last evaluation was; -1 before the first.
         behind: evaluations since the best.
@@ -126,7 +126,7 @@ class RunFolder:
             like: the state before the first step, whose arrays have the same names and shapes.
 
         Raises:
-            UserError: it cannot be read, or belongs to another draft.
+            UserError: it cannot be read, or belongs to another model.
         """
         if not (self.path / STATE).exists():
             return None
@@ -150,7 +150,7 @@ class RunFolder:
             like: has the same names and shapes.
 
         Raises:
-            UserError: they cannot be read, or are another draft's.
+            UserError: they cannot be read, or are another model's.
         """
         with self._reading(BEST):
             return self._load(BEST, like)[0]
@@ -198,7 +198,7 @@ class RunFolder:
         """Arrays and metadata of a file; ValueError unless they are named and shaped as `like`."""
         arrays, facts = mx.load(str(self.path / name), return_metadata=True)
         if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
-            raise ValueError("it is another draft's")
+            raise ValueError("it is another model's")
         mx.eval(arrays)
         return arrays, facts
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from mlx_t5.training.batches import TrainingBatch
 from mlx_t5.training.learner import Learner
@@ -29,6 +30,14 @@ class Schedule:
     save_every: int
 
 
+class Evaluated(Protocol):
+    """How a model fared; `str` says it to the user."""
+
+    @property
+    def value(self) -> float:
+        """The more, the better."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """How a draft fared in the engine, on held-out prompts.
@@ -40,6 +49,11 @@ class Evaluation:
 
     acceptance: float
     tokens_per_call: float
+
+    @property
+    def value(self) -> float:
+        """By which the best draft is chosen."""
+        return self.tokens_per_call
 
     def __str__(self) -> str:
         return f"acceptance {self.acceptance:.1%}, {self.tokens_per_call:.2f} tokens a call"
@@ -59,7 +73,7 @@ class Trainer:
         batch: Callable[[int], list[TrainingBatch]],
         schedule: Schedule,
         folder: RunFolder,
-        evaluate: Callable[[], Evaluation],
+        evaluate: Callable[[], Evaluated],
         log: Callable[[str], object],
     ) -> None:
         """Takes up what an earlier run has left.
@@ -108,7 +122,7 @@ class Trainer:
             if state is None:
                 self.log(
                     f"step {self.state.step + 1}: the loss or its gradient is no number; stopped. "
-                    "The best draft so far is kept; try a lower --learning-rate"
+                    "The best so far is kept; try a lower --learning-rate"
                 )
                 return
             now = time.perf_counter()
@@ -133,7 +147,7 @@ class Trainer:
             return False
         self.learner.put(self.state.weights)
         evaluation, before = self.evaluate(), self.progress
-        value = evaluation.tokens_per_call
+        value = evaluation.value
         better, behind = before.best is None or value > before.best, before.behind + 1
         if better:
             self.folder.save_best(self.state.weights)

@@ -11,14 +11,14 @@ from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.training.answers import label
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner, State
-from mlx_t5.training.loss import draft_loss
+from mlx_t5.training.loss import token_loss
 from random_models import random_t5
 
 PAIRS = [((5, 9, 1), (7, 8, 1)), ((6, 1), (3, 1)), ((4, 4, 9, 20, 1), (30, 2, 2, 50, 1))]
 
 
 def learner_of(draft, iters=10, learning_rate=0.01, compiled=None):
-    return Learner(draft, draft_loss(draft, 0.0), iters, learning_rate, compiled)
+    return Learner(draft, token_loss(draft, 0.0), iters, learning_rate, compiled)
 
 
 def batch_of(target, chosen=slice(None), states=True):

@@ -86,7 +86,7 @@ def test_of_a_draft_with_a_vocabulary_of_its_own_it_is_the_automatic_gradient(id
         terms = terms + mx.where(rest_p > 0, rest_p * mx.log(rest_p / rest_q), 0)
         return (terms * batch.counted).sum()
 
-    learner = Learner(draft, loss.draft_loss(draft, 0.0), 10, 0.01)
+    learner = Learner(draft, loss.token_loss(draft, 0.0), 10, 0.01)
     weights = learner.begin().weights
     assert ("lm_head.weight" in weights) == own_head and "d2t" not in weights
     total, slopes = learner._gradient(weights, batch.arrays)

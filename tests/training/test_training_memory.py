@@ -13,7 +13,7 @@ from mlx_t5.training import memory
 from mlx_t5.training.answers import LabelledExample
 from mlx_t5.training.batches import collate
 from mlx_t5.training.learner import Learner
-from mlx_t5.training.loss import draft_loss
+from mlx_t5.training.loss import token_loss
 from model import T5
 from random_models import CONFIG
 
@@ -33,7 +33,7 @@ def test_a_step_takes_no_more_than_was_said(shares):
     batch = collate([one] * ROWS, 0, 0, keep_states=False)
     states = mx.zeros((ROWS, SOURCE, WIDTH), mx.float16) if shares else None
     batch = replace(batch, states=states)
-    learner = Learner(draft, draft_loss(draft, 0.0), 10, 0.01)
+    learner = Learner(draft, token_loss(draft, 0.0), 10, 0.01)
     state = learner.begin()
     mx.eval(state.weights, state.moments, batch.arrays, target.parameters())
     mx.clear_cache()

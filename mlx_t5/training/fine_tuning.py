@@ -1,0 +1,152 @@
+"""What is trained of a model that is fine-tuned, and the folder that comes of it.
+
+Either all of it, or LoRA beside some of its layers (network/adapting.py). Adapters are written as
+PEFT's, whole models as Hugging Face's, so that other programs read both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.backend import mx, tree_flatten
+from mlx_t5.checkpoints.adapter_config import Change, LoraConfig
+from mlx_t5.checkpoints.adapters import save_adapter
+from mlx_t5.checkpoints.folder import (
+    SHARD_BYTES,
+    into_shards,
+    new_model_folder,
+    write_json,
+    write_shards,
+)
+from mlx_t5.checkpoints.quantization import quantize_predicate
+from mlx_t5.drafting.shared_draft import Parameter, stored_dtype_of
+from mlx_t5.errors import UserError
+from mlx_t5.network.adapting import Adapters
+from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
+
+Arrays = Mapping[str, mx.array]
+_WEIGHT = ".weight"
+_OF_MLX = ("quantization", "quantization_config", "converted_from")  # entries of config.json
+
+
+def paths(config: Any) -> dict[str, str]:
+    """The path of every layer of attention and feed-forward, by its Hugging Face name."""
+    names = tensor_names(config).items()
+    layers = {a.removesuffix(_WEIGHT): b.removesuffix(_WEIGHT) for a, b in names}
+    return {theirs: ours for theirs, ours in layers.items() if quantize_predicate(ours)}
+
+
+def changes(config: Any, lora: LoraConfig, num_layers: int) -> dict[str, Change]:
+    """What is adapted, by its Hugging Face name.
+
+    Args:
+        config: of the model.
+        lora: which layers, and how much.
+        num_layers: only so many of each stack, the last ones; -1 for all.
+
+    Raises:
+        UserError: that is none, or a pattern cannot be matched.
+    """
+    first = _first_layers(config, num_layers)
+    found = {
+        name: change
+        for name, change in lora.changes(paths(config)).items()
+        if int(name.split(".")[2]) >= first[name.split(".")[0]]
+    }
+    if not found:
+        raise UserError(
+            f"--target-modules {lora.target_modules!r} names no layer of attention or feed-forward "
+            "of this model; give names like q v wi_0 wo, or all-linear"
+        )
+    return found
+
+
+def adapt(model: Any, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0) -> Adapters:
+    """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `changes`."""
+    of, found = paths(model.config), changes(model.config, lora, num_layers)
+    scales = {of[name]: (change.rank, change.scale) for name, change in found.items()}
+    return Adapters(model, scales, lora.use_dora, dropout)
+
+
+def unfreeze_last(model: Any, num_layers: int) -> None:
+    """Leaves so many layers of each stack to be trained, the last ones; -1 for the whole model."""
+    if num_layers < 0:
+        return
+    model.freeze()
+    for stack, first in _first_layers(model.config, num_layers).items():
+        for layer in model[stack].layers[first:]:
+            layer.unfreeze()
+
+
+def write_adapter(
+    path: Path,
+    model: Any,
+    weights: Arrays,
+    lora: LoraConfig,
+    num_layers: int,
+    **entries: Any,
+) -> Path:
+    """Writes what was trained as a PEFT adapter.
+
+    Args:
+        path: see `save_adapter`.
+        model: a `model.T5`.
+        weights: A, B and lengths, by our names.
+        lora: as given to `adapt`.
+        num_layers: likewise.
+        entries: further ones of adapter_config.json.
+    """
+    names = {ours: theirs for theirs, ours in paths(model.config).items()}
+    tensors: dict[str, dict[str, mx.array]] = {}
+    for name, array in weights.items():
+        layer, _, part = name.rpartition(".")
+        tensors.setdefault(names[layer], {})[part] = array
+    # Which layers these are in both stacks, PEFT could not tell from a number of layers.
+    targets = lora.target_modules if num_layers < 0 else sorted(tensors)
+    of_lora = {name: getattr(lora, name) for name in ("r", "lora_alpha", "use_rslora", "use_dora")}
+    modules = targets if isinstance(targets, str) else list(targets)
+    return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors)
+
+
+def write_model(path: Path, model: Any, source: Path) -> Path:
+    """Writes a whole model as a Hugging Face folder, which appears when it is complete.
+
+    Args:
+        path: the folder, as checked by `check_output_folder`.
+        model: a `model.T5` in float32.
+        source: of the model that it started from: configuration, tokenizer and type.
+
+    Raises:
+        UserError: there is too little disk space, or a number is too large for the type.
+    """
+    raw, stored = read_config(source), stored_dtype_of(source)
+    config = {name: value for name, value in raw.items() if name not in _OF_MLX}
+    dtype, names = getattr(mx, stored), {b: a for a, b in tensor_names(model.config).items()}
+    arrays = {names[name]: array for name, array in tree_flatten(model.parameters())}
+    if not config.get("tie_word_embeddings", True):  # transformers reads a head of its own then
+        arrays.setdefault(HEAD, arrays[EMBEDDING])
+    parameters = [Parameter(name, array, dtype) for name, array in arrays.items()]
+    shards = into_shards(parameters, SHARD_BYTES)
+    try:
+        with new_model_folder(path, False, source, shards) as folder:
+            write_shards(folder, shards, Parameter.chunks, "pt", "writing")
+            config |= {name: stored for name in ("torch_dtype", "dtype") if name in raw}
+            write_json(folder / "config.json", config)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def base_name(folder: Path) -> str:
+    """What PEFT is told that an adapter is for: the Hub id of a folder, or its path."""
+    origin = read_config(folder).get("converted_from")
+    name = origin.get("model") if isinstance(origin, dict) else None
+    return name if isinstance(name, str) else str(folder.absolute())
+
+
+def _first_layers(config: Any, num_layers: int) -> dict[str, int]:
+    """The first layer of each stack that is trained."""
+    depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
+    return {n: max(0, d - num_layers) if num_layers >= 0 else 0 for n, d in depths.items()}

@@ -1,0 +1,306 @@
+"""Fine-tuning beside transformers and PEFT: loss, gradients, a run, and the folders written."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import families
+from convert import convert
+from families import torch, transformers
+from mlx_t5.backend import mx, tree_flatten, tree_unflatten
+from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.errors import UserError
+from mlx_t5.network.linear import Matrix
+from mlx_t5.network.sharing import plain_weights
+from mlx_t5.network.weights import tensor_names
+from mlx_t5.training.answers import given
+from mlx_t5.training.batches import collate
+from mlx_t5.training.fine_tuning import (
+    adapt,
+    changes,
+    paths,
+    unfreeze_last,
+    write_adapter,
+    write_model,
+)
+from mlx_t5.training.learner import Learner, adafactor, adamw, constant
+from mlx_t5.training.loss import token_loss
+from model import load
+
+peft = pytest.importorskip("peft")
+PAIRS = [((5, 9, 40, 1), (7, 8, 30, 1)), ((6, 1), (3, 1)), ((4, 44, 9, 20, 17, 1), (30, 2, 1))]
+LORA = LoraConfig(r=3, lora_alpha=5.0, target_modules="all-linear")
+KINDS = {"lora": LORA, "dora": replace(LORA, use_dora=True), "full": None}
+
+
+def peft_model(reference, lora, dropout=0.0):
+    """PEFT's model with adapters that are not at their start."""
+    options = {"r": lora.r, "lora_alpha": lora.lora_alpha, "use_dora": lora.use_dora}
+    config = peft.LoraConfig(
+        target_modules=lora.target_modules, lora_dropout=dropout, use_rslora=lora.use_rslora,
+        task_type="SEQ_2_SEQ_LM", **options,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(copy.deepcopy(reference.model), config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_magnitude" in name:
+                weight.mul_(1.1)
+            elif "lora_" in name:
+                weight.normal_(std=0.05, generator=generator)
+    return model
+
+
+def their_batch(config, pairs=PAIRS):
+    """The pairs as transformers takes them."""
+    width, length = (max(len(pair[i]) for pair in pairs) for i in (0, 1))
+    pad = config.pad_token_id
+    source = torch.tensor([[*s, *[pad] * (width - len(s))] for s, _ in pairs])
+    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s, _ in pairs])
+    labels = torch.tensor([[*a, *[-100] * (length - len(a))] for _, a in pairs])
+    return {"input_ids": source, "attention_mask": mask, "labels": labels}
+
+
+def our_batch(model, pairs=PAIRS):
+    config = model.config
+    start, pad = config.decoder_start_token_id, config.pad_token_id
+    return collate([given(*pair) for pair in pairs], start, pad, keep_states=False)
+
+
+def by_our_names(model, named):
+    """Torch's arrays of parameters by our names."""
+    ours = {a.removesuffix(".weight"): b for a, b in tensor_names(model.config).items()}
+    found = {}
+    for name, tensor in named:
+        name = name.removeprefix("base_model.model.").removesuffix(".weight")
+        layer, lora, part = name.partition(".lora_")
+        part = f"lora_{part.removesuffix('.default')}" if lora else "weight"
+        if layer in ours:
+            found[f"{ours[layer].removesuffix('.weight')}.{part}"] = tensor.detach().numpy()
+    return found
+
+
+def torch_gradients(reference, kind):
+    """The loss of the pairs by torch, and the parameters that have a gradient then."""
+    lora = KINDS[kind]
+    model = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
+    loss = model(**their_batch(reference.model.config)).loss
+    loss.backward()
+    trained = [(name, p) for name, p in model.named_parameters() if p.grad is not None]
+    return loss.item(), trained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
+def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
+    expected, trained = torch_gradients(made(family), kind)
+    model, _ = load(made(family).folder, "float32")
+    if KINDS[kind]:
+        adapt(model, KINDS[kind])
+    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
+    weights = {n: mx.array(a) for n, a in by_our_names(model, trained).items()}
+    assert weights.keys() == learner.begin().weights.keys()
+    learner.put(weights)
+    loss, slopes = learner._gradient(weights, our_batch(model).arrays)
+    count = sum(len(answer) for _, answer in PAIRS)
+    assert loss.item() / count == pytest.approx(expected, rel=1e-5)
+    gradients = by_our_names(model, ((name, p.grad) for name, p in trained))
+    for name, gradient in gradients.items():
+        most = np.abs(gradient).max()
+        np.testing.assert_allclose(
+            np.array(slopes[name]) / count, gradient, rtol=1e-3, atol=1e-4 * most, err_msg=name
+        )
+
+
+def optimisers(kind, parameters):
+    """One of ours and torch's for the same."""
+    theirs = transformers.optimization.Adafactor
+    if kind == "adamw":
+        torchs = torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
+        return adamw(weight_decay=0.1), torchs
+    if kind == "adafactor":
+        return adafactor(), theirs(parameters, lr=0.01, relative_step=False)
+    return adafactor(True), theirs(parameters, lr=None, relative_step=True)
+
+
+@pytest.mark.parametrize(
+    "kind, optimizer",
+    [("lora", "adamw"), ("dora", "adafactor"), ("full", "adafactor"), ("full", "relative")],
+)
+def test_a_run_has_the_losses_of_transformers_and_peft(made, kind, optimizer):
+    reference = made("flan")
+    lora = KINDS[kind]
+    theirs = peft_model(reference, lora) if lora else copy.deepcopy(reference.model)
+    trained = [(name, p) for name, p in theirs.named_parameters() if p.requires_grad]
+    ours, torchs = optimisers(optimizer, [p for _, p in trained])
+    model, _ = load(reference.folder, "float32")
+    if lora:
+        adapt(model, lora)
+    weights = {n: mx.array(a) for n, a in by_our_names(model, trained).items()}
+    batches = [[PAIRS[0], PAIRS[1]], [PAIRS[2]], PAIRS]
+    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, constant(2), ours)
+    state, losses, expected = replace(learner.begin(), weights=weights), [], []
+    for step in range(9):
+        pairs = batches[step % 3]
+        state, loss = learner.step(state, [our_batch(model, pairs)])
+        losses.append(loss)
+        for group in torchs.param_groups:
+            group["lr"] = None if optimizer == "relative" else 0.01 * constant(2)(step)
+        torchs.zero_grad()
+        their_loss = theirs(**their_batch(reference.model.config, pairs)).loss
+        their_loss.backward()
+        torchs.step()
+        expected.append(their_loss.item())
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    assert losses[-1] < 0.8 * losses[2]
+
+
+def logits(model):
+    """Of the pairs' first positions."""
+    batch = our_batch(model)
+    return np.array(model(batch.source, batch.tokens[:, :2], batch.mask))
+
+
+def adapted(made, family, lora, num_layers=-1, dropout=0.0, folder=None):
+    """A model whose adapters are not at their start, and its weights."""
+    model, _ = load(folder or made(family).folder, "float32")
+    adapters = adapt(model, lora, num_layers, dropout)
+    adapters.begin(7)
+    weights = Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights
+    for i, name in enumerate(sorted(weights)):
+        noise = mx.random.normal(weights[name].shape, scale=0.1, key=mx.random.key(i))
+        weights[name] = noise + weights[name] * ("magnitude" in name)
+    model.update(tree_unflatten(list(weights.items())))
+    return model, adapters, weights
+
+
+@pytest.mark.parametrize(
+    "family, entries, num_layers",
+    [
+        ("t5", {}, -1),
+        ("flan", {"use_dora": True}, -1),
+        ("byt5", {"target_modules": ("q", "wi_1"), "use_rslora": True}, 1),
+    ],
+)
+def test_peft_loads_the_adapter_and_ours_merges_it(made, tmp_path, family, entries, num_layers):
+    lora = replace(LORA, **entries)
+    model, _, weights = adapted(made, family, lora, num_layers)
+    expected = logits(model)
+    path = write_adapter(tmp_path / "lora", model, weights, lora, num_layers, lora_dropout=0.1)
+    plain, _ = load(made(family).folder, "float32")
+    merged, _ = load(made(family).folder, "float32", adapter=path)
+    np.testing.assert_allclose(logits(merged), expected, rtol=2e-4, atol=2e-4)
+    assert np.abs(logits(plain) - expected).max() > 0.1
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(made(family).model), path).eval()
+    batch = our_batch(model)
+    source, mask, tokens = (
+        torch.tensor(np.array(a)) for a in (batch.source, batch.mask, batch.tokens[:, :2])
+    )
+    with torch.no_grad():
+        found = theirs(
+            input_ids=source, attention_mask=mask.long(), decoder_input_ids=tokens
+        ).logits.numpy()
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
+    layers = {name.rpartition(".")[0] for name in weights}
+    assert num_layers < 0 or {name.split(".")[2] for name in layers} == {"5", "1"}
+
+
+@pytest.mark.parametrize("family", ["t5", "flan", "umt5-tied", "madlad"])
+def test_transformers_loads_the_whole_model(made, tmp_path, family):
+    model, _ = load(made(family).folder, "float32")
+    learner = Learner(model, token_loss(model, 0.0), 10, 0.05)
+    state, _ = learner.step(learner.begin(), [our_batch(model)])
+    learner.put(state.weights)
+    expected = logits(model)
+    path = write_model(tmp_path / "full", model, made(family).folder)
+    again, _ = load(path, "float32")
+    np.testing.assert_allclose(logits(again), expected, rtol=1e-5, atol=1e-5)
+    theirs = type(made(family).model).from_pretrained(path).eval()
+    if family.startswith("umt5"):  # see families.build
+        theirs.config.tie_word_embeddings = made(family).family.scaled
+    reference = replace(made(family), model=theirs)
+    batch = our_batch(model)
+    arrays = (np.array(a).tolist() for a in (batch.source, batch.tokens[:, :2], batch.mask))
+    np.testing.assert_allclose(reference.logits(*arrays), expected, rtol=2e-4, atol=2e-4)
+    plain, _ = load(made(family).folder, "float32")
+    assert np.abs(logits(plain) - expected).max() > 0.1
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
+    lora = replace(LORA, use_dora=dora)
+    results = []
+    for checkpoint in (False, True):
+        model, adapters, weights = adapted(made, "flan", lora, dropout=0.3)
+        model.grad_checkpoint = checkpoint
+        learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, drop=adapters.drop)
+        batch = our_batch(model).arrays
+        results.append(learner._gradient(weights, batch, mx.random.key(1)))
+        other, _ = learner._gradient(weights, batch, mx.random.key(2))
+        plain, _ = learner._gradient(weights, batch)
+        assert len({results[-1][0].item(), other.item(), plain.item()}) == 3
+    (one, slopes), (two, same) = results
+    assert one.item() == pytest.approx(two.item(), rel=1e-6)
+    for name, slope in slopes.items():
+        most = mx.abs(slope).max().item()
+        np.testing.assert_allclose(np.array(slope), np.array(same[name]), atol=1e-5 * most + 1e-6)
+
+
+def test_what_is_dropped_is_dropped_from_the_adapters_input_alone(made):
+    """A column of x at a time, as PEFT does it: what is left is scaled up."""
+    model, adapters, _ = adapted(made, "t5", LORA, dropout=0.5)
+    x = mx.random.normal((4, 32), key=mx.random.key(0))
+    layer = model.encoder.layers[0].self_attention.q
+    whole = Matrix.of(layer).times(x)
+    adapters.drop(mx.random.key(5))
+    matrix = Matrix.of(layer)
+    kept = mx.random.bernoulli(0.5, x.shape, matrix.key)
+    expected = x @ layer.weight.T + matrix.scale * (
+        mx.where(kept, 2 * x, 0) @ layer.lora_A.T @ layer.lora_B.T
+    )
+    np.testing.assert_allclose(np.array(matrix.times(x)), np.array(expected), atol=1e-5)
+    adapters.drop(None)
+    assert mx.array_equal(Matrix.of(layer).times(x), whole)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_quantised_model_is_adapted_as_what_its_bits_say(made, tmp_path, dora):
+    options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
+    folder = convert(made("flan").folder, tmp_path / "4bit", "float32", **options)
+    lora = replace(LORA, use_dora=dora, target_modules=("q", "v", "wi_0", "o"))
+    model, _, weights = adapted(made, "flan", lora, folder=folder)
+    plain, _ = load(made("flan").folder, "float32")
+    dense = plain_weights(model)
+    names = dict(tree_flatten(plain.parameters()))
+    plain.update(tree_unflatten([(name, dense[name]) for name in names]))
+    adapt(plain, lora)
+    model.grad_checkpoint = dora
+    learners = [Learner(m, token_loss(m, 0.0), 10, 0.01) for m in (model, plain)]
+    assert learners[0].begin().weights.keys() == weights.keys()
+    (loss, slopes), (expected, right) = (
+        learner._gradient(weights, our_batch(model).arrays) for learner in learners
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    for name, slope in right.items():
+        most = mx.abs(slope).max().item()
+        np.testing.assert_allclose(np.array(slopes[name]), np.array(slope), atol=2e-3 * most)
+
+
+def test_the_last_layers_alone_are_trained(made):
+    model, _ = load(made("byt5").folder, "float32")
+    unfreeze_last(model, 1)
+    names = set(Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights)
+    assert {".".join(name.split(".")[:3]) for name in names} == {
+        "encoder.layers.5", "decoder.layers.1"
+    }  # fmt: skip
+    assert len(changes(model.config, LORA, -1)) == len(paths(model.config)) > 20
+    for wrong in ("lm_head", "nothing"):
+        with pytest.raises(UserError, match=f"{wrong}.* names no layer of attention"):
+            changes(model.config, replace(LORA, target_modules=(wrong,)), -1)
