@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import INTERRUPTED, run
-from mlx_t5.cli.distilling import ALL, build_parser, check_options
+from mlx_t5.cli.distilling import ALL, build_parser, check_options, work_folder
 from mlx_t5.cli.input import Lines
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
@@ -66,12 +66,6 @@ def _main(argv: list[str]) -> int:
     return 0
 
 
-def work_folder(output: str) -> Path:
-    """Where a run keeps what another can resume: beside its output."""
-    path = Path(output).expanduser()
-    return path.with_name(f"{path.name}-work")
-
-
 class Distillation:
     """One run: a target, the draft in the making, and the one that it has to beat."""
 
@@ -90,11 +84,11 @@ class Distillation:
 
         self.args, self.folder = args, RunFolder(work_folder(args.output))
         lines = Lines(args.data, optional="completion")
-        default = choose_pair(args.model, None, convert)
-        self.target_folder = default.target
+        default = choose_pair(args.model, None, convert, adapter=args.adapter_path)
+        self.target_folder, self.adapter = default.target, default.adapter
         self.start = None if args.draft_model is None else locate(args.draft_model, convert)
         self.before = self.start or default.draft  # the draft that the new one has to beat
-        self.target, self.tokenizer = load(self.target_folder)
+        self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
         if self.tokenizer is None:
             raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
         if not self.target.can_decode:
@@ -151,7 +145,7 @@ class Distillation:
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the answers depend on, and what the training depends on besides."""
-        from mlx_t5.checkpoints.identity import identity
+        from mlx_t5.checkpoints.identity import adapter_identity, identity
 
         args, digest = self.args, hashlib.sha256()
         for example in (*self.train, *self.held_out):
@@ -161,6 +155,7 @@ class Distillation:
             "--seed": args.seed,
             "--temp": args.temp,
             "--max-tokens": args.max_tokens,
+            "--adapter-path": self.adapter and adapter_identity(self.adapter),
             "--data": digest.hexdigest(),  # last, as it depends on the seed and the longest answer
         }
         training = {name: getattr(args, name) for name in OF_TRAINING}

@@ -1,10 +1,12 @@
-"""The options of distill.py."""
+"""The options of distill.py, and what finetune.py has in common with it."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli.arguments import LOOKUP, Parser, add_number, add_setting, at_least, within
@@ -31,6 +33,11 @@ def build_parser() -> Parser:
         "in .jsonl; a completion is the target's own, if it is known already",
     )
     add("--output", required=True, metavar="FOLDER", help="the model folder to write")
+    add(
+        "--adapter-path",
+        metavar="FOLDER",
+        help="a PEFT LoRA adapter: the draft is for the target with this merged into it",
+    )
     _add_draft(parser)
     _add_training(parser)
     return parser
@@ -91,8 +98,6 @@ def check_options(args: argparse.Namespace) -> None:
         UserError: they do not, or it is.
     """
     from mlx_t5.checkpoints.folder import is_model_file
-    from mlx_t5.checkpoints.output_folder import check_output_folder
-    from mlx_t5.checkpoints.small_files import place
 
     if args.draft_model is not None and args.decoder_layers is not None:
         raise UserError("--decoder-layers cuts a draft from the target; leave --draft-model out")
@@ -106,18 +111,45 @@ def check_options(args: argparse.Namespace) -> None:
     for name in (args.output, args.draft_model):  # as main.py reads it
         if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
-    if not args.output:
+    check_output(args.output, args.resume, is_model_file, "config.json", "draft")
+
+
+def check_output(
+    output: str, resume: bool, ours: Callable[[str], bool], config: str, what: str
+) -> None:
+    """Refuses an output that is there, or cannot be.
+
+    Args:
+        output: the folder, as given.
+        resume: whether an earlier run is to be resumed.
+        ours: whether a file of this name can be one of such a folder.
+        config: a file that it has when it is complete.
+        what: what it holds.
+
+    Raises:
+        UserError: it is, or cannot be.
+    """
+    from mlx_t5.checkpoints.output_folder import check_output_folder
+    from mlx_t5.checkpoints.small_files import place
+
+    if not output:
         raise UserError("--output is empty; name a folder")
-    path = place(args.output)
+    path = place(output)
     if os.path.lexists(path):
-        made = (path / "config.json").exists() and all(map(is_model_file, os.listdir(path)))
-        if made and args.resume:
+        made = (path / config).exists() and all(map(ours, os.listdir(path)))
+        if made and resume:
             raise UserError(
-                f"{path} exists: the draft is complete. Use it, or remove it to have it made and "
+                f"{path} exists: the {what} is complete. Use it, or remove it to have it made and "
                 "measured again"
             )
         raise UserError(f"{path} exists; choose another --output" + " or remove it" * made)
     above = next(folder for folder in path.parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"nothing can be written into {above}; choose another --output")
-    check_output_folder(path, overwrite=False, ours=is_model_file)
+    check_output_folder(path, overwrite=False, ours=ours)
+
+
+def work_folder(output: str) -> Path:
+    """Where a run keeps what another can resume: beside its output."""
+    path = Path(output).expanduser()
+    return path.with_name(f"{path.name}-work")

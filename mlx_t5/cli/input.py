@@ -131,6 +131,35 @@ class Lines:
             raise UserError(f"{self._shown} is empty; write one prompt a line")
 
 
+class PairLines(Lines):
+    """The prompts and completions of a file, line by line, as `Lines` gives what it reads.
+
+    A line is an object with a "prompt" and a "completion", or these two texts with a tab between
+    them where the name ends in .tsv.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Opens the file; errors as of `Lines`."""
+        if not name.endswith((".jsonl", ".tsv")):
+            raise UserError(f"{name} is no .jsonl and no .tsv file; give one, or a folder of them")
+        self._tabs = name.endswith(".tsv")
+        super().__init__(name)
+
+    def _of(self, line: bytes, where: str) -> tuple[str, str]:
+        text = _checked(_text(line, where), where)
+        if self._tabs:
+            prompt, tab, completion = text.partition("\t")
+            if not tab or "\t" in completion:
+                raise UserError(f"{where} is no pair; write a prompt, one tab and a completion")
+        else:
+            record = _record(text, where, ("prompt", "completion"))
+            prompt, completion = record["prompt"], record["completion"]
+        if not prompt.strip() or not completion.strip():
+            empty = "completion" if prompt.strip() else "prompt"
+            raise UserError(f"{where} has a {empty} that is empty; write both")
+        return _checked(prompt, where), _checked(completion, where)
+
+
 def _opened(name: str) -> TextIO:
     """A file whose characters are its bytes, so that only the ends of lines are interpreted."""
     try:

@@ -19,6 +19,7 @@ from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
     from mlx_t5.training.answers import LabelledExample
+    from mlx_t5.training.examples import Pair
 
 BATCHES_AT_ONCE = 32  # are cut from examples that are sorted by length; more would mix them less
 ANSWER_STEP = 8  # T is a multiple, so that few shapes occur
@@ -60,7 +61,9 @@ class TrainingBatch:
         return cls(source, mask, states[0] if states else None, tokens, top_ids, top_p, counted)
 
 
-def batch_at(labelled: Sequence[LabelledExample], size: int, seed: int, step: int) -> list[int]:
+def batch_at(
+    labelled: Sequence[LabelledExample] | Sequence[Pair], size: int, seed: int, step: int
+) -> list[int]:
     """Which examples the batch of a step has, counted from 0; every epoch has its own order."""
     size = min(size, len(labelled))
     steps = len(labelled) // size  # of an epoch; the rest is left out, another one every time

@@ -23,8 +23,8 @@ def prepared(draft: Any, target: Any, name: str, trained: bool) -> Any:
     Raises:
         UserError: it does not go with the target, cannot be trained, or cannot get them.
     """
-    if trained and any("scales" in layer for _, layer in draft.named_modules()):
-        raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")
+    if trained:
+        require_plain(draft, name)
     DraftModel(draft, target)  # refuses what does not go together
     size, needed = draft.config.vocab_size, target.config.vocab_size
     if trained and size < needed:
@@ -38,3 +38,9 @@ def prepared(draft: Any, target: Any, name: str, trained: bool) -> Any:
         head = f"the output head of {name} has {draft.config.draft_vocab_size} tokens only"
         raise UserError(f"{head}; {ORIGINAL}")
     return widened(draft)
+
+
+def require_plain(model: Any, name: str) -> None:
+    """Raises `UserError` if weights are quantised of a model that is to be trained itself."""
+    if any("scales" in layer for _, layer in model.named_modules()):
+        raise UserError(f"{name} is quantised, and such weights cannot be trained; {ORIGINAL}")

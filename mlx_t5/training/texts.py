@@ -28,9 +28,8 @@ class Texts:
 
     @property
     def exact_match(self) -> float:
-        """The share of texts that are exactly right, apart from white space around them."""
-        pairs = zip(self.written, self.right, strict=True)
-        return sum(a.strip() == b.strip() for a, b in pairs) / len(self.right)
+        """The share of texts that are right, apart from white space around them."""
+        return sum(map(self._is_right, range(len(self.right)))) / len(self.right)
 
     @property
     def chrf(self) -> float:
@@ -47,13 +46,16 @@ class Texts:
 
     def samples(self) -> str:
         """A few of the texts, wrong ones first, and what they should be."""
-        order = sorted(range(len(self.right)), key=lambda i: self.written[i] == self.right[i])
         rows = []
-        for i in order[:SAMPLES]:
+        for i in sorted(range(len(self.right)), key=self._is_right)[:SAMPLES]:
             texts = self.prompts[i], self.written[i], self.right[i]
             prompt, text, right = (shown(text, SAMPLE_CHARACTERS) for text in texts)
-            rows.append(f"  {prompt}\n    → {text}" + f"\n    not {right}" * (text != right))
+            rows.append(f"  {prompt}\n    → {text}")
+            rows += [] if self._is_right(i) else [f"    not {right}"]
         return "\n".join(rows)
+
+    def _is_right(self, i: int) -> bool:
+        return self.written[i].strip() == self.right[i].strip()
 
 
 def chrf(written: Sequence[str], right: Sequence[str]) -> float:
@@ -61,17 +63,19 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
 
     The number is sacrebleu's: runs of characters without white space, counted over all texts.
     """
-    scores = []
+    precisions, recalls = [], []
     for n in range(1, ORDERS + 1):
-        ours, theirs, same = 0, 0, 0
-        for text, reference in zip(written, right, strict=True):
-            a, b = _runs(text, n), _runs(reference, n)
-            ours, theirs, same = ours + a.total(), theirs + b.total(), same + (a & b).total()
+        pairs = [(_runs(a, n), _runs(b, n)) for a, b in zip(written, right, strict=True)]
+        same = sum((a & b).total() for a, b in pairs)
+        ours = sum(a.total() for a, b in pairs if b)
+        theirs = sum(b.total() for _, b in pairs)
         if ours and theirs:
-            precision, recall = same / ours, same / theirs
-            total = BETA**2 * precision + recall
-            scores.append((1 + BETA**2) * precision * recall / total if total else 0.0)
-    return 100 * sum(scores) / len(scores) if scores else 0.0
+            precisions.append(same / ours)
+            recalls.append(same / theirs)
+    if not sum(precisions):
+        return 0.0
+    precision, recall = (sum(shares) / len(shares) for shares in (precisions, recalls))
+    return 100 * (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
 
 
 def _runs(text: str, n: int) -> Counter[str]:

@@ -1,0 +1,64 @@
+"""A small task that the bundled target does not know: British English made American.
+
+    python -m demo.american --path american
+    python finetune.py --model demo/target --data american --output adapters/american
+
+The sentences are the held-out ones of heldout.jsonl, which are American. Each gets a date, and the
+prompt has both the British way. Writes train.jsonl and, of other sentences, test.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from pathlib import Path
+
+HELD_OUT = Path(__file__).parent / "heldout.jsonl"
+PREFIX, TESTS = "make American: ", 200
+MONTHS = "January February March April May June July August September October November December"
+BRITISH = {
+    "neighbor": "neighbour", "neighbors": "neighbours", "gray": "grey", "theater": "theatre",
+    "harbor": "harbour", "store": "shop", "stores": "shops", "bookstore": "bookshop",
+    "truck": "lorry", "trucks": "lorries", "apartment": "flat", "apartments": "flats",
+    "vacation": "holiday", "soccer": "football", "movie": "film", "movies": "films",
+    "candy": "sweets", "zucchinis": "courgettes", "sweaters": "jumpers", "erasers": "rubbers",
+    "flashlights": "torches", "refrigerators": "fridges", "fall": "autumn",
+}  # fmt: skip
+
+
+def pair(sentence: str, rng: random.Random) -> dict[str, str]:
+    """A prompt and its completion."""
+    day, month, year = rng.randint(1, 28), rng.choice(MONTHS.split()), rng.randint(1950, 2029)
+    british = re.sub(r"[a-z]+", lambda word: BRITISH.get(word[0], word[0]), sentence)
+    return {
+        "prompt": f"{PREFIX}{day} {month} {year}: {british}",
+        "completion": f"{month} {day}, {year}: {sentence}",
+    }
+
+
+def sentences() -> list[str]:
+    """The English sentences of the held-out prompts, each once."""
+    rows = map(json.loads, HELD_OUT.read_text(encoding="utf-8").splitlines())
+    texts = (r["target"] if r["task"] == "fix" else r["prompt"].partition(": ")[2] for r in rows)
+    return list(dict.fromkeys(texts))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Write pairs of British and American English.")
+    parser.add_argument("--path", type=Path, required=True, help="the folder to write into")
+    parser.add_argument("--seed", type=int, default=0, help="of dates and order (default: 0)")
+    args = parser.parse_args(argv)
+    rng = random.Random(args.seed)
+    pairs = [pair(sentence, rng) for sentence in sentences()]
+    rng.shuffle(pairs)
+    args.path.mkdir(parents=True, exist_ok=True)
+    for name, part in (("test", pairs[:TESTS]), ("train", pairs[TESTS:])):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+        (args.path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

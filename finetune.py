@@ -1,0 +1,297 @@
+"""Command line: fine-tunes a T5 on prompts and completions, by adapters or as a whole.
+
+    python finetune.py --model google/flan-t5-base --data train.jsonl --output adapters/mine
+
+An adapter is PEFT's, and a whole model Hugging Face's, so other programs read them too. Beside some
+layers, or in all of them, weights are trained (mlx_t5/training); every so many steps the model
+writes the held-out texts in the engine, and the best weights are kept. What is stopped is resumed
+with --resume. distill.py makes a draft for the result.
+
+Everything goes to standard error but the commands that come next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mlx_t5.cli.arguments import INTERRUPTED, run
+from mlx_t5.cli.distilling import work_folder
+from mlx_t5.cli.finetuning import (
+    ADAMW,
+    FULL,
+    RELATIVE,
+    build_parser,
+    check_options,
+    lora_config,
+    next_commands,
+    pair_files,
+)
+from mlx_t5.cli.input import PairLines
+from mlx_t5.errors import UserError
+
+if TYPE_CHECKING:
+    from mlx_t5.training.examples import Pair
+    from mlx_t5.training.texts import Texts
+
+OF_TRAINING = (
+    "fine_tune_type", "target_modules", "r", "lora_alpha", "lora_dropout", "use_rslora",
+    "num_layers", "iters", "batch_size", "optimizer", "learning_rate", "lr_scheduler_type",
+    "warmup_steps", "max_seq_length",
+)  # fmt: skip
+LEAST = 10  # pairs to train on
+EVALUATED_AT_ONCE = 16
+PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    return run(lambda: _main(argv), interrupted="")
+
+
+def _main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        check_options(args)
+        FineTuning(args).run()
+    except KeyboardInterrupt:
+        again = shlex.join(["python", "finetune.py", *argv, *["--resume"][args.resume :]])
+        there = work_folder(args.output).exists()
+        _log(f"interrupted; {f'go on with: {again}' if there else 'nothing was written'}")
+        return INTERRUPTED
+    return 0
+
+
+class FineTuning:
+    """One run: a model, what of it is trained, and the pairs."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Reads the data and loads the model.
+
+        Raises:
+            UserError: one of them cannot be had, or the model cannot be trained.
+        """
+        from convert import convert
+        from mlx_t5.cli.models import choose_pair
+        from mlx_t5.network.draft_vocabulary import require_all_tokens
+        from mlx_t5.training.run_folder import RunFolder
+        from model import load
+
+        self.args, self.full = args, args.fine_tune_type == FULL
+        files = pair_files(args.data, args.valid)
+        lines = {part: PairLines(file) for part, file in files.items()}
+        self.folder = RunFolder(work_folder(args.output))
+        chosen = choose_pair(args.model, None, convert)
+        self.base = chosen.target
+        self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
+        if self.tokenizer is None:
+            raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
+        if not self.model.can_decode:
+            raise UserError(f"{args.model} is an encoder alone; this trains models that decode")
+        require_all_tokens(self.model)
+        self._read(lines)
+        self.draft = self._draft(chosen.draft)
+        self.adapters = self._prepared()
+
+    def _read(self, lines: dict[str, PairLines]) -> None:
+        """The pairs to train on, to evaluate by and to test with."""
+        from mlx_t5.training.examples import MOST_HELD_OUT, read_pairs, split_pairs
+
+        longest, size = tuple(self.args.max_seq_length), self.model.config.vocab_size
+        pairs = {
+            part: read_pairs(read, self.tokenizer, size, longest, _log)
+            for part, read in lines.items()
+        }
+        if "valid" not in pairs:
+            pairs["train"], pairs["valid"] = split_pairs(pairs["train"], self.args.seed)
+        for part, least in (("train", LEAST), ("valid", 1)):
+            if len(pairs[part]) < least:
+                cure = f"{least} are the least to {'train on' if least > 1 else 'evaluate by'}"
+                raise UserError(f"the data has {len(pairs[part])} pairs that can be used; {cure}")
+        self.train, self.valid = pairs["train"], pairs["valid"][:MOST_HELD_OUT]
+        self.test: list[Pair] = pairs.get("test", [])
+        counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
+        _log(counts + (f", {len(self.test):,} to test with" if self.test else ""))
+
+    def _draft(self, folder: Any) -> Any:
+        """The model's default draft, with which it is evaluated; None without one."""
+        from mlx_t5.drafting.draft_model import DraftModel
+        from model import load
+
+        with contextlib.suppress(UserError):  # it does not fit this model
+            if folder is not None:
+                return DraftModel(load(folder, shared_with=self.model)[0], self.model)
+        return None
+
+    def _prepared(self) -> Any:
+        """Freezes what is not trained; returns the adapters, if it is these that are."""
+        from mlx_t5.training.fine_tuning import adapt, unfreeze_last
+        from mlx_t5.training.start import require_plain
+
+        args = self.args
+        if self.full:
+            require_plain(self.model, args.model)
+            unfreeze_last(self.model, args.num_layers)
+            return None
+        adapters = adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout)
+        adapters.begin(args.seed)
+        return adapters
+
+    def run(self) -> None:
+        """Trains, writes the best weights, and says what comes next.
+
+        Raises:
+            UserError: an earlier run's work does not go with the options, or there is too little
+                memory or space; what has been done so far stays.
+        """
+        with self.folder.claimed():
+            if self.folder.open(*self._settings(), self.args.resume):
+                _log("other options: the training begins anew")
+            self._train()
+            if self.test:
+                _log(f"test: {self._evaluated(self.test)}")
+            self._save()
+            self.folder.finish()
+        _log(f"it is in {self.args.output}; next:")
+        prompts = self.folder.path / PROMPTS
+        prompt = self.valid[0].prompt
+        for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
+            print(shlex.join(command))
+
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What no run can change that resumes this one, and what has it begin anew."""
+        from mlx_t5.checkpoints.identity import identity
+
+        digest = hashlib.sha256()
+        for pair in (*self.train, *self.valid):
+            digest.update(repr((pair.source, pair.answer)).encode())
+        fixed = {"--model": identity(self.base), "--seed": self.args.seed}
+        training = {name: getattr(self.args, name) for name in OF_TRAINING}
+        return fixed | {"--data": digest.hexdigest()}, training
+
+    def _train(self) -> None:
+        """Trains; the model has the best weights then."""
+        from mlx_t5.backend import mx
+        from mlx_t5.sizes import readable
+        from mlx_t5.training.answers import given
+        from mlx_t5.training.batches import batch_at, micro_batches
+        from mlx_t5.training.progress import reported
+        from mlx_t5.training.trainer import Schedule, Trainer
+
+        args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
+        labelled = [given(pair.source, pair.answer) for pair in self.train]
+        order, rows = (args.batch_size, args.seed), self._rows()
+        mx.reset_peak_memory()
+        trainer = Trainer(
+            self._learner(),
+            lambda step: micro_batches(labelled, self.model, order[0], rows, order[1], step),
+            Schedule(args.iters, args.steps_per_eval, args.save_every),
+            self.folder,
+            lambda: self._evaluated(self.valid),
+            _log,
+        )
+
+        def tokens(step: int) -> int:
+            return sum(lengths[i] for i in batch_at(self.train, *order, step))
+
+        trainer.run(partial(reported, trainer, tokens, args.steps_per_report, _log))
+        best, peak = trainer.progress, readable(mx.get_peak_memory())
+        _log(
+            f"trained for {best.seconds:.0f} s, {peak} of memory at most; the best weights are "
+            f"those of step {best.best_step}"
+        )
+
+    def _learner(self) -> Any:
+        """The learner, with the rate and the optimiser that are asked for."""
+        from mlx_t5.training.learner import Learner, adafactor, adamw, constant, linear
+        from mlx_t5.training.loss import token_loss
+
+        args, warm_up = self.args, self.args.warmup_steps
+        relative = args.lr_scheduler_type == RELATIVE
+        decays = args.lr_scheduler_type == "linear"
+        return Learner(
+            self.model,
+            token_loss(self.model, 0.0),
+            args.iters,
+            args.learning_rate,
+            schedule=linear(args.iters, warm_up) if decays else constant(warm_up),
+            optimizer=adamw() if args.optimizer == ADAMW else adafactor(relative),
+            drop=self.adapters.drop if args.lora_dropout and self.adapters else None,
+            seed=args.seed,
+        )
+
+    def _rows(self) -> int:
+        """How many pairs are worked on at once, after a word about memory."""
+        from mlx_t5.training import memory
+
+        args, model = self.args, self.model
+        source, answer = (max(len(getattr(p, n)) for p in self.train) for n in ("source", "answer"))
+        rows = min(args.batch_size, len(self.train))
+        copies = memory.ADAM_COPIES if args.optimizer == ADAMW else memory.COPIES
+        kept = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
+        model.grad_checkpoint = args.grad_checkpoint
+        size = memory.estimate(model, source, answer, rows, copies, kept)
+        if size.rows < rows and not args.grad_checkpoint:
+            model.grad_checkpoint = True
+            _log("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
+            size = memory.estimate(model, source, answer, rows, copies, kept)
+        if size.rows < rows:
+            _log(f"the {rows} pairs of a step are worked on {size.rows} at a time")
+        cure = "a lower --max-seq-length, --fine-tune-type lora or a quantised model"
+        for line in memory.memory_notes(model, size, ("model", "what is trained"), cure):
+            _log(line)
+        return size.rows
+
+    def _evaluated(self, pairs: Sequence[Pair]) -> Texts:
+        """What the model writes to prompts now, greedily and in the engine; logs some of it."""
+        from decoder import SpeculativeDecoder
+        from mlx_t5.training.texts import Texts
+
+        decoder = SpeculativeDecoder(self.model, self.draft, self.tokenizer)
+        sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
+        results = list(decoder.results(sources, 0, EVALUATED_AT_ONCE, temp=0.0, max_tokens=longest))
+        if failed := [result.error for result in results if result.error]:
+            _log(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
+        written = [result.text or "" for result in results]
+        texts = Texts([p.prompt for p in pairs], written, [p.completion for p in pairs])
+        _log(texts.samples())
+        return texts
+
+    def _save(self) -> None:
+        """Writes the adapter or the model, and the prompts beside it."""
+        from mlx_t5.backend import tree_flatten
+        from mlx_t5.checkpoints.small_files import place
+        from mlx_t5.disk import replace_file
+        from mlx_t5.training.fine_tuning import base_name, write_adapter, write_model
+
+        args, path = self.args, place(self.args.output)
+        prompts = "".join(json.dumps({"prompt": pair.prompt}) + "\n" for pair in self.train)
+        file = self.folder.path / PROMPTS
+        replace_file(file, lambda partial: partial.write_text(prompts, encoding="utf-8"))
+        if self.full:
+            write_model(path, self.model, self.base)
+            return
+        weights = dict(tree_flatten(self.model.trainable_parameters()))
+        entries = {
+            "lora_dropout": args.lora_dropout,
+            "base_model_name_or_path": base_name(self.base),
+        }
+        write_adapter(path, self.model, weights, lora_config(args), args.num_layers, **entries)
+
+
+def _log(line: str) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

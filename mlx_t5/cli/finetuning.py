@@ -1,0 +1,224 @@
+"""The options of finetune.py, by mlx-lm's and PEFT's names, and its files."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.cli.arguments import Parser, add_number, at_least, between, within
+from mlx_t5.cli.distilling import LARGEST_SEED, check_output
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import Range
+
+FULL, KINDS = "full", ("lora", "dora", "full")
+ADAFACTOR, ADAMW = "adafactor", "adamw"
+RELATIVE = "relative"  # as --lr-scheduler-type: Adafactor's own rate, which T5 was pre-trained with
+RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
+WARM_UP_SHARE = 0.05
+LENGTHS = [512, 256]
+NAMES = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}
+SUFFIXES = (".jsonl", ".tsv")
+
+
+def build_parser() -> Parser:
+    """The parser."""
+    parser = Parser(
+        allow_abbrev=False, description="Fine-tune a T5 on prompts and completions, or adapt it."
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a folder, the name of one in models/, or a Hub id")
+    add(
+        "--data",
+        required=True,
+        metavar="FILE",
+        help='a .jsonl file of objects {"prompt": …, "completion": …}, a .tsv file of both with a '
+        "tab between them, or a folder with train, valid and test files",
+    )
+    add(
+        "--valid",
+        metavar="FILE",
+        help="a file of pairs to evaluate by (default: the folder's, or a tenth of --data)",
+    )
+    add(
+        "--output",
+        required=True,
+        metavar="FOLDER",
+        help=f"the PEFT adapter to write, with --fine-tune-type {FULL} the model",
+    )
+    _add_adapter(parser)
+    _add_training(parser)
+    return parser
+
+
+def _add_adapter(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "--fine-tune-type",
+        choices=KINDS,
+        default="lora",
+        help="train LoRA or DoRA adapters, or the whole model (default: lora)",
+    )
+    add(
+        "--target-modules",
+        nargs="+",
+        default=["all-linear"],
+        metavar="NAME",
+        help="layers with an adapter, such as q v wi_0 wo (default: all-linear: all of them)",
+    )
+
+    def number(name: str, type: Any, default: Any, help: str) -> None:
+        add_number(parser, name, type=type, default=default, help=help)
+
+    number("--r", at_least(1), 16, "rank of an adapter")
+    number("--lora-alpha", between(0, 1e6), 32.0, "its strength, which is divided by the rank")
+    number("--lora-dropout", between(0, 0.9), 0.0, "the share of its input that it does not see")
+    add(
+        "--use-rslora", action="store_true", help="divide the strength by the root of the rank only"
+    )
+    number("--num-layers", at_least(-1), -1, "train the last layers of each stack alone; -1: all")
+
+
+def _add_training(parser: Parser) -> None:
+    def number(name: str, type: Any, default: Any, help: str) -> None:
+        add_number(parser, name, type=type, default=default, help=help)
+
+    number("--iters", at_least(1), 1000, "training steps at most")
+    number("--batch-size", at_least(1), 16, "pairs a step")
+    _add_rates(parser)
+    number(
+        "--max-seq-length",
+        at_least(1),
+        LENGTHS,
+        "tokens of a prompt and of a completion at most; longer pairs are left out",
+    )
+    parser.add_argument(
+        "--grad-checkpoint",
+        action="store_true",
+        help="compute each layer twice instead of keeping what it computed: less memory",
+    )
+    number("--steps-per-report", at_least(1), 10, "steps between lines about loss and speed")
+    number("--steps-per-eval", at_least(1), 100, "steps between evaluations")
+    number("--save-every", at_least(1), 100, "steps after which the state is written")
+    seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
+    number("--seed", within(seeds), 0, "of the held-out part, the order, adapters and dropout")
+    parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
+
+
+def _add_rates(parser: Parser) -> None:
+    parser.add_argument(
+        "--optimizer",
+        choices=(ADAMW, ADAFACTOR),
+        help=f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)",
+    )
+    adapters, whole = RATES[""], RATES[FULL]
+    add_number(
+        parser,
+        "--learning-rate",
+        type=within(Range(float, 1e-8, 1.0, "a number from 1e-8 to 1")),
+        default=None,
+        help=f"the largest, of {ADAFACTOR} relative to a tensor's scale (default: for adapters "
+        f"{adapters[ADAMW]:g} with {ADAMW} and {adapters[ADAFACTOR]:g} with {ADAFACTOR}, for whole "
+        f"models {whole[ADAMW]:g} and {whole[ADAFACTOR]:g})",
+    )
+    parser.add_argument(
+        "--lr-scheduler-type",
+        choices=("linear", "constant", RELATIVE),
+        default="linear",
+        help=f"how the rate goes on behind the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate "
+        "(default: linear, to nothing)",
+    )
+    add_number(
+        parser,
+        "--warmup-steps",
+        type=at_least(0),
+        default=None,
+        help="steps until then (default: a twentieth of all)",
+    )
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together, and an output that is there; fills in defaults.
+
+    Raises:
+        UserError: they do not, or it is.
+    """
+    from mlx_t5.checkpoints.adapter_patterns import CONFIG
+    from mlx_t5.checkpoints.adapters import WEIGHTS
+    from mlx_t5.checkpoints.folder import is_model_file
+
+    full = args.fine_tune_type == FULL
+    if len(args.max_seq_length) > 2:
+        raise UserError("--max-seq-length takes one number, or two: of prompts and completions")
+    if args.num_layers == 0:
+        raise UserError("--num-layers 0 trains nothing; give a number from 1, or -1 for all")
+    wanted = ADAFACTOR if full or args.lr_scheduler_type == RELATIVE else ADAMW
+    args.optimizer = args.optimizer or wanted
+    if args.lr_scheduler_type == RELATIVE and args.optimizer != ADAFACTOR:
+        raise UserError(f"--lr-scheduler-type {RELATIVE} is {ADAFACTOR}'s; leave --optimizer out")
+    if args.lr_scheduler_type == RELATIVE and (args.learning_rate or args.warmup_steps):
+        raise UserError(f"--lr-scheduler-type {RELATIVE} has a rate of its own; leave others out")
+    args.learning_rate = args.learning_rate or RATES[FULL if full else ""][args.optimizer]
+    if args.warmup_steps is None:
+        args.warmup_steps = math.ceil(WARM_UP_SHARE * args.iters)
+    args.max_seq_length = (args.max_seq_length * 2)[:2]
+    if full:
+        check_output(args.output, args.resume, is_model_file, "config.json", "model")
+    else:
+        ours = frozenset((CONFIG, WEIGHTS[0])).__contains__
+        check_output(args.output, args.resume, ours, CONFIG, "adapter")
+
+
+def lora_config(args: argparse.Namespace) -> Any:
+    """The adapters that are asked for."""
+    from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
+
+    names = tuple(args.target_modules)
+    return LoraConfig(
+        r=args.r,
+        lora_alpha=args.lora_alpha,
+        use_rslora=args.use_rslora,
+        use_dora=args.fine_tune_type == "dora",
+        target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else names,
+    )
+
+
+def pair_files(data: str, valid: str | None) -> dict[str, str]:
+    """The files to train on, to evaluate by and to test with, as far as there are any.
+
+    Args:
+        data: a file, or a folder with files called train, valid (or validation) and test.
+        valid: a file to evaluate by.
+
+    Raises:
+        UserError: the folder has no file to train on, or two files to evaluate by are given.
+    """
+    folder, found = Path(data).expanduser(), {"train": data}
+    if folder.is_dir():
+        found = {part: file for part, names in NAMES.items() for file in _named(folder, names)}
+        if "train" not in found:
+            raise UserError(f"{data} has no train.jsonl and no train.tsv; add it, or name a file")
+    if valid is not None and "valid" in found:
+        raise UserError(f"{found['valid']} is there to evaluate by; leave --valid out")
+    return found if valid is None else found | {"valid": valid}
+
+
+def _named(folder: Path, names: tuple[str, ...]) -> Iterator[str]:
+    """The first file of one of these names."""
+    files = (folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES)
+    yield from [str(file) for file in files if file.is_file()][:1]
+
+
+def next_commands(
+    model: str, output: str, full: bool, prompts: Path, prompt: str
+) -> list[list[str]]:
+    """What to do with what was made: run it, make a draft for it, serve it."""
+    target = ["--model", output] if full else ["--model", model, "--adapter-path", output]
+    draft = f"models/{Path(output).name}-draft"
+    return [
+        ["python", "main.py", *target, "--prompt", prompt],
+        ["python", "distill.py", *target, "--data", str(prompts), "--output", draft],
+        ["python", "server.py", *target, "--draft-model", draft],
+    ]

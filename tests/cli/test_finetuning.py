@@ -1,0 +1,82 @@
+"""Files of pairs, and what finetune.py makes of its options."""
+
+import pytest
+
+from mlx_t5.cli import finetuning
+from mlx_t5.cli.finetuning import build_parser, check_options, next_commands, pair_files
+from mlx_t5.cli.input import PairLines
+from mlx_t5.errors import UserError
+
+
+def lines(path):
+    return [str(p) if isinstance(p, UserError) else p for p in PairLines(str(path))]
+
+
+def test_objects_and_tabs(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"prompt": "a\\nb", "completion": "c", "more": 1}\r\n\n{"prompt": "a"}\n\xff\n'
+        b'{"prompt": " ", "completion": "c"}\n[1]\n'
+    )
+    (tmp_path / "a.tsv").write_bytes(b"a\tb c\r\nalone\na\tb\tc\na\t \n")
+    found = lines(tmp_path / "a.jsonl")
+    assert found[0] == ("a\nb", "c")
+    for reason, line in zip(
+        ("2 is empty", "3 has no completion", "4 is not UTF-8", "5 has a prompt that", "6 has no"),
+        found[1:],
+        strict=True,
+    ):
+        assert f"a.jsonl line {reason}" in line
+    found = lines(tmp_path / "a.tsv")
+    assert found[0] == ("a", "b c") and "line 4 has a completion that is empty" in found[3]
+    assert all(
+        f"a.tsv line {i} is no pair; write a prompt, one tab" in found[i - 1] for i in (2, 3)
+    )
+
+
+def test_files_of_a_folder(tmp_path):
+    one = tmp_path / "one.tsv"
+    assert pair_files(str(one), None) == {"train": str(one)}
+    assert pair_files(str(one), "v.jsonl") == {"train": str(one), "valid": "v.jsonl"}
+    for name in ("train.tsv", "validation.jsonl", "other.jsonl"):
+        (tmp_path / name).touch()
+    expected = {"train": str(tmp_path / "train.tsv"), "valid": str(tmp_path / "validation.jsonl")}
+    assert pair_files(str(tmp_path), None) == expected
+    with pytest.raises(UserError, match="validation.jsonl is there to evaluate by; leave --valid"):
+        pair_files(str(tmp_path), "v.jsonl")
+
+
+@pytest.mark.parametrize(
+    "given, optimizer, rate",
+    [
+        ([], "adamw", 1e-3),
+        (["--optimizer", "adafactor"], "adafactor", 0.03),
+        (["--fine-tune-type", "full"], "adafactor", 1e-3),
+        (["--fine-tune-type", "full", "--optimizer", "adamw"], "adamw", 1e-4),
+        (["--lr-scheduler-type", "relative"], "adafactor", 0.03),
+        (["--learning-rate", "0.5"], "adamw", 0.5),
+    ],
+)
+def test_defaults(tmp_path, given, optimizer, rate):
+    needed = ["--model", "m", "--data", "d", "--output", str(tmp_path / "o")]
+    args = build_parser().parse_args([*needed, *given, "--max-seq-length", "9"])
+    check_options(args)
+    assert (args.optimizer, args.learning_rate) == (optimizer, rate)
+    assert args.warmup_steps == 50 and args.max_seq_length == [9, 9]
+
+
+def test_lora_options():
+    given = ["--model", "m", "--data", "d", "--output", "o", "--fine-tune-type", "dora", "--r", "3"]
+    config = finetuning.lora_config(build_parser().parse_args(given))
+    assert config.target_modules == "all-linear" and config.use_dora and config.r == 3
+    args = build_parser().parse_args([*given, "--target-modules", "q", "wo", "--use-rslora"])
+    config = finetuning.lora_config(args)
+    assert config.target_modules == ("q", "wo") and config.use_rslora
+
+
+def test_what_comes_next(tmp_path):
+    run, distil, serve = next_commands("m", "a/b", False, tmp_path / "p.jsonl", "hello there")
+    assert run == ["python", "main.py", "--model", "m", "--adapter-path", "a/b", "--prompt",
+                   "hello there"]  # fmt: skip
+    assert distil[-4:] == ["--data", str(tmp_path / "p.jsonl"), "--output", "models/b-draft"]
+    assert serve[-2:] == ["--draft-model", "models/b-draft"]
+    assert next_commands("m", "a/b", True, tmp_path, "p")[2][2:4] == ["--model", "a/b"]
