@@ -1,6 +1,6 @@
 """Command line: fine-tunes a T5 on prompts and completions, by adapters or as a whole.
 
-    python finetune.py --model google/flan-t5-base --data train.jsonl --output adapters/mine
+    python finetune.py --model google/flan-t5-base --data train.jsonl --output my-lora
 
 An adapter is PEFT's, and a whole model Hugging Face's, so other programs read them too. Beside some
 layers, or in all of them, weights are trained (mlx_t5/training); every so many steps the model

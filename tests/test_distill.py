@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import adapters
 import distill
 from convert import convert
 from decoder import SpeculativeDecoder
@@ -20,6 +21,7 @@ from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting import costs
 from mlx_t5.drafting.shared_draft import save_draft
+from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict, vocabulary
@@ -190,6 +192,38 @@ def test_without_training_a_draft_that_is_there_gets_a_vocabulary_of_the_targets
         if start == quantised:
             assert before.keys() == after.keys()
             assert all(mx.array_equal(after[name], before[name]) for name in after)
+
+
+@pytest.mark.slow
+def test_an_adapted_target_gets_a_draft_without_a_merged_copy(
+    prompts, tmp_path, monkeypatch, capsys
+):
+    """It answers as adapted, and the draft works with the adapter and is refused without it."""
+    layers = {f"decoder.block.{i}.layer.1.EncDecAttention.q": (256, 256) for i in range(3)}
+    lora = tmp_path / "lora"
+    adapters.by_hand(lora, layers, target_modules="decoder.*EncDecAttention.q", lora_alpha=0.01)
+    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
+    answered = []
+    complete = answers.Answers.complete
+    monkeypatch.setattr(
+        answers.Answers, "complete", lambda a, t, *more: (answered.append(t), complete(a, t, *more))
+    )
+    options = ["--iters", "1", "--max-tokens", "3", "--adapter-path", str(lora)]
+    assert run(prompts, tmp_path / "draft", *options) == 0
+    merged, _ = load(BUNDLED / "target", "float32", adapter=lora)
+    plain, _ = load(BUNDLED / "target", "float32")
+    ours, same, other = (
+        m.decoder.layers[0].cross_attention.q.weight for m in (answered[0], merged, plain)
+    )
+    assert mx.array_equal(ours, same) and not mx.array_equal(ours, other)
+    draft, _ = load(tmp_path / "draft", shared_with=merged)
+    assert draft.shares_with is merged
+    with pytest.raises(UserError, match="and the target is another model"):
+        load(tmp_path / "draft", shared_with=plain)
+    shutil.rmtree(tmp_path / "draft")
+    again = ["--iters", "1", "--max-tokens", "3", "--resume"]
+    assert run(prompts, tmp_path / "draft", *again) == 2
+    assert "was made with another --adapter-path" in capsys.readouterr().err
 
 
 def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(

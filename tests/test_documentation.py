@@ -182,6 +182,7 @@ def test_the_page_about_measuring_lists_every_subcommand():
         ("convert", ["converting.md"]),
         ("server", ["server.md"]),
         ("distill", ["distilling.md"]),
+        ("finetune", ["distilling.md"]),
     ],
 )
 def test_every_option_is_described(program, pages):

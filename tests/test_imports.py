@@ -25,7 +25,9 @@ def imported(folder, *argv: str) -> set[str]:
     return names(done.stderr)
 
 
-@pytest.mark.parametrize("command", ["main.py", "server.py", "benchmark.py", "distill.py"])
+@pytest.mark.parametrize(
+    "command", ["main.py", "server.py", "benchmark.py", "distill.py", "finetune.py"]
+)
 def test_help_waits_for_nothing(tmp_path, command):
     found = imported(tmp_path, command, "--help")
     assert "argparse" in found and not found & SLOW

@@ -27,7 +27,7 @@ import main
 
 ROOT = Path(main.__file__).resolve().parent
 HOME = "/home/me/t5-mlx"  # where the reader of a page has this repository
-PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "demo.grow")
+PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "finetune", "demo.grow")
 FENCE = re.compile(r"^```(\w*)$")
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 SERVER = "http://127.0.0.1:8080"
