@@ -82,12 +82,21 @@ def _add_training(parser: Parser) -> None:
     number("--batch-size", at_least(1), 32, "prompts a step")
     rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")
     number("--learning-rate", within(rate), 0.03, "largest change a step, of a tensor's scale")
-    number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
-    number("--save-every", at_least(1), 100, "steps after which the state is written")
     add_setting(parser, "--temp", help="temperature that the target is going to be sampled at")
     add_setting(parser, "--max-tokens", help="tokens of an answer at most")
+    add_course(parser, "of the held-out part, the order and sampled answers")
+
+
+def add_course(parser: Parser, seeded: str) -> None:
+    """Adds the options that say when a training does what; `seeded` is what the seed is of."""
+
+    def number(name: str, type: Any, default: int, help: str) -> None:
+        add_number(parser, name, type=type, default=default, help=help)
+
+    number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
+    number("--save-every", at_least(1), 100, "steps after which the state is written")
     seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
-    number("--seed", within(seeds), 0, "of the held-out part, the order and sampled answers")
+    number("--seed", within(seeds), 0, seeded)
     parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli.arguments import Parser, add_number, at_least, between, within
-from mlx_t5.cli.distilling import LARGEST_SEED, check_output
+from mlx_t5.cli.distilling import add_course, check_output
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
@@ -19,8 +18,8 @@ RELATIVE = "relative"  # as --lr-scheduler-type: Adafactor's own rate, which T5 
 RATES = {FULL: {ADAFACTOR: 1e-3, ADAMW: 1e-4}, "": {ADAFACTOR: 0.03, ADAMW: 1e-3}}
 WARM_UP_SHARE = 0.05
 LENGTHS = [512, 256]
-NAMES = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}
-SUFFIXES = (".jsonl", ".tsv")
+PARTS = {"train": "train", "validation": "valid", "valid": "valid", "test": "test"}  # by name
+SUFFIXES = (".tsv", ".jsonl")  # where there are both, the latter
 
 
 def build_parser() -> Parser:
@@ -100,11 +99,7 @@ def _add_training(parser: Parser) -> None:
         help="compute each layer twice instead of keeping what it computed: less memory",
     )
     number("--steps-per-report", at_least(1), 10, "steps between lines about loss and speed")
-    number("--steps-per-eval", at_least(1), 100, "steps between evaluations")
-    number("--save-every", at_least(1), 100, "steps after which the state is written")
-    seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
-    number("--seed", within(seeds), 0, "of the held-out part, the order, adapters and dropout")
-    parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
+    add_course(parser, "of the held-out part, the order, adapters and dropout")
 
 
 def _add_rates(parser: Parser) -> None:
@@ -197,18 +192,13 @@ def pair_files(data: str, valid: str | None) -> dict[str, str]:
     """
     folder, found = Path(data).expanduser(), {"train": data}
     if folder.is_dir():
-        found = {part: file for part, names in NAMES.items() for file in _named(folder, names)}
+        files = [(part, folder / f"{n}{end}") for n, part in PARTS.items() for end in SUFFIXES]
+        found = {part: str(file) for part, file in files if file.is_file()}
         if "train" not in found:
             raise UserError(f"{data} has no train.jsonl and no train.tsv; add it, or name a file")
     if valid is not None and "valid" in found:
         raise UserError(f"{found['valid']} is there to evaluate by; leave --valid out")
     return found if valid is None else found | {"valid": valid}
-
-
-def _named(folder: Path, names: tuple[str, ...]) -> Iterator[str]:
-    """The first file of one of these names."""
-    files = (folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES)
-    yield from [str(file) for file in files if file.is_file()][:1]
 
 
 def next_commands(
