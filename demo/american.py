@@ -1,7 +1,7 @@
 """A small task that the bundled target does not know: British English made American.
 
-    python -m demo.american --path american
-    python finetune.py --model demo/target --data american --output american-lora
+    python -m demo.american --path models/american
+    python finetune.py --model demo/target --data models/american --output models/american-lora
 
 The sentences are the held-out ones of heldout.jsonl, which are American. Each gets a date, and the
 prompt has both the British way. Writes train.jsonl and, of other sentences, test.jsonl.

@@ -15,7 +15,7 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, on_cpu, tree_flatten
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.training import fine_tuning
+from mlx_t5.training import fine_tuning, learner
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Trainer
 from model import load
@@ -181,7 +181,8 @@ def test_a_whole_model_and_a_test_file(data, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_quantised_model_gets_dora(data, tmp_path, capsys):
+def test_a_quantised_model_gets_dora(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(learner, "cpu_only", lambda: True)  # a rehearsal would compile a minute
     folder = convert(BUNDLED / "target", tmp_path / "q4", quantize=True)
     options = ["--model", str(folder), "--fine-tune-type", "dora", "--grad-checkpoint"]
     assert run(data, tmp_path / "dora", *options, "--iters", "1", "--num-layers", "1") == 0
