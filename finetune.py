@@ -141,9 +141,7 @@ class FineTuning:
             require_plain(self.model, args.model)
             unfreeze_last(self.model, args.num_layers)
             return None
-        adapters = adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout)
-        adapters.begin(args.seed)
-        return adapters
+        return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
     def run(self) -> None:
         """Trains, writes the best weights, and says what comes next.

@@ -196,14 +196,10 @@ def save_adapter(
     return path
 
 
-def _tensors(layer: str) -> tuple[str, str, str]:
+def _tensors(layer: str) -> list[str]:
     """The names of A, B and the lengths of the rows."""
-    start = _PREFIX + layer
-    return (
-        f"{start}.lora_A{_WEIGHT}",
-        f"{start}.lora_B{_WEIGHT}",
-        f"{start}.lora_magnitude_vector",
-    )
+    parts = (f"lora_A{_WEIGHT}", f"lora_B{_WEIGHT}", "lora_magnitude_vector")
+    return [f"{_PREFIX}{layer}.{part}" for part in parts]
 
 
 def _check(checkpoint: Checkpoint, expected: Mapping[str, Shape], unused: str) -> None:

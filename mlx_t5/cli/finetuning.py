@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,35 +104,26 @@ def _add_training(parser: Parser) -> None:
 
 
 def _add_rates(parser: Parser) -> None:
-    parser.add_argument(
-        "--optimizer",
-        choices=(ADAMW, ADAFACTOR),
-        help=f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)",
-    )
+    def number(name: str, type: Any, help: str) -> None:
+        add_number(parser, name, type=type, default=None, help=help)
+
+    def choice(name: str, choices: Sequence[str], default: str | None, help: str) -> None:
+        parser.add_argument(name, choices=choices, default=default, help=help)
+
+    defaults = f"(default: {ADAMW} for adapters, {ADAFACTOR} for a whole model)"
+    choice("--optimizer", (ADAMW, ADAFACTOR), None, defaults)
     adapters, whole = RATES[""], RATES[FULL]
-    add_number(
-        parser,
+    number(
         "--learning-rate",
-        type=within(Range(float, 1e-8, 1.0, "a number from 1e-8 to 1")),
-        default=None,
-        help=f"the largest, of {ADAFACTOR} relative to a tensor's scale (default: for adapters "
+        within(Range(float, 1e-8, 1.0, "a number from 1e-8 to 1")),
+        f"the largest, of {ADAFACTOR} relative to a tensor's scale (default: for adapters "
         f"{adapters[ADAMW]:g} with {ADAMW} and {adapters[ADAFACTOR]:g} with {ADAFACTOR}, for whole "
         f"models {whole[ADAMW]:g} and {whole[ADAFACTOR]:g})",
     )
-    parser.add_argument(
-        "--lr-scheduler-type",
-        choices=("linear", "constant", RELATIVE),
-        default="linear",
-        help=f"how the rate goes on behind the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate "
-        "(default: linear, to nothing)",
-    )
-    add_number(
-        parser,
-        "--warmup-steps",
-        type=at_least(0),
-        default=None,
-        help="steps until then (default: a twentieth of all)",
-    )
+    schedules = f"how the rate goes on behind the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate"
+    help = f"{schedules} (default: linear, to nothing)"
+    choice("--lr-scheduler-type", ("linear", "constant", RELATIVE), "linear", help)
+    number("--warmup-steps", at_least(0), "steps until then (default: a twentieth of all)")
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -96,7 +96,12 @@ class Adapters:
     """The adapters of one model."""
 
     def __init__(
-        self, model: Any, scales: Mapping[str, tuple[int, float]], dora: bool, dropout: float
+        self,
+        model: Any,
+        scales: Mapping[str, tuple[int, float]],
+        dora: bool,
+        dropout: float,
+        seed: int,
     ) -> None:
         """Freezes a model and puts adapters beside its layers, which change nothing yet.
 
@@ -105,39 +110,33 @@ class Adapters:
             scales: rank and s of every layer that gets one, by its path.
             dora: whether rows get a length of their own.
             dropout: the share of its input that an adapter does not get to see in training.
+            seed: of every A; B is zero.
         """
         model.freeze()
-        layers: dict[str, Any] = dict(model.named_modules())
-        for layer in layers.values():
-            layer.__dict__.pop("joined", None)  # each has its own product from now on
-        self._dropout = dropout
-        self._all: list[tuple[Any, float]] = []
-        for path, (rank, scale) in sorted(scales.items()):
-            layer = layers[path]
+        modules: dict[str, Any] = dict(model.named_modules())
+        for module in modules.values():
+            module.__dict__.pop("joined", None)  # each has its own product from now on
+        self._dropout, self._layers = dropout, [modules[path] for path in sorted(scales)]
+        keys = mx.random.split(mx.random.key(seed), len(scales))
+        for layer, path, key in zip(self._layers, sorted(scales), keys, strict=True):
+            rank, scale = scales[path]
             layer.adapter = Adapter(scale, dropout)
             weight = plain_weights(layer)["weight"]
             outputs, inputs = weight.shape
-            bound = 1 / math.sqrt(inputs)  # as nn.Linear's first weights, and PEFT's
-            layer[DOWN] = mx.zeros((rank, inputs))
+            bound = 1 / math.sqrt(inputs)  # as of nn.Linear's first weights, and PEFT's
+            layer[DOWN] = mx.random.uniform(-bound, bound, (rank, inputs), key=key)
             layer[UP] = mx.zeros((outputs, rank))
             if dora:
                 squares = mx.sum(mx.square(weight.astype(mx.float32)), axis=1)
                 layer.adapter.squares, layer[MAGNITUDE] = squares, mx.sqrt(squares)
-                mx.eval(squares, layer[MAGNITUDE])
-            self._all.append((layer, bound))
+                mx.eval(squares)
+            mx.eval(layer.parameters())
         model.update({})  # has the arrays of the layers looked up anew
-
-    def begin(self, seed: int) -> None:
-        """Draws every A; B is zero."""
-        keys = mx.random.split(mx.random.key(seed), len(self._all))
-        for (layer, bound), key in zip(self._all, keys, strict=True):
-            layer[DOWN] = mx.random.uniform(-bound, bound, layer[DOWN].shape, key=key)
-            mx.eval(layer[DOWN])
 
     def drop(self, key: mx.array | None) -> None:
         """Chooses what the adapters do not get to see from now on; None: they see all."""
         if self._dropout:
-            keys: Any = [None] * len(self._all)
-            keys = keys if key is None else mx.split(mx.random.split(key, len(keys)), len(keys))
-            for (layer, _), mine in zip(self._all, keys, strict=True):
-                layer.adapter.key = None if mine is None else mine[0]
+            count = len(self._layers)
+            keys = [None] * count if key is None else list(mx.random.split(key, count))
+            for layer, of_layer in zip(self._layers, keys, strict=True):
+                layer.adapter.key = of_layer

@@ -63,11 +63,13 @@ def changes(config: Any, lora: LoraConfig, num_layers: int) -> dict[str, Change]
     return found
 
 
-def adapt(model: Any, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0) -> Adapters:
+def adapt(
+    model: Any, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
+) -> Adapters:
     """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `changes`."""
     of, found = paths(model.config), changes(model.config, lora, num_layers)
     scales = {of[name]: (change.rank, change.scale) for name, change in found.items()}
-    return Adapters(model, scales, lora.use_dora, dropout)
+    return Adapters(model, scales, lora.use_dora, dropout, seed)
 
 
 def unfreeze_last(model: Any, num_layers: int) -> None:

@@ -171,8 +171,7 @@ def logits(model):
 def adapted(made, family, lora, num_layers=-1, dropout=0.0, folder=None):
     """A model whose adapters are not at their start, and its weights."""
     model, _ = load(folder or made(family).folder, "float32")
-    adapters = adapt(model, lora, num_layers, dropout)
-    adapters.begin(7)
+    adapters = adapt(model, lora, num_layers, dropout, seed=7)
     weights = Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights
     for i, name in enumerate(sorted(weights)):
         noise = mx.random.normal(weights[name].shape, scale=0.1, key=mx.random.key(i))

@@ -58,7 +58,6 @@ def test_a_step_of_adapters_takes_no_more_than_was_said(dora, dropout, checkpoin
     model = T5(T5Config.from_dict(CONFIG | sizes | layers))
     lora = LoraConfig(r=4, target_modules="all-linear", use_dora=dora)
     adapters = adapt(model, lora, dropout=dropout)
-    adapters.begin(0)
     model.grad_checkpoint = checkpoint
     batch = collate([given(range(SOURCE), range(ANSWER))] * ROWS, 0, 0, keep_states=False)
     loss, drop = token_loss(model, 0.0), adapters.drop if dropout else None
