@@ -15,9 +15,9 @@ or starts only where the one before has ended.
 from __future__ import annotations
 
 import re
-from bisect import bisect
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
@@ -44,26 +44,27 @@ _UNIT = re.compile(
 # In a copy of the text, what stays is overwritten by one of these. Letters that touch a stump, as
 # in "`list`s", stay as well.
 _CUT, _STUMP = "\1", "\0"
+_STUMPS = re.compile(r"`|!?\[(?!\^)")
 _LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # of scripts that put spaces between words
 _STUMPED = re.compile(rf"(?<![{_LETTERS}{_STUMP}])[{_LETTERS}]*{_STUMP}[{_LETTERS}{_STUMP}]*")
-_LEFT = re.compile(f"[^{_CUT}]+")
+_LEFT = re.compile(rf"[^\s{_CUT}](?:[^{_CUT}]*[^\s{_CUT}])?")
 _LETTER = re.compile(r"[^\W\d_]")
 # Beside what stays, words lose the marks up to a white space: the comma after `x` in "`x`, and".
 _LOOSE = re.compile(r"\W*\s")
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
 # What is not text beside CommonMark's inline code, links and tags: hard line breaks, footnotes,
-# boxes of tasks, GitHub's alerts, addresses.
+# the lines of tables, boxes of tasks, GitHub's alerts, addresses.
 _ASIDE = re.compile(
-    r"(?:  |\\)\t?\n|\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
+    r"(?:  |\\)\t?\n|\||\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
     r"|(?:https?://|ftp://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]*_~]"
     r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w",
     re.MULTILINE,
 )
-_CELL = re.compile(r"(?:[^|]|(?<=\\)\|)+")
 
-_TIMES = re.compile(r"\s*\d+:\d[\d:., ]*-+>")
-_LINE = re.compile(r"[^\n]*\n?")
+# A line of times, with the number before it.
+_TIMES = re.compile(r"^(?:[ \t]*\d+[ \t]*\n)?[ \t]*\d+:\d[\d:., ]*-+>[^\n]*(?:\n|\Z)", re.MULTILINE)
+_BLOCK = re.compile(r"(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+", re.MULTILINE)
 _TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
 # The marks that give the turn to another speaker, tags, music, characters by their names.
 _CUE_MARK = re.compile(
@@ -134,15 +135,10 @@ def rewrapped(source: str, answer: str) -> str:
     units = _UNIT.findall(" ".join(answer.split()))
     longest = max(LINE_CHARACTERS, *map(len, _BREAK.split(source)))
     count = max(len(breaks) + 1, len(_line_starts(units, 1, longest)))
-    low, high = 1, len(answer)
-    while low < high:  # the narrowest lines that are as many
-        limit = (low + high) // 2
-        if len(_line_starts(units, count, limit)) > count:
-            low = limit + 1
-        else:
-            high = limit
-    starts = [*_line_starts(units, count, low), len(units)]
-    lines = ["".join(units[a:b]).strip() for a, b in pairwise(starts)]
+    limits = range(1, len(answer) + 2)  # the narrowest lines that are as many
+    enough = bisect_left(limits, True, key=lambda n: len(_line_starts(units, count, n)) <= count)
+    starts = [*_line_starts(units, count, limits[enough]), len(units)]
+    lines = ["".join(units[start:end]).strip() for start, end in pairwise(starts)]
     gaps = chain(breaks, repeat(breaks[-1]))
     return lines[0] + "".join(gap + line for line, gap in zip(lines[1:], gaps, strict=False))
 
@@ -158,15 +154,13 @@ def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
     return starts
 
 
-def _words(text: str, stays: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int]]:
-    """Where words are left in a paragraph or a cue.
-
-    Args:
-        text: the characters.
-        stays: what stays of them: from, to, and `_CUT` or `_STUMP`.
-    """
+def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Where words are left in a paragraph or a cue, given what stays of it."""
     masked = list(text)
-    for start, end, mark in stays:
+    for start, end in stays:
+        around = text[max(0, start - 1) : start], text[end : end + 1]
+        within = all(map(str.isalnum, around)) and text[end - 1] not in "\n|"
+        mark = _STUMP if within or _STUMPS.match(text, start) else _CUT
         masked[start:end] = mark * (end - start)
     left = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked))
     for match in _LEFT.finditer(left):
@@ -176,14 +170,7 @@ def _words(text: str, stays: Iterable[tuple[int, int, str]]) -> Iterator[tuple[i
         if end < len(text) and (loose := _LOOSE.match(text[start:end][::-1])):
             end -= loose.end()
         if _LETTER.search(text, start, end):
-            words = text[start:end]
-            yield end - len(words.lstrip()), start + len(words.rstrip())
-
-
-def _mark(text: str, start: int, end: int) -> str:
-    """How characters stay: as a stump where they stand within a word."""
-    within = start > 0 and end < len(text) and text[start - 1].isalnum() and text[end].isalnum()
-    return _STUMP if within else _CUT
+            yield start, end
 
 
 def _markdown(text: str) -> Iterator[Span]:
@@ -191,66 +178,51 @@ def _markdown(text: str) -> Iterator[Span]:
         text = "\n" * front.end() + text[front.end() :]
     passages: list[list[tuple[int, int]]] = []  # where the lines of each lie
 
-    def cells(rows: list[tuple[int, int]]) -> None:
-        for row in rows[:1] + rows[2:]:
-            passages.extend([cell.span()] for cell in _CELL.finditer(text, *row))
-
-    def recorded(rule: Callable, record: Callable) -> Callable:
+    def recorded(rule: Callable) -> Callable:
         def recording(state: StateBlock, first: int, last: int, silent: bool) -> bool:
             found = rule(state, first, last, silent)
             if found and not silent:
                 numbers = range(first, state.line)
-                record([(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in numbers])
+                lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in numbers]
+                passages.extend([[line] for line in lines] if rule is table else [lines])
             return found
 
         return recording
 
     parser, env = MarkdownIt("commonmark").enable("table"), dict[str, Any]()
-    parser.block.ruler.at("paragraph", recorded(paragraph, passages.append))
-    parser.block.ruler.at("table", recorded(table, cells), {"alt": ["paragraph", "reference"]})
+    parser.block.ruler.at("paragraph", recorded(paragraph))
+    parser.block.ruler.at("table", recorded(table), {"alt": ["paragraph", "reference"]})
     parser.block.parse(text, parser, env, [])
     for lines in passages:
         content = "\n".join(text[start:end] for start, end in lines)
-        begins = list(accumulate((end - start + 1 for start, end in lines), initial=0))
-        shifts = [start - begin for (start, _), begin in zip(lines, begins, strict=False)]
+        places = [place for start, end in lines for place in range(start, end + 1)]
         for start, end in _words(content, _inline(StateInline(content, parser, env, []))):
-            first, last = bisect(begins, start) - 1, bisect(begins, end - 1) - 1
-            yield Span(start + shifts[first], end + shifts[last], first != last)
+            yield Span(places[start], places[end - 1] + 1, "\n" in content[start:end])
 
 
-def _inline(state: StateInline) -> Iterator[tuple[int, int, str]]:
+def _inline(state: StateInline) -> Iterator[tuple[int, int]]:
     """What stays of a paragraph."""
-    text = state.src
     while state.pos < state.posMax:
         start = state.pos
         state.md.inline.skipToken(state)
-        if text[start] in "`[!<\\&" and state.pos - start > 1:
-            mark = _STUMP if text[start] in "`[!" else _mark(text, start, state.pos)
-            yield start, state.pos, mark
-    yield from ((*match.span(), _CUT) for match in _ASIDE.finditer(text))
+        if state.src[start] in "`[!<\\&" and state.pos - start > 1:
+            yield start, state.pos
+    yield from (match.span() for match in _ASIDE.finditer(state.src))
 
 
 def _subtitles(text: str, suffix: str) -> Iterator[Span]:
-    if suffix == ".vtt" and not re.match(r"WEBVTT(?:\s|\Z)", text):
-        raise UserError('a .vtt file begins with a line "WEBVTT"; add it, or is it an .srt file?')
-    if suffix == ".srt" and not any(map(_TIMES.match, text.split("\n"))):
-        example = "00:00:01,000 --> 00:00:04,000"
-        raise UserError(f"an .srt file has lines of times such as {example}; there is none")
-    in_cue, cue = False, list[re.Match]()
-    for line in _LINE.finditer(text):
-        if times := "-->" in line[0] or _TIMES.match(line[0]):
-            if suffix == ".srt" and cue and cue[-1][0].strip().isdigit():
-                cue.pop()  # the next cue's number, without an empty line before it
-        elif line[0].strip():
-            cue += [line] * in_cue
-            continue
-        if cue:
-            begin, content = cue[0].start(), text[cue[0].start() : cue[-1].end()]
-            marks = [
-                (*m.span(), _mark(content, *m.span()) if m[0][0] == "&" else _CUT)
-                for m in _CUE_MARK.finditer(content)
-            ]
-            for start, end in _words(content, marks):
-                yield Span(begin + start, begin + end, True)
-        # A sloppy .srt file has empty lines within a text.
-        in_cue, cue = bool(_TIMES.match(line[0])) if times else in_cue and suffix == ".srt", []
+    times = list(_TIMES.finditer(text))
+    if suffix == ".vtt" and not text.startswith("WEBVTT"):
+        raise UserError('a .vtt file begins with "WEBVTT"; this one does not: is it an .srt file?')
+    if suffix == ".srt" and not times:
+        raise UserError(
+            "an .srt file has times, as in 00:00:01,000 --> 00:00:04,000; there is none"
+        )
+    ends = [time.start() for time in times[1:]] + [len(text)]
+    for time, end in zip(times, ends, strict=True):
+        for block in _BLOCK.finditer(text, time.end(), end):
+            if suffix == ".vtt" and block.start() > time.end():
+                break  # an empty line ends the text; sloppy .srt files have some within
+            marks = (mark.span() for mark in _CUE_MARK.finditer(block[0]))
+            for first, last in _words(block[0], marks):
+                yield Span(block.start() + first, block.start() + last, True)
