@@ -48,7 +48,6 @@ _STUMPS = re.compile(r"`|!?\[(?!\^)")
 _LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # of scripts that put spaces between words
 _STUMPED = re.compile(rf"(?<![{_LETTERS}{_STUMP}])[{_LETTERS}]*{_STUMP}[{_LETTERS}{_STUMP}]*")
 _LEFT = re.compile(rf"[^\s{_CUT}](?:[^{_CUT}]*[^\s{_CUT}])?")
-_LETTER = re.compile(r"[^\W\d_]")
 # Beside what stays, words lose the marks up to a white space: the comma after `x` in "`x`, and".
 _LOOSE = re.compile(r"\W*\s")
 
@@ -56,19 +55,18 @@ _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\
 # What is not text beside CommonMark's inline code, links and tags: hard line breaks, footnotes,
 # the lines of tables, boxes of tasks, GitHub's alerts, addresses.
 _ASIDE = re.compile(
-    r"(?:  |\\)\t?\n|\||\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
+    r"(?m)(?:  |\\)\t?\n|\||\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
     r"|(?:https?://|ftp://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]*_~]"
-    r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w",
-    re.MULTILINE,
+    r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w"
 )
 
 # A line of times, with the number before it.
-_TIMES = re.compile(r"^(?:[ \t]*\d+[ \t]*\n)?[ \t]*\d+:\d[\d:., ]*-+>[^\n]*(?:\n|\Z)", re.MULTILINE)
-_BLOCK = re.compile(r"(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+", re.MULTILINE)
+_TIMES = re.compile(r"(?m)^(?:[ \t]*\d+[ \t]*\n)?[ \t]*\d+:\d[\d:., ]*-+>[^\n]*(?:\n|\Z)")
+_BLOCK = re.compile(r"(?m)(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+")
 _TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
 # The marks that give the turn to another speaker, tags, music, characters by their names.
 _CUE_MARK = re.compile(
-    rf"^(?:[ \t]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]+|&(?:\w{{1,31}}|#\w{{1,7}});", re.MULTILINE
+    rf"(?m)^(?:[ \t]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]+|&(?:\w{{1,31}}|#\w{{1,7}});"
 )
 
 
@@ -169,7 +167,7 @@ def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, i
             start = loose.end()
         if end < len(text) and (loose := _LOOSE.match(text[start:end][::-1])):
             end -= loose.end()
-        if _LETTER.search(text, start, end):
+        if any(map(str.isalpha, text[start:end])):
             yield start, end
 
 
@@ -207,7 +205,7 @@ def _inline(state: StateInline) -> Iterator[tuple[int, int]]:
         state.md.inline.skipToken(state)
         if state.src[start] in "`[!<\\&" and state.pos - start > 1:
             yield start, state.pos
-    yield from (match.span() for match in _ASIDE.finditer(state.src))
+    yield from map(re.Match.span, _ASIDE.finditer(state.src))
 
 
 def _subtitles(text: str, suffix: str) -> Iterator[Span]:
@@ -223,6 +221,5 @@ def _subtitles(text: str, suffix: str) -> Iterator[Span]:
         for block in _BLOCK.finditer(text, time.end(), end):
             if suffix == ".vtt" and block.start() > time.end():
                 break  # an empty line ends the text; sloppy .srt files have some within
-            marks = (mark.span() for mark in _CUE_MARK.finditer(block[0]))
-            for first, last in _words(block[0], marks):
+            for first, last in _words(block[0], map(re.Match.span, _CUE_MARK.finditer(block[0]))):
                 yield Span(block.start() + first, block.start() + last, True)
