@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import at_least, option_of
 from mlx_t5.errors import UserError
-from mlx_t5.text.documents import SPLITS, Cutting, Document
+from mlx_t5.settings import SPLITS, Settings
 
 if TYPE_CHECKING:
-    from decoder import SpeculativeDecoder
     from mlx_t5.engine.rows import Chunk
-    from mlx_t5.settings import Settings
+    from mlx_t5.text.documents import Cutting
 
 
 def add_documents(group: argparse._ActionsContainer) -> None:
@@ -84,12 +83,14 @@ def check_documents(args: argparse.Namespace) -> None:
 
 def cutting_of(args: argparse.Namespace, prefix: str) -> Cutting:
     """How the options have texts cut; a prefix of "" that nobody gave is looked for in them."""
+    from mlx_t5.text.documents import Cutting
+
     given = None if args.split == "none" or (not prefix and args.prefix is None) else prefix
     return Cutting(args.split, given, args.source_language, args.max_source_tokens)
 
 
 def chunks(
-    decoder: SpeculativeDecoder,
+    decoder: Any,
     cutting: Cutting,
     prompts: Iterable[Any],
     settings: Settings,
@@ -114,6 +115,8 @@ def chunks(
 
 def count_pieces(text: str, cutting: Cutting, args: argparse.Namespace) -> int:
     """How many pieces a document has, unless some are too long."""
+    from mlx_t5.text.documents import Document
+
     spans = _spans(text, args) if is_one_document(args) else None
     return sum(1 for _ in Document(text, cutting, lambda prompt: 0, spans=spans).cut())
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli import documents
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED
@@ -17,13 +17,12 @@ from mlx_t5.cli.totals import Totals
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from decoder import SpeculativeDecoder
     from mlx_t5.settings import Settings
     from mlx_t5.text.documents import Cutting
 
 
 def write_text(
-    decoder: SpeculativeDecoder,
+    decoder: Any,
     prompt: str,
     prefix: str,
     cutting: Cutting,
