@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.cli.arguments import at_least, option_of
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SPLITS, Settings
-from mlx_t5.text import markup
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Chunk
@@ -123,6 +122,8 @@ def count_pieces(text: str, cutting: Cutting, args: argparse.Namespace) -> int:
 
 
 def _spans(text: str, args: argparse.Namespace) -> Any:
-    """What of a file may be decoded; None is all of it."""
+    """What of a file may be decoded; None for plain text, which may begin with a prefix."""
+    from mlx_t5.text.markup import SUFFIXES, spans
+
     suffix = Path(args.input_file).suffix.lower()
-    return markup.spans(text, suffix) if suffix in markup.SUFFIXES else None
+    return spans(text, suffix) if suffix in SUFFIXES and suffix != ".txt" else None
