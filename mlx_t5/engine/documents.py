@@ -72,7 +72,7 @@ class Answers:
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
         """Starts with no piece."""
         self.document, self.index, self.drawn, self.whole = document, index, 0, False
-        self.stats, self._texts = DocumentStats(), [""]
+        self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
 
     def prompts(self) -> Iterator[str]:
@@ -102,7 +102,8 @@ class Answers:
         stats.add(answer.stats)
         stats.pieces, stats.cut = stats.pieces + 1, stats.cut + piece.cut
         stats.failed += answer.error is not None
-        self._texts.append(self.document.before(i) + text)
+        self._pieces.append(text)
+        self._texts.append(self.document.part(i, self._pieces))
         return self._texts[-1]
 
     def finish(self) -> str:

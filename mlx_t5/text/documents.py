@@ -24,7 +24,7 @@ from itertools import takewhile
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
 from mlx_t5.settings import SPLITS
-from mlx_t5.text.markup import Span, rewrapped, unwrapped
+from mlx_t5.text.markup import Span, flattened, rewrapped, unwrapped
 from mlx_t5.text.prompts import prefix_end
 
 DEFAULT_LANGUAGE = "en"
@@ -58,11 +58,13 @@ class Piece:
 
     Attributes:
         cut: whether they are a part of a sentence, or a line, that was too long.
+        span: what they are a part of.
     """
 
     start: int
     end: int
     cut: bool = False
+    span: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ class Document:
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
-        self._spans = [Span(max(mark, self.start), len(text), False)] if spans is None else spans
+        whole = [Span(max(mark, self.start), len(text), False)]
+        self._spans = whole if spans is None else list(spans)
+        self._flat = flattened(text, self._spans)
         self._language = cutting.source_language or _language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
@@ -149,7 +153,7 @@ class Document:
         """The pieces, one by one, each cut when it is asked for."""
         for span in self._spans:
             for start, end in self._units(span):
-                for piece in self._fitting(start, end):
+                for piece in self._fitting(start, end, span):
                     self.pieces.append(piece)
                     yield piece
 
@@ -173,10 +177,25 @@ class Document:
 
     def joined(self, answers: Sequence[str | None]) -> str:
         """The document with the pieces' answers in their places, None for one that failed."""
-        parts = []
-        for i, (piece, answer) in enumerate(zip(self.pieces, answers, strict=True)):
-            parts += [self.before(i), self.answered(piece, answer)]
-        return "".join([*parts, self.before(len(self.pieces))])
+        texts = [self.answered(*pair) for pair in zip(self.pieces, answers, strict=True)]
+        parts = [self.part(i, texts) for i in range(len(texts))]
+        return "".join([*parts, self.before(len(texts))])
+
+    def part(self, i: int, texts: Sequence[str]) -> str:
+        """What the document gains with the text of piece i, and what stands before that.
+
+        Pieces of a wrapped span are broken into lines together, when the last of them is there.
+        """
+        span, first = self.pieces[i].span, i
+        if not span or not span.wrapped:
+            return self.before(i) + texts[i]
+        if i + 1 < len(self.pieces) and self.pieces[i + 1].span is span:
+            return ""
+        while first and self.pieces[first - 1].span is span:
+            first -= 1
+        rest = (self.before(n) + texts[n] for n in range(first + 1, i + 1))
+        source = self.text[self.pieces[first].start : self.pieces[i].end]
+        return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
     def _units(self, span: Span) -> Iterator[tuple[int, int]]:
         """Beginning and end of what is decoded together, if it is not too long."""
@@ -188,19 +207,19 @@ class Document:
         else:
             whole = [(start, end)] if span.wrapped else _paragraphs(self.text, start, end)
             for first, last in whole:
-                yield from _sentences(self.text, first, last, self._language)
+                yield from _sentences(self._flat, first, last, self._language)
 
-    def _fitting(self, start: int, end: int, cut: bool = False) -> Iterator[Piece]:
+    def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
         """What there is to decode of a unit, in so many pieces that none is too long."""
-        unit = self.text[start:end]
+        unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
             return
-        piece = Piece(start, end, cut)
+        piece = Piece(start, end, cut, span)
         if end - start > 1 and self._is_too_long(piece):
-            middle = _cut_point(self.text, start, end)
-            yield from self._fitting(start, middle, True)
-            yield from self._fitting(middle, end, True)
+            middle = _cut_point(self._flat, start, end)
+            yield from self._fitting(start, middle, span, True)
+            yield from self._fitting(middle, end, span, True)
         else:
             yield piece
 
