@@ -15,7 +15,6 @@ Nothing here knows about models: whoever asks for a limit of tokens gives a func
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
 _LINE = re.compile(r"[^\r\n]+")
+_NO_TEXT = re.compile("[\\r\\n\\ud800-\\udfff]")  # halves of a pair cannot be decoded
 _ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
 _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of Chinese a character
 # A comma between digits ends nothing; those of languages without spaces do.
@@ -226,7 +226,7 @@ class Document:
     def _is_too_long(self, piece: Piece) -> bool:
         if self._split != "none" and piece.end - piece.start > LONGEST_SENTENCE:
             return True
-        return self._tokens(self.prompt(piece)) > (self._limit or math.inf)
+        return bool(self._limit and self._tokens(self.prompt(piece)) > self._limit)
 
 
 def _prefix_end(text: str) -> int:
@@ -289,7 +289,7 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
     """The sentences of a paragraph, which is looked at in windows: the last one's may go on."""
     boundaries = _boundaries()
     while start < end:
-        window = text[start : min(end, start + 2 * LONGEST_SENTENCE)].translate({10: " ", 13: " "})
+        window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:
             window = window[: window.rfind(" ") + 1] or window
         found = boundaries(language, window)
