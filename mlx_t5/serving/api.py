@@ -23,6 +23,7 @@ from pydantic_core import from_json
 
 from mlx_t5.ranges import LARGEST_COUNT
 from mlx_t5.settings import SETTINGS, Setting
+from mlx_t5.text.documents import SPLITS
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
@@ -90,7 +91,9 @@ def _field(name: str, setting: Setting) -> Any:
 
 if TYPE_CHECKING:  # which sees the fields in `given` alone
     _WithSettings = Request
+    Split = str
 else:
+    Split = Literal[SPLITS]
     _WithSettings = create_model(
         "_WithSettings",
         __base__=Request,
@@ -188,6 +191,11 @@ class OpenAIRequest(Decoding):
     stream_options: StreamOptions | None = None
     speculation: bool | None = Field(
         None, description="also tell who wrote each token, and the counts so far"
+    )
+    split: Split | None = Field(
+        None,
+        description="decodes the text piece by piece, each with the task's prefix before it, and "
+        "joins the answers with what stood between them; the choice has the pieces",
     )
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None

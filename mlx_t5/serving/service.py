@@ -12,9 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
@@ -24,8 +22,11 @@ from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
+from mlx_t5.serving.schemas import Capability, ServedModel
+from mlx_t5.serving.splitting import cut
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
 from mlx_t5.settings import SETTINGS, Settings, check_exact
+from mlx_t5.text.documents import Document
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -35,42 +36,6 @@ log = logging.getLogger(__name__)
 PASSES_A_TEXT = 16  # full batches of scores or embeddings that count as one text in the queue
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
-
-Capability = Literal["completions", "score", "rerank", "embeddings"]
-
-
-class ServedModel(BaseModel):
-    """The model that is served, with its limits and the defaults of requests.
-
-    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    capabilities: list[Capability]
-    max_prompt_tokens: int
-    max_tokens: int
-    num_draft: int | Literal["auto"]
-    max_num_draft: int
-    delta: float
-    num_beams: int
-    max_num_beams: int
-    length_penalty: float
-    draft: bool
-    tasks: dict[str, dict[str, Any]]
-    dtype: str
-    exact: bool
-
-
-class ModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"]
-    data: list[ServedModel]
 
 
 @dataclass(frozen=True)
@@ -137,6 +102,8 @@ class Service:
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
+        positions = getattr(decoder.model.config, "n_positions", None) or limits.prompt_tokens
+        self._max_source_tokens = min(positions, limits.prompt_tokens)
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
@@ -187,11 +154,28 @@ class Service:
         ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         predictions = [body.prediction.text] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
-        seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        work = GenerationWork(ids, settings, seed, prediction, **options)
+        work = GenerationWork(ids, settings, seed_of(body), prediction, **options)
         return self._begin(work, size, receive)
+
+    async def submit_document(
+        self,
+        body: api.CompletionRequest | api.ChatRequest,
+        receive: Callable[[], Any],
+        **options: Any,
+    ) -> tuple[EventStream, Document]:
+        """Cuts a request's text and hands its pieces to the thread; arguments as of `submit`."""
+        self._require_decoder()
+        task = self.task(body.task, [])
+        settings = several(self._settings(body, task), body)
+        document, ids = await cut(self.tokenizer, body, task.prefix, self._max_source_tokens)
+        if self.log_prompts:
+            log.info("text: %r", document.text)
+        work = GenerationWork(ids, settings, seed_of(body), document=True, **options)
+        # No more at a time than the batch has room for, so that nobody waits for the others.
+        size = min(work.count, self.worker.max_batch, self.limits.rows)
+        return self._begin(work, size, receive), document
 
     async def score_or_embed(
         self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
@@ -285,6 +269,11 @@ class Service:
             dtype=self._dtype,
             exact=self.exact,
         )
+
+
+def seed_of(body: api.Decoding) -> int:
+    """The seed of a request; another one each time if it names none."""
+    return secrets.randbelow(2**53) if body.seed is None else body.seed
 
 
 def several(

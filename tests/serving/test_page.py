@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 import ranking_models
-from mlx_t5.serving.answers import TextStats
+from mlx_t5.serving.schemas import TextStats
 from page_views import FIX, PHONE, contrast, figure, finished, fits, run, writers
 from serving_process import Server
 

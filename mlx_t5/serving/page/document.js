@@ -43,10 +43,9 @@ async function run() {
 function body(name, text) {
   const messages = [{ role: "user", content: text }];
   if ($("prefix").value.trim()) messages.unshift({ role: "system", content: $("prefix").value });
-  return { messages, split: $("split").value, file_type: suffix(name) };
+  const [type] = /\.(md|srt|vtt)$/i.exec(name) ?? [];
+  return { messages, split: $("split").value, ...(type && { file_type: type.toLowerCase() }) };
 }
-
-const suffix = (name) => /\.(txt|md|srt|vtt)$/i.exec(name)?.[0].toLowerCase() ?? ".txt";
 
 /** Takes what one event brought: a piece, and the text up to its end. */
 function show({ delta, pieces, stats }, characters) {
