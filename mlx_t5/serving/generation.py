@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from mlx_t5.backend import mx
@@ -94,11 +94,11 @@ class GenerationBatches:
     def _job_rows_of(self, job: Job) -> Iterator[JobRow]:
         """All rows of a job, each made when it is asked for."""
         work, codec, texts = job.work, self._decoder.codec, job.work.settings.num_return_sequences
+        places = (i << 32 for i in count()) if work.document else None  # as engine/documents.py
+        keys_of = random_keys(work.seed, work.samples // texts, places)
         rows = (
             row
-            for prompt, keys in zip(
-                work.prompts, random_keys(work.seed, work.samples // texts), strict=False
-            )
+            for prompt, keys in zip(work.prompts, keys_of, strict=False)
             for row in codec.rows(prompt, work.settings, keys, work.watched, work.prediction)
         )
         return (JobRow(row, job, i * texts) for i, row in enumerate(rows))

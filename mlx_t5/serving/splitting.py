@@ -13,8 +13,10 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from mlx_t5.engine.rows import Chunk, Result, Stats
-from mlx_t5.serving import answers, api, schemas
+from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.rows import Chunk, PieceResult, Result
+from mlx_t5.serving import api, schemas
+from mlx_t5.serving.answers import CompletionBuilder, speculation
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.tokenizing import TokenizerThread
@@ -50,7 +52,7 @@ async def cut(
 
     cutting = Cutting(body.split or "none", prefix + own_prefix or None)
     count = lambda prompt: len(ids_of(prompt))  # noqa: E731
-    document = await tokenizer.run(lambda _: cutting.document(text, count, max_source_tokens))
+    document = await tokenizer.run(lambda _: Document(text, cutting, count, max_source_tokens))
     ids: list[list[int]] = []
     pieces = document.cut()
     while some := await tokenizer.run(
@@ -98,13 +100,11 @@ class DocumentBuilder:
         detailed: whether to say who wrote each token, piece by piece.
     """
 
-    def __init__(self, builder: answers.CompletionBuilder, document: Document):
+    def __init__(self, builder: CompletionBuilder, document: Document):
         """Makes choices as `builder` does."""
         self.answer, self.logprobs, self.detailed = builder.answer, False, builder.detailed
-        self._builder, self._document = replace(builder, detailed=False), document
-        cut = sum(piece.cut for piece in document.pieces)
-        self._stats = schemas.DocumentStats(pieces=len(document.pieces), cut=cut, failed=0)
-        self._done, self._is_short = 0, False  # as far as updates have come
+        self._builder, self._answers = replace(builder, detailed=False), Answers(document)
+        self._pieces = document.pieces
 
     async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
         """The updates in the order of the text, each as soon as it and all before it are there."""
@@ -118,30 +118,24 @@ class DocumentBuilder:
 
     def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
         """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
-        document, pieces = self._document, [self._piece(update) for update in updates]
-        parts = [document.before(u.index) + p.text for u, p in zip(updates, pieces, strict=True)]
-        self._done += len(pieces)
-        self._is_short |= any(piece.finish_reason == "length" for piece in pieces)
-        self._stats.failed += sum(piece.finish_reason == "error" for piece in pieces)
-        result = None
-        if self._done == self._stats.pieces:
-            parts.append(document.before(self._done))
-            reason = "length" if self._is_short else "stop"
-            result = Result("".join(parts), [], [], reason, Stats())
-        whole = Update(0, Chunk("".join(parts), [], [], [], Stats(), result), [])
-        choice = self._builder.choice(whole, chunk)
-        return [choice.model_copy(update={"pieces": pieces, "stats": self._stats})]
+        answers, before = self._answers, len(self._answers.result.pieces)
+        texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
+        result, stats = None, vars(answers.stats) | {"pieces": len(self._pieces)}
+        if len(answers.result.pieces) == len(self._pieces):
+            texts.append(answers.finish())
+            result = answers.result
+            if result.error:
+                raise ApiError(500, result.error)
+        whole = Chunk("".join(texts), [], [], [], answers.stats, result)
+        more = {
+            "pieces": list(map(self._piece, updates, answers.result.pieces[before:])),
+            "stats": schemas.DocumentStats.model_validate(stats),
+        }
+        choice = self._builder.choice(Update(0, whole, []), chunk)
+        return [choice.model_copy(update=more)]
 
-    def _piece(self, update: Update) -> schemas.Piece:
-        piece, result = self._document.pieces[update.index], update.chunk.result
-        assert result is not None, "pieces are sent at their end"
-        more: dict[str, Any] = {"error": result.error} if result.error else {}
+    def _piece(self, update: Update, result: PieceResult) -> schemas.Piece:
+        piece: dict[str, Any] = {n: v for n, v in vars(result).items() if v is not None}
         if self.detailed and not result.error:
-            more["speculation"] = answers.speculation(update)
-        return schemas.Piece(
-            start=piece.start,
-            end=piece.end,
-            text=self._document.answered(piece, result.text),
-            finish_reason=cast(Any, result.finish_reason),
-            **more,
-        )
+            piece["speculation"] = speculation(update)
+        return schemas.Piece(**piece)
