@@ -11,6 +11,7 @@ const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain ne
 let controller = null; // of the run in progress
 let opened = null; // the file in the field, as long as nobody edits it there
 let answer = null; // { name, texts }: what has been written, and under which name to save it
+let units = ""; // what the text is cut into
 let waiting = []; // rows that are not shown yet
 const written = {}; // how many tokens each writer has written
 
@@ -26,6 +27,7 @@ async function run() {
   const { name, text, mark } = opened ?? { name: "document.txt", text: $("document-text").value, mark: "" };
   answer = { name, texts: [mark] };
   const characters = [...text]; // offsets count these, and not the units of UTF-16
+  units = $("split").value;
   clear();
   busy(true);
   try {
@@ -79,7 +81,7 @@ function flush() {
   const { pieces, failed } = answer.stats;
   $("document-progress").max = pieces;
   $("document-progress").value = done;
-  $("document-count").textContent = `${done} of ${pieces}${failed ? `, ${failed} left as they were` : ""}`;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed ? `, ${failed} left as they were` : ""}`;
   for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
 }
 
