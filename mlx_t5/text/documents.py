@@ -23,9 +23,9 @@ from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
+from mlx_t5.settings import SPLITS
 from mlx_t5.text.prompts import prefix_end
 
-SPLITS = ("none", "lines", "sentences")
 DEFAULT_LANGUAGE = "en"
 # No T5 was trained on sentences of more characters. It also bounds what a hostile text costs.
 LONGEST_SENTENCE = 5_000
