@@ -21,6 +21,7 @@ from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.tokenizing import TokenizerThread
 from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.markup import spans
 from mlx_t5.text.prompts import token_ids
 
 MAX_PIECES = 50_000  # a document; a body of 1 MiB has some 10,000 sentences
@@ -50,9 +51,12 @@ async def cut(
     def ids_of(prompt: str) -> list[int]:
         return token_ids(prompt, tokenizer.tokenizer, tokenizer.vocab_size)
 
+    def read(_: Any) -> Document:
+        found = spans(text, body.file_type) if body.file_type else None
+        return Document(text, cutting, lambda prompt: len(ids_of(prompt)), max_source_tokens, found)
+
     cutting = Cutting(body.split or "none", prefix + own_prefix or None)
-    count = lambda prompt: len(ids_of(prompt))  # noqa: E731
-    document = await tokenizer.run(lambda _: Document(text, cutting, count, max_source_tokens))
+    document = await tokenizer.run(read)
     ids: list[list[int]] = []
     pieces = document.cut()
     while some := await tokenizer.run(

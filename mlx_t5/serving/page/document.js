@@ -6,10 +6,11 @@ import { complain } from "./errors.js";
 import { append } from "./panel.js";
 
 const MOST_BYTES = 2 ** 20; // of a request
+const NOTE = $("document-note").textContent;
 const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain next Thursday.\n\nThe windows that you have broken were not new. My sisters want to buy some tools including saws, hammers, and brushes.";
 
 let controller = null; // of the run in progress
-let opened = null; // the file in the field, as long as nobody edits it there
+let opened = null; // { name, text } of the file in the field; no text once it has been edited
 let answer = null; // { name, texts }: what has been written, and under which name to save it
 let units = ""; // what the text is cut into
 let waiting = []; // rows that are not shown yet
@@ -24,15 +25,15 @@ export function stop() {
 async function run() {
   stop();
   const mine = (controller = new AbortController());
-  const { name, text, mark } = opened ?? { name: "document.txt", text: $("document-text").value, mark: "" };
-  answer = { name, texts: [mark] };
+  const text = opened?.text ?? $("document-text").value;
+  answer = { name: opened?.name ?? `document${$("file-type").value}`, texts: [] };
   const characters = [...text]; // offsets count these, and not the units of UTF-16
   units = $("split").value;
   clear();
   busy(true);
   try {
     const take = (choice) => mine === controller && show(choice, characters);
-    await stream("/v1/chat/completions", body(name, text), take, mine.signal);
+    await stream("/v1/chat/completions", body(text), take, mine.signal);
     if (mine === controller) finish();
   } catch (error) {
     if (!mine.signal.aborted) await complain(error, $("document-error"));
@@ -42,11 +43,10 @@ async function run() {
   }
 }
 
-function body(name, text) {
+function body(text) {
   const messages = [{ role: "user", content: text }];
   if ($("prefix").value.trim()) messages.unshift({ role: "system", content: $("prefix").value });
-  const [type] = /\.(md|srt|vtt)$/i.exec(name) ?? [];
-  return { messages, split: $("split").value, ...(type && { file_type: type.toLowerCase() }) };
+  return { messages, split: $("split").value, file_type: $("file-type").value };
 }
 
 /** Takes what one event brought: a piece, and the text up to its end. */
@@ -103,6 +103,7 @@ function clear() {
 }
 
 function busy(is) {
+  if (!is) flush();
   $("document-stop").disabled = !is;
   $("download").disabled = is || !$("pieces").childElementCount;
   $("document-output").setAttribute("aria-busy", is);
@@ -117,10 +118,11 @@ async function open(file) {
   try {
     if (file.size > MOST_BYTES) throw new ApiError(413, `${file.name} has more than 1 MiB; give it in parts.`);
     const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(await file.arrayBuffer());
-    const mark = text.startsWith("\ufeff") ? "\ufeff" : "";
-    opened = { name: file.name, text: text.slice(mark.length), mark };
-    $("document-text").value = opened.text;
+    opened = { name: file.name, text }; // with its line ends, which the field would change
+    $("document-text").value = text;
     $("document-note").textContent = `${file.name}, ${text.length} characters`;
+    const types = [...$("file-type").options].map((each) => each.value);
+    $("file-type").value = types.find((each) => file.name.toLowerCase().endsWith(each)) ?? ".txt";
   } catch (error) {
     const message = error instanceof ApiError ? error.message : `${file.name} is no text in UTF-8; save it as such.`;
     await complain(new ApiError(400, message), $("document-error"));
@@ -159,8 +161,8 @@ const mark = () => [...$("prefixes").children].forEach((each) => each.setAttribu
 
 $("document-text").value = EXAMPLE;
 $("document-text").addEventListener("input", () => {
-  opened = null;
-  $("document-note").textContent = $("document-note").dataset.empty;
+  opened = opened && $("document-text").value ? { name: opened.name } : null;
+  if (!opened) $("document-note").textContent = NOTE;
 });
 $("prefix").addEventListener("input", mark);
 $("document-form").addEventListener("submit", (event) => {
