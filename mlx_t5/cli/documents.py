@@ -122,6 +122,8 @@ def count_pieces(text: str, cutting: Cutting, args: argparse.Namespace) -> int:
 
 
 def _spans(text: str, args: argparse.Namespace) -> Any:
-    """What of a file may be decoded; None is all of it."""
-    suffix = Path(args.input_file).suffix
-    return None if suffix else None
+    """What of a file may be decoded; None for plain text, which may begin with a prefix."""
+    from mlx_t5.text.markup import SUFFIXES, spans
+
+    suffix = Path(args.input_file).suffix.lower()
+    return spans(text, suffix) if suffix in SUFFIXES and suffix != ".txt" else None

@@ -15,15 +15,17 @@ Nothing here knows about models: whoever asks for a limit of tokens gives a func
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
 from mlx_t5.settings import SPLITS
+from mlx_t5.text.markup import Span, rewrapped, unwrapped
 from mlx_t5.text.prompts import prefix_end
 
 DEFAULT_LANGUAGE = "en"
@@ -31,15 +33,12 @@ DEFAULT_LANGUAGE = "en"
 LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
-_BREAKS = "\n\r\v\f\x85\u2028\u2029"
-_LINE = re.compile(f"[^{_BREAKS}]+")
-_BREAK = re.compile(rf"\s*[{_BREAKS}]\s*")
+_LINE = re.compile(r"[^\r\n]+")
 _ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
 _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of Chinese a character
 # A comma between digits ends nothing; those of languages without spaces do.
 _CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
 _SPACE = re.compile(r"\s+")
-_SPACES = {ord(char): " " for char in _BREAKS}
 _MADLAD = re.compile(r"\s*<2[\w-]+>\s*")
 _SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
 _LANGUAGES = dict(
@@ -51,15 +50,6 @@ _LANGUAGES = dict(
         "russian=ru spanish=es swedish=sv thai=th turkish=tr ukrainian=uk vietnamese=vi"
     ).split()
 )
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The one span of a plain text."""
-
-    start: int
-    end: int
-    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +114,7 @@ class Document:
         cutting: Cutting,
         tokens: Callable[[str], int],
         n_positions: int | None = None,
-        spans: Iterable[Any] | None = None,
+        spans: Iterable[Span] | None = None,
     ) -> None:
         """Takes a text.
 
@@ -133,7 +123,8 @@ class Document:
             cutting: how to cut it.
             tokens: counts those of a prompt, the end token included.
             n_positions: of the model, where `max_source_tokens` says nothing.
-            spans: what of the text may be decoded, as of markup.spans; None is all of it.
+            spans: what of the text may be decoded, as of markup.spans, all of it without a
+                prefix; None looks for one and takes the rest.
 
         Raises:
             UserError: it is no text, or the prefix leaves no room for it.
@@ -141,13 +132,14 @@ class Document:
         if not isinstance(text, str):
             raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
         self.text, self.prefix, self.start = text, cutting.prefix or "", 0
-        if cutting.prefix is None:
-            self.start = _prefix_end(text)
-            self.prefix = text[: self.start]
+        mark = int(text.startswith("\ufeff"))  # of the byte order
+        if cutting.prefix is None and spans is None and (end := _prefix_end(text[mark:])):
+            self.start = mark + end
+            self.prefix = text[mark : self.start]
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
-        self._spans = [Whole(self.start, len(text))] if spans is None else spans
+        self._spans = [Span(max(mark, self.start), len(text), False)] if spans is None else spans
         self._language = cutting.source_language or _language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
@@ -163,17 +155,16 @@ class Document:
 
     def source(self, piece: Piece) -> str:
         """What a piece says, on one line."""
-        return _BREAK.sub(" ", self.text[piece.start : piece.end])
+        return unwrapped(self.text[piece.start : piece.end])
 
     def prompt(self, piece: Piece) -> str:
         """What a piece is decoded from."""
         return self.prefix + self.source(piece)
 
     def answered(self, piece: Piece, answer: str | None) -> str:
-        """What stands in the place of a piece; itself where there is no answer."""
-        if answer is None or answer == self.source(piece):
-            return self.text[piece.start : piece.end]
-        return answer
+        """What stands in the place of a piece: it stays, without an answer."""
+        source = self.text[piece.start : piece.end]
+        return source if answer is None else rewrapped(source, answer)
 
     def before(self, i: int) -> str:
         """What stands before piece i; behind the last piece for i = the number of pieces."""
@@ -187,13 +178,13 @@ class Document:
             parts += [self.before(i), self.answered(piece, answer)]
         return "".join([*parts, self.before(len(self.pieces))])
 
-    def _units(self, span: Any) -> Iterator[tuple[int, int]]:
+    def _units(self, span: Span) -> Iterator[tuple[int, int]]:
         """Beginning and end of what is decoded together, if it is not too long."""
         start, end = max(span.start, self.start), span.end
         if self._split == "none":
             yield start, end
         elif self._split == "lines":
-            yield from _lines(self.text, start, end) if not span.wrapped else [(start, end)]
+            yield from [(start, end)] if span.wrapped else _lines(self.text, start, end)
         else:
             whole = [(start, end)] if span.wrapped else _paragraphs(self.text, start, end)
             for first, last in whole:
@@ -216,8 +207,7 @@ class Document:
     def _is_too_long(self, piece: Piece) -> bool:
         if self._split != "none" and piece.end - piece.start > LONGEST_SENTENCE:
             return True
-        limit = self._limit
-        return limit is not None and self._tokens(self.prompt(piece)) > limit
+        return self._tokens(self.prompt(piece)) > (self._limit or math.inf)
 
 
 def _prefix_end(text: str) -> int:
@@ -246,20 +236,19 @@ def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     for first, last in _lines(text, start, end):
         blank = text[first:last].isspace()
         adjacent = lines and text[lines[-1][1] : first] in ("\n", "\r\n", "\r")
-        item = _ITEM.match(text, first, last)
-        if blank or item or not adjacent:
-            yield from _unwrapped(text, lines)
+        if blank or not adjacent or _ITEM.match(text, first, last):
+            yield from _joined_lines(text, lines)
             lines = []
-        if not blank:
-            lines.append((item.end() if item else first, last))
-    yield from _unwrapped(text, lines)
+        lines += [] if blank else [(first, last)]
+    yield from _joined_lines(text, lines)
 
 
-def _unwrapped(text: str, lines: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    if _is_hard_wrapped([text[start:end] for start, end in lines]):
-        yield lines[0][0], lines[-1][1]
-    else:
-        yield from lines
+def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Lines that follow each other, hard-wrapped ones as one; without the mark of a list item."""
+    wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
+    for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
+        item = _ITEM.match(text, start, end)
+        yield item.end() if item else start, end
 
 
 def _is_hard_wrapped(lines: Sequence[str]) -> bool:
@@ -281,7 +270,7 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
     """The sentences of a paragraph, which is looked at in windows: the last one's may go on."""
     boundaries = _boundaries()
     while start < end:
-        window = text[start : min(end, start + 2 * LONGEST_SENTENCE)].translate(_SPACES)
+        window = text[start : min(end, start + 2 * LONGEST_SENTENCE)].translate({10: " ", 13: " "})
         if start + len(window) < end:
             window = window[: window.rfind(" ") + 1] or window
         found = boundaries(language, window)
@@ -302,14 +291,10 @@ def _boundaries() -> Callable[[str, str], list[dict]]:
 
 def _cut_point(text: str, start: int, end: int) -> int:
     """Where to cut what is too long: nearest to its middle, behind a comma, a word, or anywhere."""
-    middle = (start + end) // 2
     for pattern in (_CLAUSE, _SPACE):
-        ends = [found.end() for found in pattern.finditer(text, start, end) if found.end() < end]
-        if ends:
-            return min(ends, key=lambda at: abs(at - middle))
-    at = middle
-    while (
-        at < end - 1 and unicodedata.category(text[at])[0] == "M"
-    ):  # an accent stays on its letter
-        at += 1
-    return at
+        found = [each for each in pattern.finditer(text, start, end) if each.end() < end]
+        if found:
+            return min(found, key=lambda each: abs(sum(each.span()) - start - end)).end()
+    middle = (start + end) // 2
+    accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", text[middle : end - 1])
+    return middle + len(list(accents))  # which stay on their letter
