@@ -7,16 +7,19 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic import BaseModel
 
-from mlx_t5.engine.rows import Stats
+from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.rows import Chunk, PieceResult, Result, Stats
 from mlx_t5.serving import schemas
+from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import GenerationWork, TokenLogprob, Update
 from mlx_t5.serving.schemas import Reason, SpeculationDetails, Usage, Writer, WrittenToken
 from mlx_t5.serving.tokenizing import Spelling
+from mlx_t5.text.documents import Document
 
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
@@ -161,6 +164,56 @@ class ChatBuilder(CompletionBuilder):
 
         top = [schemas.ChatToken(**named(*other)) for other in entry.top]
         return schemas.ChatTokenLogprob(**named(entry.token, entry.logprob), top_logprobs=top)
+
+
+class DocumentBuilder:
+    """Makes one choice of the answers to a document's pieces.
+
+    Attributes:
+        answer: as of `CompletionBuilder`, like the other two.
+        logprobs: none.
+        detailed: whether to say who wrote each token, piece by piece.
+    """
+
+    def __init__(self, builder: CompletionBuilder, document: Document):
+        """Makes choices as `builder` does."""
+        self.answer, self.logprobs, self.detailed = builder.answer, False, builder.detailed
+        self._builder, self._answers = replace(builder, detailed=False), Answers(document)
+        self._pieces = document.pieces
+
+    async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
+        """The updates in the order of the text, each as soon as it and all before it are there."""
+        early: dict[int, Update] = {}
+        done = 0
+        async for update in updates:
+            early[update.index] = update
+            while done in early:
+                yield early.pop(done)
+                done += 1
+
+    def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
+        """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
+        answers, before = self._answers, len(self._answers.result.pieces)
+        texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
+        result, stats = None, vars(answers.stats) | {"pieces": len(self._pieces)}
+        if len(answers.result.pieces) == len(self._pieces):
+            texts.append(answers.finish())
+            result = answers.result
+            if result.error:
+                raise ApiError(500, result.error)
+        whole = Chunk("".join(texts), [], [], [], answers.stats, result)
+        more = {
+            "pieces": list(map(self._piece, updates, answers.result.pieces[before:])),
+            "stats": schemas.DocumentStats.model_validate(stats),
+        }
+        choice = self._builder.choice(Update(0, whole, []), chunk)
+        return [choice.model_copy(update=more)]
+
+    def _piece(self, update: Update, result: PieceResult) -> schemas.Piece:
+        piece: dict[str, Any] = {n: v for n, v in vars(result).items() if v is not None}
+        if self.detailed and not result.error:
+            piece["speculation"] = speculation(update)
+        return schemas.Piece(**piece)
 
 
 def text_of(update: Update, chunk: bool) -> tuple[str, Reason | None]:

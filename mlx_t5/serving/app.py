@@ -32,7 +32,6 @@ from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
-from mlx_t5.serving.splitting import DocumentBuilder
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +180,7 @@ async def _openai(
         stream = await service.submit(body, body.prompts, request.receive, **options)
     else:
         stream, document = await service.submit_document(body, request.receive, pieces=detailed)
-        builder = DocumentBuilder(builder, document)
+        builder = answers.DocumentBuilder(builder, document)
     if not body.stream:
         updates = await stream.finished()
         service.log_texts(_texts(updates))
@@ -201,7 +200,7 @@ async def _openai(
 async def _events(
     service: Service,
     stream: EventStream,
-    builder: answers.CompletionBuilder | DocumentBuilder,
+    builder: answers.CompletionBuilder | answers.DocumentBuilder,
     first: Any,
     usage: bool,
 ) -> AsyncIterator[str]:

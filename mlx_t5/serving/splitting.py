@@ -1,24 +1,16 @@
-"""Documents: a request's text cut into pieces, and the one choice that their answers make.
+"""A request's text, cut into the pieces of a document.
 
-Pieces are cut and tokenized a few at a time, so that the thread that does it has time for others.
+They are cut and tokenized a few at a time, so that the thread that does it has time for others.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, cast
 
-from pydantic import BaseModel
-
-from mlx_t5.engine.documents import Answers
-from mlx_t5.engine.rows import Chunk, PieceResult, Result
-from mlx_t5.serving import api, schemas
-from mlx_t5.serving.answers import CompletionBuilder, speculation
+from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.tokenizing import TokenizerThread
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.markup import spans
@@ -93,53 +85,3 @@ def text_of(body: api.CompletionRequest | api.ChatRequest) -> tuple[str, str]:
         if refused:
             raise ApiError(400, message, param)
     return text, prefix
-
-
-class DocumentBuilder:
-    """Makes one choice of the answers to a document's pieces.
-
-    Attributes:
-        answer: as of `CompletionBuilder`, like the other two.
-        logprobs: none.
-        detailed: whether to say who wrote each token, piece by piece.
-    """
-
-    def __init__(self, builder: CompletionBuilder, document: Document):
-        """Makes choices as `builder` does."""
-        self.answer, self.logprobs, self.detailed = builder.answer, False, builder.detailed
-        self._builder, self._answers = replace(builder, detailed=False), Answers(document)
-        self._pieces = document.pieces
-
-    async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
-        """The updates in the order of the text, each as soon as it and all before it are there."""
-        early: dict[int, Update] = {}
-        done = 0
-        async for update in updates:
-            early[update.index] = update
-            while done in early:
-                yield early.pop(done)
-                done += 1
-
-    def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
-        """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
-        answers, before = self._answers, len(self._answers.result.pieces)
-        texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
-        result, stats = None, vars(answers.stats) | {"pieces": len(self._pieces)}
-        if len(answers.result.pieces) == len(self._pieces):
-            texts.append(answers.finish())
-            result = answers.result
-            if result.error:
-                raise ApiError(500, result.error)
-        whole = Chunk("".join(texts), [], [], [], answers.stats, result)
-        more = {
-            "pieces": list(map(self._piece, updates, answers.result.pieces[before:])),
-            "stats": schemas.DocumentStats.model_validate(stats),
-        }
-        choice = self._builder.choice(Update(0, whole, []), chunk)
-        return [choice.model_copy(update=more)]
-
-    def _piece(self, update: Update, result: PieceResult) -> schemas.Piece:
-        piece: dict[str, Any] = {n: v for n, v in vars(result).items() if v is not None}
-        if self.detailed and not result.error:
-            piece["speculation"] = speculation(update)
-        return schemas.Piece(**piece)

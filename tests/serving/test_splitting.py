@@ -7,11 +7,10 @@ import pytest
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Chunk, Result, Stats
 from mlx_t5.serving import splitting
-from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
+from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder, DocumentBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
-from mlx_t5.serving.splitting import DocumentBuilder
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.text.tokenizer import load_tokenizer
 
