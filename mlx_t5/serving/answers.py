@@ -179,7 +179,7 @@ class DocumentBuilder:
         """Makes choices as `builder` does."""
         self.answer, self.logprobs, self.detailed = builder.answer, False, builder.detailed
         self._builder, self._answers = replace(builder, detailed=False), Answers(document)
-        self._pieces = document.pieces
+        self._count = len(document.pieces)
 
     async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
         """The updates in the order of the text, each as soon as it and all before it are there."""
@@ -193,27 +193,25 @@ class DocumentBuilder:
 
     def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
         """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
-        answers, before = self._answers, len(self._answers.result.pieces)
+        answers, result = self._answers, None
         texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
-        result, stats = None, vars(answers.stats) | {"pieces": len(self._pieces)}
-        if len(answers.result.pieces) == len(self._pieces):
+        pieces = map(self._piece, updates, answers.result.pieces[-len(updates) :])
+        counts = vars(answers.stats) | {"pieces": self._count}
+        if answers.stats.pieces == self._count:
             texts.append(answers.finish())
             result = answers.result
             if result.error:
                 raise ApiError(500, result.error)
         whole = Chunk("".join(texts), [], [], [], answers.stats, result)
-        more = {
-            "pieces": list(map(self._piece, updates, answers.result.pieces[before:])),
-            "stats": schemas.DocumentStats.model_validate(stats),
-        }
         choice = self._builder.choice(Update(0, whole, []), chunk)
+        more = {"pieces": list(pieces), "stats": schemas.DocumentStats(**counts)}
         return [choice.model_copy(update=more)]
 
     def _piece(self, update: Update, result: PieceResult) -> schemas.Piece:
-        piece: dict[str, Any] = {n: v for n, v in vars(result).items() if v is not None}
-        if self.detailed and not result.error:
-            piece["speculation"] = speculation(update)
-        return schemas.Piece(**piece)
+        fields: Any = {name: value for name, value in vars(result).items() if value is not None}
+        if self.detailed:
+            fields["speculation"] = speculation(update)
+        return schemas.Piece(**fields)
 
 
 def text_of(update: Update, chunk: bool) -> tuple[str, Reason | None]:

@@ -32,6 +32,7 @@ from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
+from mlx_t5.serving.splitting import cut
 
 log = logging.getLogger(__name__)
 
@@ -174,13 +175,14 @@ async def _openai(
     service.require_model(body.model)
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     builder: Any = builder_type(service.model, service.spell, logprobs, detailed)
-    if body.split in (None, "none"):
-        options: dict[str, Any] = {"samples": body.n or 1, "stream": bool(body.stream)}
-        options |= {"pieces": detailed, "logprobs": body.alternatives}
-        stream = await service.submit(body, body.prompts, request.receive, **options)
-    else:
-        stream, document = await service.submit_document(body, request.receive, pieces=detailed)
-        builder = answers.DocumentBuilder(builder, document)
+    options = {"stream": bool(body.stream), "logprobs": body.alternatives}
+    prompts: Sequence = body.prompts
+    if body.split not in (None, "none"):
+        document = await cut(service, body)
+        prompts = list(map(document.prompt, document.pieces))
+        builder, options = answers.DocumentBuilder(builder, document), {"document": True}
+    options |= {"samples": body.n or 1, "pieces": detailed}
+    stream = await service.submit(body, prompts, request.receive, **options)
     if not body.stream:
         updates = await stream.finished()
         service.log_texts(_texts(updates))

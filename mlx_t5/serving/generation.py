@@ -89,7 +89,7 @@ class GenerationBatches:
             self._jobs.put(job, failure)
             return
         job.coming = job_rows
-        self._await_place(first)
+        self._enqueue(first)
 
     def _job_rows_of(self, job: Job) -> Iterator[JobRow]:
         """All rows of a job, each made when it is asked for."""
@@ -102,11 +102,6 @@ class GenerationBatches:
             for row in codec.rows(prompt, work.settings, keys, work.watched, work.prediction)
         )
         return (JobRow(row, job, i * texts) for i, row in enumerate(rows))
-
-    def _await_place(self, job_rows: Iterable[JobRow]) -> None:
-        for job_row in job_rows:
-            self._job_rows[id(job_row.row)] = job_row
-            self._enqueue([job_row.row])
 
     def drop_cancelled(self) -> None:
         """Takes the rows of cancelled jobs out."""
@@ -160,11 +155,12 @@ class GenerationBatches:
         engine = self._decoder.engine(settings, self._max_batch)
         engine.on_verified = self._recorder = LogprobRecorder()
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
-        self._enqueue(waiting)
+        self._enqueue([self._job_rows[id(row)] for row in waiting])
 
-    def _enqueue(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            beams, logprobs = row.settings.num_beams, self._job_rows[id(row)].job.work.logprobs
+    def _enqueue(self, job_rows: Iterable[JobRow]) -> None:
+        for job_row in job_rows:
+            row, logprobs = job_row.row, job_row.job.work.logprobs
+            beams, self._job_rows[id(row)] = row.settings.num_beams, job_row
             if beams not in self._queues:
                 batch = self._decoder.engine(row.settings, self._max_batch)
                 self._queues[beams] = batching.Queue(batch, self._max_batch)
@@ -218,7 +214,9 @@ class GenerationBatches:
         self._end(job_row)
         if job.work.document:
             row.fail(str(failure))
-            self._jobs.put(job, Update(job_row.index, self._decoder.codec.chunk(row, 0), []))
+            self._jobs.put(
+                job, Update(job_row.index, self._decoder.codec.chunk(row, row.decided), [])
+            )
             return
         self._jobs.cancel(job)
         self._jobs.put(job, failure)
@@ -228,10 +226,9 @@ class GenerationBatches:
         job = job_row.job
         del self._job_rows[id(job_row.row)]
         self._recorder.forget(job_row.row)
-        following = None if job.cancelled else next(job.coming, None)
-        if following:
-            self._await_place([following])
-        else:
+        following = [] if job.cancelled else list(islice(job.coming, 1))
+        self._enqueue(following)
+        if not following:
             self._jobs.release(job, job_row.row.settings.num_return_sequences)
 
 

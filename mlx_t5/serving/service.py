@@ -23,10 +23,8 @@ from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
 from mlx_t5.serving.schemas import Capability, ServedModel
-from mlx_t5.serving.splitting import cut
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
 from mlx_t5.settings import SETTINGS, Settings, check_exact
-from mlx_t5.text.documents import Document
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -103,7 +101,7 @@ class Service:
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
         positions = getattr(decoder.model.config, "n_positions", None) or limits.prompt_tokens
-        self._max_source_tokens = min(positions, limits.prompt_tokens)
+        self.max_source_tokens = min(positions, limits.prompt_tokens)
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
@@ -133,7 +131,7 @@ class Service:
 
         Args:
             body: how to decode.
-            prompts: texts or token ids.
+            prompts: texts or token ids; those of a document have its prefix.
             receive: the connection's, to see the client go.
             **options: further attributes of `GenerationWork`.
 
@@ -143,7 +141,9 @@ class Service:
         self._require_decoder()
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
-        size = len(prompts) * options.get("samples", 1)
+        size, prefix = len(prompts) * options.get("samples", 1), task.prefix
+        if options.get("document"):  # no more pieces at a time than the batch has room for
+            size, prefix = min(size, self.worker.max_batch, self.limits.rows), ""
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -151,31 +151,14 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
+        ids = await self.tokenizer.token_ids(prompts, prefix=prefix)
         predictions = [body.prediction.text] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
+        seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        work = GenerationWork(ids, settings, seed_of(body), prediction, **options)
+        work = GenerationWork(ids, settings, seed, prediction, **options)
         return self._begin(work, size, receive)
-
-    async def submit_document(
-        self,
-        body: api.CompletionRequest | api.ChatRequest,
-        receive: Callable[[], Any],
-        **options: Any,
-    ) -> tuple[EventStream, Document]:
-        """Cuts a request's text and hands its pieces to the thread; arguments as of `submit`."""
-        self._require_decoder()
-        task = self.task(body.task, [])
-        settings = several(self._settings(body, task), body)
-        document, ids = await cut(self.tokenizer, body, task.prefix, self._max_source_tokens)
-        if self.log_prompts:
-            log.info("text: %r", document.text)
-        work = GenerationWork(ids, settings, seed_of(body), document=True, **options)
-        # No more at a time than the batch has room for, so that nobody waits for the others.
-        size = min(work.count, self.worker.max_batch, self.limits.rows)
-        return self._begin(work, size, receive), document
 
     async def score_or_embed(
         self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
@@ -269,11 +252,6 @@ class Service:
             dtype=self._dtype,
             exact=self.exact,
         )
-
-
-def seed_of(body: api.Decoding) -> int:
-    """The seed of a request; another one each time if it names none."""
-    return secrets.randbelow(2**53) if body.seed is None else body.seed
 
 
 def several(

@@ -1,87 +1,56 @@
-"""A request's text, cut into the pieces of a document.
-
-They are cut and tokenized a few at a time, so that the thread that does it has time for others.
-"""
+"""A request's text, cut into the pieces of a document."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from mlx_t5.serving import api
+from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.tokenizing import TokenizerThread
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.markup import spans
-from mlx_t5.text.prompts import token_ids
+from mlx_t5.text.tokenizer import encode
+
+if TYPE_CHECKING:
+    from mlx_t5.serving.service import Service
 
 MAX_PIECES = 50_000  # a document; a body of 1 MiB has some 10,000 sentences
-PIECES_AT_ONCE = 64
+PIECES_AT_ONCE = 64  # between which the tokenizer's thread has time for others
 
 
-async def cut(
-    tokenizer: TokenizerThread,
-    body: api.CompletionRequest | api.ChatRequest,
-    prefix: str,
-    max_source_tokens: int,
-) -> tuple[Document, list[list[int]]]:
-    """A request's document, and the tokens of each of its pieces.
-
-    Args:
-        tokenizer: that reads it.
-        body: the request.
-        prefix: of its task.
-        max_source_tokens: of a piece.
+async def cut(service: Service, body: CompletionRequest | ChatRequest) -> Document:
+    """A request's document; its prefix is that of its task, then a chat's system message.
 
     Raises:
-        ApiError: it cannot be cut, has no piece or too many.
+        ApiError: it cannot be cut, or has no piece or too many.
     """
-    text, own_prefix = text_of(body)
+    messages = [m.text for m in body.messages] if isinstance(body, ChatRequest) else [body.prompt]
+    *system, text = cast(list[str], messages)
+    _require_one(body, text)
+    own_prefix = "".join(part.strip() + " " for part in system).lstrip()
+    prefix, limit = service.task(body.task, []).prefix + own_prefix, service.max_source_tokens
+    cutting = Cutting(body.split or "none", prefix or None)
 
-    @lru_cache(maxsize=1)  # a piece is counted, and then taken
-    def ids_of(prompt: str) -> list[int]:
-        return token_ids(prompt, tokenizer.tokenizer, tokenizer.vocab_size)
-
-    def read(_: Any) -> Document:
+    def read(t: Any) -> Document:
         found = spans(text, body.file_type) if body.file_type else None
-        return Document(text, cutting, lambda prompt: len(ids_of(prompt)), max_source_tokens, found)
+        return Document(text, cutting, lambda prompt: len(encode(t, prompt)), limit, found)
 
-    cutting = Cutting(body.split or "none", prefix + own_prefix or None)
-    document = await tokenizer.run(read)
-    ids: list[list[int]] = []
+    document = await service.tokenizer.run(read)
     pieces = document.cut()
-    while some := await tokenizer.run(
-        lambda _: [ids_of(document.prompt(piece)) for piece in islice(pieces, PIECES_AT_ONCE)]
-    ):
-        ids += some
-        if len(ids) > MAX_PIECES:
+    while await service.tokenizer.run(lambda _: list(islice(pieces, PIECES_AT_ONCE))):
+        if len(document.pieces) > MAX_PIECES:
             message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
             raise ApiError(400, message, "prompt", "context_length_exceeded")
-    if not ids:
+    if not document.pieces:
         raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
-    return document, ids
+    return document
 
 
-def text_of(body: api.CompletionRequest | api.ChatRequest) -> tuple[str, str]:
-    """A request's text, and what its system message puts before each piece of it.
-
-    Raises:
-        ApiError: it asks for what a text that is split cannot have.
-    """
-    refusals = [
-        ("n", (body.n or 1) > 1, "split gives one text; leave n out"),
-        ("prediction", body.prediction, "split: no piece has a prediction; leave it out"),
-        ("logprobs", body.alternatives is not None, "split gives no logprobs; leave them out"),
-    ]
-    if isinstance(body, api.CompletionRequest):
-        text, prefix = cast(str, body.prompt), ""
-        refusals.append(("prompt", not isinstance(text, str), "split needs one prompt, as text"))
-    else:
-        *system, user = body.messages
-        text = user.text
-        prefix = "".join(message.text.strip() + " " for message in system).lstrip()
-    for param, refused, message in refusals:
+def _require_one(body: CompletionRequest | ChatRequest, text: Any) -> None:
+    """Refuses what does not go with one text in pieces."""
+    asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
+    asked |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
+    for name, refused in asked.items():
         if refused:
-            raise ApiError(400, message, param)
-    return text, prefix
+            message = f"{name}: a text that is split is one prompt, as text, and has one answer"
+            raise ApiError(400, f"{message} without logprobs or prediction", name)

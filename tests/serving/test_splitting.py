@@ -1,9 +1,11 @@
 """A text cut into pieces, and the one choice of their answers, where no model is needed."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Chunk, Result, Stats
 from mlx_t5.serving import splitting
@@ -23,36 +25,44 @@ def tokenizer():
     return TokenizerThread(load_tokenizer(BUNDLED / "target"), 3072, RequestLimits(64, 64, 8))
 
 
+def served(tokenizer, prefix="", limit=64):
+    task = lambda name, prompts: Preset("a task", prefix)  # noqa: E731
+    return SimpleNamespace(tokenizer=tokenizer, task=task, max_source_tokens=limit)
+
+
 def cut(tokenizer, prompt=TEXT, prefix="", limit=64, **fields):
     body = CompletionRequest(prompt=prompt, **{"split": "sentences", **fields})
-    return asyncio.run(splitting.cut(tokenizer, body, prefix, limit))
+    return asyncio.run(splitting.cut(served(tokenizer, prefix, limit), body))
 
 
 def chat(tokenizer, *contents, prefix=""):
     roles = ["system", "user"][-len(contents) :]
     messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
     body = ChatRequest(messages=messages, split="sentences")
-    return asyncio.run(splitting.cut(tokenizer, body, prefix, 64))
+    return asyncio.run(splitting.cut(served(tokenizer, prefix), body))
 
 
 def sources(document):
     return [document.text[piece.start : piece.end] for piece in document.pieces]
 
 
+def prompts(document):
+    return [document.prompt(piece) for piece in document.pieces]
+
+
 def test_each_piece_has_the_prefix(tokenizer):
     """Of the prompt itself, of a task, or a chat's system message."""
-    encode = tokenizer.tokenizer.encode
-    expected = [encode("fix grammar: " + words) for words in WORDS]
-    for document, ids in (
+    for document in (
         cut(tokenizer, "fix grammar: " + TEXT.lstrip()),
         cut(tokenizer, prefix="fix grammar: "),
         chat(tokenizer, "fix grammar: " + TEXT.lstrip()),
         chat(tokenizer, " fix grammar:\n", TEXT),
         chat(tokenizer, "grammar:", TEXT, prefix="fix "),
     ):
-        assert (sources(document), ids) == (WORDS, expected)
-    assert cut(tokenizer)[1] == chat(tokenizer, " ", TEXT)[1] == [encode(words) for words in WORDS]
-    assert sources(cut(tokenizer, split="lines")[0]) == [
+        assert sources(document) == WORDS
+        assert prompts(document) == ["fix grammar: " + words for words in WORDS]
+    assert prompts(cut(tokenizer)) == prompts(chat(tokenizer, " ", TEXT)) == WORDS
+    assert sources(cut(tokenizer, split="lines")) == [
         "She have a cat.",
         "- He has a dog.  It barks.",
     ]
@@ -63,10 +73,10 @@ def test_pieces_are_no_longer_than_the_limit_and_cut_a_few_at_a_time(tokenizer, 
     monkeypatch.setattr(splitting, "PIECES_AT_ONCE", 2)
     monkeypatch.setattr(tokenizer, "run", lambda work: (runs.append(work), run(work))[1])
     text = "She has a cat, a dog, a horse and many more of them. Yes."
-    document, ids = cut(tokenizer, text, limit=12)
-    assert max(map(len, ids)) <= 12
-    assert [piece.cut for piece in document.pieces] == [True] * (len(ids) - 1) + [False]
-    assert (len(ids), len(runs)) == (3, 1 + 3), "the document; two, one and no piece"
+    document = cut(tokenizer, text, limit=12)
+    assert max(len(tokenizer.tokenizer.encode(prompt)) for prompt in prompts(document)) <= 12
+    assert [piece.cut for piece in document.pieces] == [True, True, False]
+    assert len(runs) == 1 + 3, "the document; two, one and no piece"
 
 
 @pytest.mark.parametrize(
@@ -95,8 +105,9 @@ def test_a_text_may_not_have_any_number_of_pieces(tokenizer, monkeypatch):
 
 
 def update(index, text, reason="stop", error=None):
-    result = Result(text, [5], ["draft"], reason, Stats(generated_tokens=1), error)
-    chunk = Chunk(text or "", [5], ["draft"], [text or ""], result.stats, result)
+    tokens = [] if error else [5]
+    result = Result(text, tokens, ["draft"][: len(tokens)], reason, Stats(), error)
+    chunk = Chunk(text or "", tokens, result.writers, [text][: len(tokens)], Stats(), result)
     return Update(index, chunk, [])
 
 
@@ -109,7 +120,7 @@ JOINED = " Sie\n\n- He has a dog.  Es \n"
 
 
 def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
-    document, _ = cut(tokenizer)
+    document = cut(tokenizer)
     (choice,) = built(CompletionBuilder, document).choices(UPDATES, chunk=False)
     choice = choice.model_dump(exclude_unset=True)
     assert (choice["text"], choice["finish_reason"]) == (JOINED, "length")
@@ -128,7 +139,7 @@ def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
 
 
 def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
-    document, _ = cut(tokenizer)
+    document = cut(tokenizer)
     builder = built(ChatBuilder, document, detailed=True)
 
     async def events():
@@ -144,12 +155,12 @@ def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
     assert [[p["start"] for p in choice["pieces"]] for choice in found] == [[1], [20], [35]]
     assert [choice["stats"]["failed"] for choice in found] == [0, 1, 1]
     assert {choice["stats"]["pieces"] for choice in found} == {3}
-    details = [choice["pieces"][0].get("speculation") for choice in found]
-    assert details[0]["tokens"] == [{"text": "Sie", "writer": "draft"}] and details[1] is None
+    details = [choice["pieces"][0]["speculation"]["tokens"] for choice in found]
+    assert details[:2] == [[{"text": "Sie", "writer": "draft"}], []]
 
 
 def test_a_document_of_which_nothing_could_be_decoded_is_an_error(tokenizer):
-    document, _ = cut(tokenizer)
+    document = cut(tokenizer)
     failed = [update(i, None, "error", "NaN logits") for i in range(3)]
     with pytest.raises(ApiError, match="NaN logits") as error:
         built(CompletionBuilder, document).choices(failed, chunk=False)
