@@ -113,6 +113,13 @@ def chunks(
     return documents.chunks(decoder, cutting, texts(), args.seed, **call)
 
 
+def spelled(chunk: Chunk, decoder: Any) -> Chunk:
+    """A piece's chunk, with the text that each of its tokens completed."""
+    from mlx_t5.engine import documents
+
+    return documents.spelled(chunk, decoder.tokenizer)
+
+
 def count_pieces(text: str, cutting: Cutting, args: argparse.Namespace) -> int:
     """How many pieces a document has, unless some are too long."""
     from mlx_t5.text.documents import Document

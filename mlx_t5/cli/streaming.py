@@ -49,6 +49,7 @@ def write_text(
             for chunk in chunks:
                 text = chunk.text
                 if painter and not args.output_file:
+                    chunk = documents.spelled(chunk, decoder) if split else chunk
                     rest = text[sum(map(len, chunk.pieces)) :]
                     text = painter.paint(chunk.pieces, chunk.writers, rest)
                 output.write_line(text)

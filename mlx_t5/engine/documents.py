@@ -72,7 +72,7 @@ class Answers:
     def __init__(self, document: Document | Exception, index: int = 0) -> None:
         """Starts with no piece."""
         self.document, self.index, self.drawn, self.whole = document, index, 0, False
-        self.stats, self._texts = DocumentStats(), [""]
+        self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
 
     def prompts(self) -> Iterator[str]:
@@ -102,7 +102,8 @@ class Answers:
         stats.add(answer.stats)
         stats.pieces, stats.cut = stats.pieces + 1, stats.cut + piece.cut
         stats.failed += answer.error is not None
-        self._texts.append(self.document.before(i) + text)
+        self._pieces.append(text)
+        self._texts.append(self.document.part(i, self._pieces))
         return self._texts[-1]
 
     def finish(self) -> str:
@@ -178,9 +179,8 @@ def chunks(
         while (complete := bool(in_hand) and in_hand[0].complete) or answer:
             text += in_hand[0].finish() if complete else ""
             tokens, writers = (answer.tokens, answer.writers) if answer else ([], [])
-            pieces = _pieces(text, answer, decoder.tokenizer)
-            stats, result = in_hand[0].stats, in_hand[0].result if complete else None
-            yield Chunk(text, tokens, writers, pieces, stats, result)
+            result = in_hand[0].result if complete else None
+            yield Chunk(text, tokens, writers, [""] * len(tokens), in_hand[0].stats, result)
             text, answer = "", None
             if complete:
                 in_hand.popleft()
@@ -196,12 +196,22 @@ def results(*args: Any, **call: Any) -> Iterator[Result]:
     return (chunk.result for chunk in chunks(*args, **call) if chunk.result)
 
 
-def stream(*args: Any, **call: Any) -> Generator[Chunk, None, None]:
+def stream(decoder: Any, *args: Any, **call: Any) -> Generator[Chunk, None, None]:
     """Decodes one document as `chunks` does, but raises `UserError` if all of it fails."""
-    for chunk in chunks(*args, **call):
+    for chunk in chunks(decoder, *args, **call):
         if chunk.result and chunk.result.error:
             raise UserError(chunk.result.error)
-        yield chunk
+        yield spelled(chunk, decoder.tokenizer)
+
+
+def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
+    """A chunk with the part of its text that each token completed, if they make it up."""
+    detokenizer = StreamingDetokenizer(tokenizer)
+    pieces = [detokenizer.add([token]) for token in chunk.tokens]
+    before = chunk.text.find("".join(pieces))
+    if pieces and before >= 0:
+        chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]
+    return chunk
 
 
 def _document(prompt: Any, cutting: Cutting, decoder: Any) -> Document | Exception:
@@ -215,18 +225,14 @@ def _document(prompt: Any, cutting: Cutting, decoder: Any) -> Document | Excepti
 
 def document_of(text: str, cutting: Cutting, decoder: Any, spans: Any = None) -> Document:
     """A text to decode in pieces that are not too long for a decoder's model; see `Document`."""
-    tokens = lambda prompt: len(encode(decoder.tokenizer, prompt))  # noqa: E731
+
+    def tokens(prompt: str) -> int:
+        try:
+            return len(encode(decoder.tokenizer, prompt))
+        except UserError:  # which decoding the piece will say
+            return 0
+
     return Document(text, cutting, tokens, decoder.model.config.n_positions, spans)
-
-
-def _pieces(text: str, answer: Result | None, tokenizer: Any) -> list[str]:
-    """The part of a chunk's text that each token completed; "" where they do not make it up."""
-    if not answer or not answer.text:
-        return []
-    detokenizer = StreamingDetokenizer(tokenizer)
-    pieces = [detokenizer.add([token]) for token in answer.tokens]
-    pieces[:1] = [text.partition(answer.text)[0] + first for first in pieces[:1]]
-    return pieces if text.startswith("".join(pieces)) else [""] * len(pieces)
 
 
 def _check(decoder: Any, seed: Any, call: dict[str, Any]) -> None:

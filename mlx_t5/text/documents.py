@@ -15,7 +15,6 @@ Nothing here knows about models: whoever asks for a limit of tokens gives a func
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from itertools import takewhile
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
 from mlx_t5.settings import SPLITS
-from mlx_t5.text.markup import Span, rewrapped, unwrapped
+from mlx_t5.text.markup import Span, flattened, rewrapped, unwrapped
 from mlx_t5.text.prompts import prefix_end
 
 DEFAULT_LANGUAGE = "en"
@@ -34,6 +33,7 @@ LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
 _LINE = re.compile(r"[^\r\n]+")
+_NO_TEXT = re.compile("[\\r\\n\\ud800-\\udfff]")  # halves of a pair cannot be decoded
 _ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
 _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of Chinese a character
 # A comma between digits ends nothing; those of languages without spaces do.
@@ -58,11 +58,13 @@ class Piece:
 
     Attributes:
         cut: whether they are a part of a sentence, or a line, that was too long.
+        span: what they are a part of.
     """
 
     start: int
     end: int
     cut: bool = False
+    span: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ class Document:
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
-        self._spans = [Span(max(mark, self.start), len(text), False)] if spans is None else spans
+        whole = [Span(max(mark, self.start), len(text), False)]
+        self._spans = whole if spans is None else list(spans)
+        self._flat = flattened(text, self._spans)
         self._language = cutting.source_language or _language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
@@ -149,7 +153,7 @@ class Document:
         """The pieces, one by one, each cut when it is asked for."""
         for span in self._spans:
             for start, end in self._units(span):
-                for piece in self._fitting(start, end):
+                for piece in self._fitting(start, end, span):
                     self.pieces.append(piece)
                     yield piece
 
@@ -173,10 +177,25 @@ class Document:
 
     def joined(self, answers: Sequence[str | None]) -> str:
         """The document with the pieces' answers in their places, None for one that failed."""
-        parts = []
-        for i, (piece, answer) in enumerate(zip(self.pieces, answers, strict=True)):
-            parts += [self.before(i), self.answered(piece, answer)]
-        return "".join([*parts, self.before(len(self.pieces))])
+        texts = [self.answered(*pair) for pair in zip(self.pieces, answers, strict=True)]
+        parts = [self.part(i, texts) for i in range(len(texts))]
+        return "".join([*parts, self.before(len(texts))])
+
+    def part(self, i: int, texts: Sequence[str]) -> str:
+        """What the document gains with the text of piece i, and what stands before that.
+
+        Pieces of a wrapped span are broken into lines together, when the last of them is there.
+        """
+        span, first = self.pieces[i].span, i
+        if not span or not span.wrapped:
+            return self.before(i) + texts[i]
+        if i + 1 < len(self.pieces) and self.pieces[i + 1].span is span:
+            return ""
+        while first and self.pieces[first - 1].span is span:
+            first -= 1
+        rest = (self.before(n) + texts[n] for n in range(first + 1, i + 1))
+        source = self.text[self.pieces[first].start : self.pieces[i].end]
+        return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
     def _units(self, span: Span) -> Iterator[tuple[int, int]]:
         """Beginning and end of what is decoded together, if it is not too long."""
@@ -188,26 +207,26 @@ class Document:
         else:
             whole = [(start, end)] if span.wrapped else _paragraphs(self.text, start, end)
             for first, last in whole:
-                yield from _sentences(self.text, first, last, self._language)
+                yield from _sentences(self._flat, first, last, self._language)
 
-    def _fitting(self, start: int, end: int, cut: bool = False) -> Iterator[Piece]:
+    def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
         """What there is to decode of a unit, in so many pieces that none is too long."""
-        unit = self.text[start:end]
+        unit = self._flat[start:end]
         start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
         if not any(char.isalnum() for char in unit):
             return
-        piece = Piece(start, end, cut)
+        piece = Piece(start, end, cut, span)
         if end - start > 1 and self._is_too_long(piece):
-            middle = _cut_point(self.text, start, end)
-            yield from self._fitting(start, middle, True)
-            yield from self._fitting(middle, end, True)
+            middle = _cut_point(self._flat, start, end)
+            yield from self._fitting(start, middle, span, True)
+            yield from self._fitting(middle, end, span, True)
         else:
             yield piece
 
     def _is_too_long(self, piece: Piece) -> bool:
         if self._split != "none" and piece.end - piece.start > LONGEST_SENTENCE:
             return True
-        return self._tokens(self.prompt(piece)) > (self._limit or math.inf)
+        return bool(self._limit and self._tokens(self.prompt(piece)) > self._limit)
 
 
 def _prefix_end(text: str) -> int:
@@ -270,7 +289,7 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
     """The sentences of a paragraph, which is looked at in windows: the last one's may go on."""
     boundaries = _boundaries()
     while start < end:
-        window = text[start : min(end, start + 2 * LONGEST_SENTENCE)].translate({10: " ", 13: " "})
+        window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:
             window = window[: window.rfind(" ") + 1] or window
         found = boundaries(language, window)

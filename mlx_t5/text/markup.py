@@ -18,13 +18,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise, repeat
-from typing import Any, NamedTuple
-
-from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock, paragraph, table
-from markdown_it.rules_inline import StateInline
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_t5.errors import UserError
+
+if TYPE_CHECKING:
+    from markdown_it.rules_block import StateBlock
+    from markdown_it.rules_inline import StateInline
 
 SUFFIXES = (".txt", ".md", ".srt", ".vtt")
 # A line of a subtitle may have so many characters even if the source's lines are shorter.
@@ -109,8 +109,19 @@ def spans(text: str, suffix: str) -> list[Span]:
 
 
 def unwrapped(source: str) -> str:
-    """The text of a wrapped span as it is decoded: spaces in the place of its line breaks."""
+    """The text of a wrapped span as it is decoded: a space in the place of each line break."""
     return _BREAK.sub(" ", source)
+
+
+def flattened(text: str, found: Iterable[Span]) -> str:
+    """The text with as many spaces in the place of each line break in its wrapped spans."""
+    parts, at = list[str](), 0
+    for start, end, wrapped in found:
+        if wrapped:
+            spaced = _BREAK.sub(lambda gap: " " * len(gap[0]), text[start:end])
+            parts += text[at:start], spaced
+            at = end
+    return "".join([*parts, text[at:]])
 
 
 def rewrapped(source: str, answer: str) -> str:
@@ -172,6 +183,10 @@ def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, i
 
 
 def _markdown(text: str) -> Iterator[Span]:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_block import paragraph, table
+    from markdown_it.rules_inline import StateInline
+
     if front := _FRONT_MATTER.match(text):
         text = "\n" * front.end() + text[front.end() :]
     passages: list[list[tuple[int, int]]] = []  # where the lines of each lie
