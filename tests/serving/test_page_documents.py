@@ -62,7 +62,7 @@ def downloaded(page):
 def pieces(page):
     """Source and answer of each row."""
     rows = page.locator("#pieces li").all()
-    return [tuple(row.locator("p").all_inner_texts()) for row in rows]
+    return [tuple(row.locator("p").all_text_contents()) for row in rows]
 
 
 def test_source_and_answer_stand_side_by_side(view, decoder):
@@ -179,8 +179,8 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view, scheme):
     done(page, 3)
     assert page.inner_text("#document-count") == "3 of 3 sentences, 1 left as they were"
     row = page.locator("#pieces li.failed")
-    assert row.count() == 1 and row.locator("p").all_inner_texts() == ["a b", "a b"]
-    assert row.locator("small").inner_text() == "Left as it was: <b id=injected>x</b>"
+    assert row.count() == 1 and row.locator("p").all_text_contents() == ["a b", "a b"]
+    assert row.locator("small").text_content() == "Left as it was: <b id=injected>x</b>"
     assert page.locator("#injected").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     above, below = (each.bounding_box() for each in row.locator("p").all())
@@ -207,7 +207,7 @@ def test_thousands_of_pieces_and_a_stream_that_breaks(view):
     page.locator("#document-count", has_text="4999 of 5000").wait_for()
     last = page.locator("#pieces li").last
     assert last.get_attribute("data-number") == "4999"
-    assert last.locator("p").first.inner_text() == "a b"
+    assert last.locator("p").first.text_content() == "a b"
     shown = "l => getComputedStyle(l).contentVisibility"
     assert last.evaluate(shown) == "auto", "what is out of sight is not laid out"
     page.locator("#download:enabled").wait_for()  # what there is can be kept
