@@ -34,7 +34,7 @@ from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limit
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.drafting.source_copy import predicting
-from mlx_t5.engine import batching
+from mlx_t5.engine import batching, documents
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.codec import Codec
@@ -260,7 +260,8 @@ class SpeculativeDecoder:
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
             prediction: what the text is expected to be, to copy proposals from: a text or token
                 ids, and of several prompts a list of those, None for nothing.
-            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams.
+            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams,
+                and of `Cutting`: with split="sentences" each prompt is a document (text/documents).
 
         Returns:
             One result, or a list in the order of the prompts: all samples, or texts of the search,
@@ -301,6 +302,10 @@ class SpeculativeDecoder:
         `prediction` has one for each, drawn after it; where it ends the others have none.
         """
         require_decoder(self.model)
+        if cutting := documents.taken_from(settings):
+            call = settings | {"num_samples": num_samples, "prediction": prediction}
+            whole = partial(documents.results, self, cutting, prompts, seed, ready, indexes)
+            return whole(batch_size=batch_size, **call)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
@@ -331,6 +336,9 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         require_decoder(self.model)
+        if cutting := documents.taken_from(settings):
+            call = settings | {"max_tokens": max_tokens, "prediction": prediction}
+            return documents.stream(self, cutting, [prompt], seed, batch_size=batch_size, **call)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         if chosen.num_beams > 1:
             raise UserError(NOT_STREAMED.format(chosen.num_beams))
