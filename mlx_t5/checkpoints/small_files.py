@@ -41,7 +41,7 @@ CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of them
 JSON_BYTES = 1 << 22  # of a config.json or an index; those of t5-11b take 200 kB at most
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # see `require_own`
-_REPOSITORY = "models--"
+REPOSITORY = "models--"
 TOKENIZER_BYTES = 1 << 26  # of a tokenizer's file; the largest published ones take 35 MB
 
 
@@ -134,7 +134,7 @@ def require_own(path: Path, root: Path | None = None) -> None:
     """
     folder = Path(os.path.realpath(root or path.parent))
     allowed, repository = [folder], folder.parent.parent
-    if folder.parent.name == SNAPSHOTS and repository.name.startswith(_REPOSITORY):
+    if folder.parent.name == SNAPSHOTS and repository.name.startswith(REPOSITORY):
         allowed += [repository / BLOBS, repository.parent / BLOBS]
     if not any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in allowed):
         raise UserError(f"{path} is a link out of its folder; put a copy of the file there")

@@ -23,6 +23,7 @@ class FakeHub:
             repositories named `id@revision`.
         renamed: old id → id, answered with a redirect as for `t5-small`.
         gated: ids that need a token with access.
+        sizes: file name → the bytes that it is said to have, where that is not the truth.
         requests: every (method, path) so far.
         tokens: every Authorization header so far.
         endpoint: address to give as HF_ENDPOINT.
@@ -31,6 +32,7 @@ class FakeHub:
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
     endpoint: str = ""
@@ -76,7 +78,8 @@ class FakeHub:
                 for name, data in files.items()
             ]
             return 200, {}, json.dumps(listing).encode()
-        siblings = [{"rfilename": name} for name in files]
+        sizes = {name: self.sizes.get(name, len(data)) for name, data in files.items()}
+        siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
         info = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "private": False}
         return 200, {}, json.dumps(info).encode()
 
