@@ -15,7 +15,7 @@ from mlx_t5.errors import UserError, shown
 
 CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
 Convert = Callable[[str, Path], object]
-WITH_ADAPTER = " with adapter "
+ADAPTED = " with adapter "
 
 
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
@@ -110,7 +110,8 @@ def source_of(folder: Path) -> str | None:
 
     With an adapter merged into it, it is another model: then that is said as well.
     """
-    from mlx_t5.checkpoints.hub import full_id, snapshot_id
+    from mlx_t5.checkpoints.hub import full_id
+    from mlx_t5.checkpoints.small_files import snapshot_id
     from mlx_t5.network.weights import read_config
 
     try:
@@ -118,10 +119,10 @@ def source_of(folder: Path) -> str | None:
     except UserError:
         return None  # loading it says what is wrong
     if not isinstance(record, dict):
-        return snapshot_id(folder)
+        record = {"model": snapshot_id(folder)}
     model, adapter = record.get("model"), record.get("adapter")
     name = full_id(model) if isinstance(model, str) else None
-    return name if adapter is None else f"{name or record.get('folder')}{WITH_ADAPTER}{adapter}"
+    return name if adapter is None else f"{name or record.get('folder')}{ADAPTED}{adapter}"
 
 
 def _may_be_hub_id(name: str) -> bool:

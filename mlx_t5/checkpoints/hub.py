@@ -15,14 +15,7 @@ from types import MappingProxyType
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
 from mlx_t5.checkpoints.output_folder import require_space
-from mlx_t5.checkpoints.small_files import (
-    MODULE_FOLDER,
-    MODULES,
-    REPOSITORY,
-    SMALL_FILES,
-    SNAPSHOTS,
-    place,
-)
+from mlx_t5.checkpoints.small_files import MODULE_FOLDER, MODULES, SMALL_FILES, place, snapshot_id
 from mlx_t5.errors import UserError
 
 # Ids from before owners were part of them; the Hub redirects to the repositories of today.
@@ -69,14 +62,6 @@ def full_id(name: str) -> str:
     return _RENAMED.get(name, name)
 
 
-def snapshot_id(folder: Path) -> str | None:
-    """The Hub id, with its owner, of a snapshot in Hugging Face's cache; None of other folders."""
-    repository = folder.parent.parent.name
-    if folder.parent.name != SNAPSHOTS or not repository.startswith(REPOSITORY):
-        return None
-    return full_id(repository.removeprefix(REPOSITORY).replace("--", "/"))
-
-
 def origin(
     name: str, revision: str | None, folder: Path, adapter: str | Path | None = None
 ) -> dict[str, str]:
@@ -96,7 +81,7 @@ def origin(
     if folder == Path(name).expanduser():
         return {"folder": folder.resolve().name, **merged}
     asked = {} if revision is None else {"revision": revision}
-    commit = {"commit": folder.name} if folder.parent.name == SNAPSHOTS else {}
+    commit = {"commit": folder.name} if snapshot_id(folder) else {}
     return {"model": full_id(name), **asked, **commit, **merged}
 
 

@@ -12,15 +12,7 @@ from typing import Any
 
 from mlx_t5.cli.arguments import LOOKUP
 from mlx_t5.errors import UserError
-from mlx_t5.names import (
-    CONVERTED,
-    WITH_ADAPTER,
-    Convert,
-    folder_of,
-    locate,
-    require_same,
-    source_of,
-)
+from mlx_t5.names import ADAPTED, CONVERTED, Convert, folder_of, locate, require_same, source_of
 
 BUNDLED = Path(__file__).parents[2] / "demo"
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
@@ -52,7 +44,7 @@ def choose_pair(
     draft_model: str | None,
     convert: Convert | None,
     regular: bool = False,
-    adapter: str | None = None,
+    adapter: str | Path | None = None,
     regular_because: str = "regular decoding",
     fetch: bool = False,
     revision: str | None = None,
@@ -63,8 +55,8 @@ def choose_pair(
         model: name of the target; None takes t5-11b where it and t5-small are converted, and the
             bundled pair otherwise.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" to do without. None takes the target's default draft, if it has one
-            and that is there.
+            do both, "none" to do without. None and "auto" take the target's default draft, if it
+            has one and that is there.
         convert: see `locate`.
         regular: do without a draft, whatever `draft_model` says.
         adapter: folder of a LoRA adapter to merge into the target.
@@ -90,7 +82,7 @@ def choose_pair(
         draft, why = None, f"{why}{regular_because}"
     elif draft_model == LOOKUP:
         draft = None
-    elif draft_model is not None:
+    elif draft_model not in (None, AUTO):
         draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
     elif model is not None:
         may = fetch and "MLX_RANK" not in os.environ  # several ranks would all convert it
@@ -103,20 +95,14 @@ def choose_pair(
 
 
 def load_named(
-    load: Callable,
-    model: str | Path,
-    draft: str | Path | None,
-    revision: str | None,
-    dtype: Any,
-    adapter: str | Path | None,
+    load: Callable, model: Any, draft: Any, revision: str | None, dtype: Any, adapter: Any
 ) -> tuple[Any, Any, Any, Any]:
     """Loads a pair by its names; says on standard error, in one line, what was taken.
 
     Args:
         load: `model.load`.
         model: name of the target.
-        draft: "auto" for the target's default draft, None or "none" for none, or as `choose_pair`
-            takes it.
+        draft: its name, as of `choose_pair`; None is none.
         revision: branch, tag or commit of the target, if that is a Hub id.
         dtype: compute in this type; None keeps the folders'.
         adapter: folder of a LoRA adapter to merge into the target.
@@ -127,15 +113,8 @@ def load_named(
     Raises:
         UserError: a model cannot be had or read, or the two do not fit each other.
     """
-    named = NONE if draft is None else str(draft)
-    chosen = choose_pair(
-        str(model),
-        None if named == AUTO else named,
-        convert=None,
-        adapter=None if adapter is None else str(adapter),
-        fetch=True,
-        revision=revision,
-    )
+    names = str(model), NONE if draft is None else str(draft)
+    chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
     print(chosen.note, file=sys.stderr, flush=True)
     return load_pair(chosen, dtype, load)
 
@@ -219,7 +198,7 @@ def _default_draft(
 
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
-    name = default_draft((source_of(target) or target.name).partition(WITH_ADAPTER)[0])
+    name = default_draft((source_of(target) or target.name).partition(ADAPTED)[0])
     if name is None:
         return None, f"no draft named and no default for it: regular decoding; {OTHERWISE}"
     folder = CONVERTED / name.rsplit("/", 1)[-1]
@@ -253,7 +232,7 @@ def _fit(target: Path, draft: Path) -> bool:
 
 def _shown(folder: Path) -> str:
     """A folder as short as can be: its Hub id, or relative to where the user stands."""
-    from mlx_t5.checkpoints.hub import snapshot_id
+    from mlx_t5.checkpoints.small_files import snapshot_id
 
     if hub_id := snapshot_id(folder):
         return hub_id

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from fake_hub import FakeHub, serve
-from mlx_t5.checkpoints.hub import choose_files, full_id, origin, resolve, snapshot_id
+from mlx_t5.checkpoints.hub import choose_files, full_id, origin, resolve
 from mlx_t5.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,14 +158,6 @@ def test_a_disk_that_is_full_in_the_middle_of_a_download(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(UserError, match=r"No space left on device\); make room, or set HF_HOME"):
         resolve("a/t5")
-
-
-def test_a_snapshot_knows_its_repository():
-    cache = Path("/home/me/hub")
-    assert snapshot_id(cache / "models--google--flan-t5-xl/snapshots/abc") == "google/flan-t5-xl"
-    assert snapshot_id(cache / "models--t5-small/snapshots/abc") == "google-t5/t5-small"
-    for other in ("snapshots/abc", "models--a--b/refs/main", "datasets--a--b/snapshots/abc", "t5"):
-        assert snapshot_id(cache / other) is None
 
 
 @pytest.fixture
