@@ -113,7 +113,7 @@ def check_options(args: argparse.Namespace) -> None:
             f"the draft with --draft-model, and leave --draft-vocab-size {ALL} out"
         )
     for name in (args.output, args.draft_model):  # as main.py reads it
-        if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
+        if name in ("none", "auto", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
     if not args.output:
         raise UserError("--output is empty; name a folder")

@@ -108,9 +108,10 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
 
 def conversion_card(name: str, folder: Path, source: str) -> str:
     """The card of a folder that `convert.py` has written, from a source of this name."""
+    from mlx_t5.checkpoints.small_files import place
     from mlx_t5.network.weights import read_config
 
-    config, local = read_config(folder), Path(source).expanduser()
+    config, local = read_config(folder), place(source)
     form, tags = config["torch_dtype"], []
     if stored := config.get("quantization"):
         form = "{bits} bits a weight ({mode}, groups of {group_size})".format_map(stored)
@@ -139,11 +140,13 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
     system = f"{platform.system()} {platform.machine()}, mlx {mx.__version__}"
     machine = f"{device_name()}, {system}, {str(dtype).removeprefix('mlx.core.')}"
     whose = source_of(target) or target.resolve().name
+    named, _, lora = whose.partition(ADAPTED)
+    flag, argument = (f" --adapter-path {lora}", f', adapter="{lora}"') if lora else ("", "")
     verified = "It proposes tokens, which that model verifies, so the text is that model's own."
     parts = {
         "about": f"A draft for {whose}. {verified}\n\n{verdict}\n\nMeasured on {machine}.",
-        "options": f"--model {whose} --draft-model {name}",
-        "arguments": f'"{whose}", draft="{name}"',
+        "options": f"--model {named}{flag} --draft-model {name}",
+        "arguments": f'"{named}"{argument}, draft="{name}"',
     }
     return _card(name, source, source, ["speculative-decoding"], parts)
 
@@ -163,17 +166,19 @@ def _card(name: str, folder: Path, local: Path, tags: list[str], parts: dict[str
     from mlx_t5.checkpoints.small_files import read_small
 
     base = (source_of(folder) or "").partition(ADAPTED)[0]
+    public = "/" in base  # otherwise it is the name of a folder
     try:
         path = local / CARD
-        text = read_small(path if path.is_file() else Path(hf_hub_download(base, CARD)))
-        source = ModelCard(text.decode(), ignore_metadata_errors=True).data.to_dict()
+        if public and not path.is_file():
+            path = Path(hf_hub_download(base, CARD))
+        source = ModelCard(read_small(path).decode(), ignore_metadata_errors=True).data.to_dict()
     except Exception:  # no connection, no card, or one that somebody wrote by hand
         source = {}
     if "license" not in source:
         _log("no licence is known from the source's card, so the new one names none")
     data = ModelCardData(
         library_name="mlx",
-        base_model=base if "/" in base else source.get("base_model"),
+        base_model=base if public else source.get("base_model"),
         tags=[*source.get("tags", []), "mlx", *tags],
         **{key: source[key] for key in TAKEN_OVER if key in source},
     )

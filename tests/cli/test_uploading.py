@@ -228,3 +228,15 @@ def test_a_card_of_a_draft(tmp_path):
         'from_pretrained("google/flan-t5-xl", draft="me/draft")',
     ):
         assert text in card
+    adapted = converted(tmp_path / "adapted", converted_from={"folder": "my-t5", "adapter": "lora"})
+    card = draft_card("me/draft", adapted, target, mx.bfloat16, "")
+    assert "A draft for my-t5 with adapter lora. " in card
+    assert "main.py --model my-t5 --adapter-path lora --draft-model me/draft --prompt" in card
+    assert 'from_pretrained("my-t5", adapter="lora", draft="me/draft")' in card
+
+
+def test_a_folders_name_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
+    record = {"folder": "t5", "adapter": "lora"}
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
+    card = conversion_card("me/x", converted(tmp_path / "made", converted_from=record), "t5")
+    assert "base_model" not in metadata(card)
