@@ -12,7 +12,9 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from fake_hub import FakeHub, serve
 from mlx_t5.cli.models import BUNDLED
+from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
+from mlx_t5.network.sharing import shared_draft
 from model import load
 
 TARGET, DRAFT = "google/byt5-xl", "google/byt5-small"
@@ -29,12 +31,16 @@ def repositories(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
     converted = convert(target, root / "mlx", dtype="float32")
+    bundled, _ = load(BUNDLED / "target")
     return {
         TARGET: files(target),
         f"{TARGET}@old": files(draft),
         DRAFT: files(draft),
         "me/byt5-mlx": files(converted),
         "a/gated": files(draft),
+        "me/draft": files(
+            save_draft(shared_draft(bundled, 1), BUNDLED / "target", root / "shared")
+        ),
     }
 
 
@@ -88,6 +94,7 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
             f'decoded("{TARGET}", "none", "old", "float32")',
             f'tell(load("{TARGET}", revision="old")[0].folder.parent.name)',
             'decoded("me/byt5-mlx", "none")',
+            f'decoded("{BUNDLED / "target"}", "me/draft")',
         )
     assert [tokens for tokens, _ in others[:3]] == [result[0]] * 3
     assert [speculates for _, speculates in others[:2]] == [False, True]
@@ -98,6 +105,7 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
         f"target {TARGET}, copying from the source",
         f"target {TARGET} (regular decoding)",
         "target me/byt5-mlx (regular decoding)",
+        f"target {BUNDLED / 'target'}, draft me/draft",
     ]
 
 

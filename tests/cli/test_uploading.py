@@ -16,7 +16,7 @@ from command_line import ROOT, byte_model
 from convert import convert
 from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
-from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files
+from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
 from model import load
 
 SOURCE = "google/byt5-small"
@@ -165,6 +165,19 @@ def test_only_the_models_files_are_sent(tmp_path):
     (folder / "generation_config.json").symlink_to(secret / "config.json")
     os.mkfifo(folder / "spiece.model")
     assert model_files(folder) == expected
+
+
+def test_interrupted_it_leaves_the_folder(tmp_path, monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", interrupt)
+    folder = converted(tmp_path / "made")
+    assert upload(folder, "me/x", lambda name: f"the card of {name}") == 130
+    assert (folder / CARD).read_text() == "the card of me/x"
+    assert capsys.readouterr().err.endswith(
+        f"interrupted; the folder is complete: `hf upload me/x {folder}` sends it\n"
+    )
 
 
 def converted(folder: Path, **more: object) -> Path:
