@@ -25,11 +25,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
@@ -55,7 +57,7 @@ from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings, check_exact
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_predictions, checked_prompts, checked_samples, split
-from model import T5
+from model import T5, load
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
 
@@ -232,6 +234,20 @@ class SpeculativeDecoder:
         self.target: Callable[[int], Any] = exact_targets if self.exact else lambda batch: model
         self.adaptive: Adaptive | None = None  # of the first engine; what it learns serves all
         self.costs = costs
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        draft: str | Path | None = "auto",
+        revision: str | None = None,
+        dtype: str | None = None,
+        adapter: str | Path | None = None,
+        **options: Any,
+    ) -> SpeculativeDecoder:
+        """Loads a pair by names, Hub ids too; says on standard error which. See `load_named`."""
+        pair = load_named(load, model, draft, revision, dtype, adapter)
+        return cls(*pair[:3], draft_tokenizer=pair[3], **options)
 
     def generate(
         self,

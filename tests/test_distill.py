@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,8 +66,26 @@ def made(prompts, tmp_path_factory):
         told: list[str] = []
         patch.setattr("builtins.print", lambda *a, **_: told.append(str(a[0])))
         patch.setattr("tqdm.tqdm.write", lambda line, **_: told.append(line))
-        assert run(prompts, output) == 0
+        patch.setattr("huggingface_hub.HfApi", FakeApi)
+        assert run(prompts, output, "--upload-repo", "me/draft") == 0
     return output, "\n".join(told)
+
+
+class FakeApi:
+    """As much of huggingface_hub's as is used, for one repository."""
+
+    sent: dict[str, bytes] = {}
+
+    def whoami(self):
+        return {"name": "me"}
+
+    def create_repo(self, name, exist_ok):
+        assert (name, exist_ok) == ("me/draft", True)
+
+    def create_commit(self, name, operations, commit_message):
+        read = {each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations}
+        self.sent.update(read)
+        return SimpleNamespace(commit_url=f"https://huggingface.co/{name}/commit/1")
 
 
 def weights(folder: Path) -> dict[str, mx.array]:
@@ -94,6 +113,20 @@ def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
     assert all(name.startswith("decoder.") or name == "d2t" for name in weights(output))
     left = {file.name for file in output.with_name("draft-work").iterdir()}
     assert left == {"run.json", "answers"}
+
+
+@pytest.mark.slow
+def test_a_draft_is_sent_with_its_verdict(made):
+    """Under its name on the Hub, beside what others have too."""
+    output, told = made
+    assert FakeApi.sent == {file.name: file.read_bytes() for file in output.iterdir()}
+    assert "sent: https://huggingface.co/me/draft/commit/1" in told
+    card = FakeApi.sent["README.md"].decode()
+    ours = next(line for line in told.splitlines() if line.startswith(f"| {output} |"))
+    assert ours.replace(str(output), "me/draft") in card and "| lookup |" in card
+    assert str(output) not in card and "demo/draft" not in card
+    assert "A draft for target. " in card and "\n\nMeasured on " in card
+    assert 'from_pretrained("target", draft="me/draft")' in card
 
 
 @pytest.mark.slow

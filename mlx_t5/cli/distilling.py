@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli.arguments import LOOKUP, Parser, add_number, add_setting, at_least, within
+from mlx_t5.cli.uploading import add_upload_option, check_repository
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
@@ -33,7 +35,14 @@ def build_parser() -> Parser:
     add("--output", required=True, metavar="FOLDER", help="the model folder to write")
     _add_draft(parser)
     _add_training(parser)
+    add_upload_option(parser)
     return parser
+
+
+def work_folder(output: str) -> Path:
+    """Where a run keeps what another can resume: beside its output."""
+    path = Path(output).expanduser()
+    return path.with_name(f"{path.name}-work")
 
 
 def _add_draft(parser: Parser) -> None:
@@ -85,7 +94,7 @@ def _add_training(parser: Parser) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together, and an output that is there.
+    """Refuses options that do not go together, an output that is there, and a bad --upload-repo.
 
     Raises:
         UserError: they do not, or it is.
@@ -104,7 +113,7 @@ def check_options(args: argparse.Namespace) -> None:
             f"the draft with --draft-model, and leave --draft-vocab-size {ALL} out"
         )
     for name in (args.output, args.draft_model):  # as main.py reads it
-        if name in ("none", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
+        if name in ("none", "auto", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
     if not args.output:
         raise UserError("--output is empty; name a folder")
@@ -121,3 +130,4 @@ def check_options(args: argparse.Namespace) -> None:
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"nothing can be written into {above}; choose another --output")
     check_output_folder(path, overwrite=False, ours=is_model_file)
+    check_repository(args.upload_repo)
