@@ -168,3 +168,10 @@ def test_names_of_folders(tmp_path, monkeypatch, capsys):
     assert SpeculativeDecoder.from_pretrained("mine", None).drafter is None
     with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
         load("models/mine", revision="main")
+    # What is in models/ may be any revision.
+    asked = []
+    monkeypatch.setattr(
+        "mlx_t5.checkpoints.hub.resolve", lambda *a: asked.append(a) or BUNDLED / "draft"
+    )
+    assert load("mine", revision="v1")[0].folder == BUNDLED / "draft"
+    assert asked == [("mine", "v1")]

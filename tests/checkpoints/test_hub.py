@@ -158,6 +158,10 @@ def test_a_disk_that_is_full_in_the_middle_of_a_download(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
     with pytest.raises(UserError, match=r"No space left on device\); make room, or set HF_HOME"):
         resolve("a/t5")
+    # An older snapshot is taken then, so nothing is refused before.
+    siblings[1].size = 10**18
+    monkeypatch.setattr("mlx_t5.checkpoints.hub._cached", lambda *_: Path("old"))
+    assert resolve("a/t5") == Path("old")
 
 
 @pytest.fixture
