@@ -6,10 +6,13 @@ answered with itself comes back to the byte. Only spans with a letter count.
 
 Markdown is read as CommonMark with GitHub's tables. Headings, code, HTML, front matter, reference
 definitions, links, images, addresses, escapes and the marks of lists, quotes and tables stay. The
-text between them is cut there, as a model would garble a placeholder. Emphasis goes with the text.
+text is cut there, as a model would garble a placeholder. Emphasis goes with the text.
 
-Work and memory grow in proportion to the file: every regular expression here is anchored, bounded,
-or starts only where the one before has ended.
+Subtitles keep all but the words of their cues: numbers, times, tags, music notes, and the marks of
+a change of speaker, which begins a span of its own.
+
+Work and memory grow in proportion to the file: no regular expression here reads a stretch of it
+again for each place in it.
 """
 
 from __future__ import annotations
@@ -18,13 +21,9 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mlx_t5.errors import UserError
-
-if TYPE_CHECKING:
-    from markdown_it.rules_block import StateBlock
-    from markdown_it.rules_inline import StateInline
 
 SUFFIXES = (".txt", ".md", ".srt", ".vtt")
 # A line of a subtitle may have so many characters even if the source's lines are shorter.
@@ -51,7 +50,7 @@ _LEFT = re.compile(rf"[^\s{_CUT}](?:[^{_CUT}]*[^\s{_CUT}])?")
 # Beside what stays, words lose the marks up to a white space: the comma after `x` in "`x`, and".
 _LOOSE = re.compile(r"\W*\s")
 
-_FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
+_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
 # What is not text beside CommonMark's inline code, links and tags: hard line breaks, footnotes,
 # the lines of tables, boxes of tasks, GitHub's alerts, addresses.
 _ASIDE = re.compile(
@@ -167,10 +166,9 @@ def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, i
     """Where words are left in a paragraph or a cue, given what stays of it."""
     masked = list(text)
     for start, end in stays:
-        around = text[max(0, start - 1) : start], text[end : end + 1]
-        within = all(map(str.isalnum, around)) and text[end - 1] not in "\n|"
-        mark = _STUMP if within or _STUMPS.match(text, start) else _CUT
-        masked[start:end] = mark * (end - start)
+        within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
+        stump = _STUMPS.match(text, start) or (within and text[end - 1] not in "\n|")
+        masked[start:end] = (_STUMP if stump else _CUT) * (end - start)
     left = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked))
     for match in _LEFT.finditer(left):
         start, end = match.span()
@@ -187,12 +185,11 @@ def _markdown(text: str) -> Iterator[Span]:
     from markdown_it.rules_block import paragraph, table
     from markdown_it.rules_inline import StateInline
 
-    if front := _FRONT_MATTER.match(text):
-        text = "\n" * front.end() + text[front.end() :]
+    text = _FRONT_MATTER.sub(lambda front: "\n" * len(front[0]), text)
     passages: list[list[tuple[int, int]]] = []  # where the lines of each lie
 
     def recorded(rule: Callable) -> Callable:
-        def recording(state: StateBlock, first: int, last: int, silent: bool) -> bool:
+        def recording(state: Any, first: int, last: int, silent: bool) -> bool:
             found = rule(state, first, last, silent)
             if found and not silent:
                 numbers = range(first, state.line)
@@ -213,7 +210,7 @@ def _markdown(text: str) -> Iterator[Span]:
             yield Span(places[start], places[end - 1] + 1, "\n" in content[start:end])
 
 
-def _inline(state: StateInline) -> Iterator[tuple[int, int]]:
+def _inline(state: Any) -> Iterator[tuple[int, int]]:
     """What stays of a paragraph."""
     while state.pos < state.posMax:
         start = state.pos

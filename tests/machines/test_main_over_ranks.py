@@ -126,7 +126,6 @@ def test_a_document_is_decoded_by_ranks_that_share_a_model(draft, tmp_path):
     name.write_bytes(b"She have two cat. I has a dog.\r\n\r\n***\r\n")
     options = ["--draft-model", draft, "--split", "sentences", "--prefix", "fix grammar: "]
     options += ["--dtype", "float32", "--input-file", str(name)]
-    finish(launch(2, "main.py", *options, "--output-file", str(out)), SECONDS)
+    _, err = finish(launch(2, "main.py", *options, "--output-file", str(out)), SECONDS)
     assert out.read_bytes() == b"She has two cats. I have a dog.\r\n\r\n***\r\n"
-    shown, err = finish(launch(2, "main.py", *options), SECONDS)
-    assert shown.endswith("She has two cats. I have a dog.\n\n***\n") and "2 pieces" in err
+    assert "2 pieces · " in err
