@@ -29,7 +29,7 @@ from mlx_t5.checkpoints.generation_config import (
 from mlx_t5.cli import documents
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
 from mlx_t5.cli.documents import cutting_of, is_one_document
-from mlx_t5.cli.input import Lines, read_document, read_prompts
+from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import check_ranks, read_options
 from mlx_t5.cli.output import (
     ARRAY,
@@ -130,7 +130,7 @@ def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None
     if args.input_file:
         if ranks.rank and not args.parallel:
             return None
-        return [read_document(args.input_file)] if is_one_document(args) else lines_of(args)
+        return [documents.read(args)] if is_one_document(args) else lines_of(args)
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 

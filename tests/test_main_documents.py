@@ -148,6 +148,16 @@ def test_files_that_are_no_text(run, tmp_path, data, told):
     assert (status, err.count("\n")) == (2, 1) and f"{path} {told}" in err
 
 
+def test_a_file_that_is_not_what_its_name_says_and_a_prefix_that_is_too_long(run, tmp_path):
+    path = tmp_path / "in.vtt"
+    path.write_text("no subtitles\n")
+    status, out, err = run(*SPLIT, "--input-file", str(path))
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: a .vtt file")
+    status, out, err = run(*SPLIT, "--prompt", f"{TASK}I have", "--max-source-tokens", "3")
+    assert (status, out) == (2, "") and "error: max_source_tokens is 3" in err
+    assert "tokens/s" not in err
+
+
 # ---- prompts and lines ---------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import at_least, option_of
+from mlx_t5.cli.input import read_document
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SPLITS, Settings
 
@@ -56,6 +57,17 @@ def is_one_document(args: argparse.Namespace) -> bool:
     """Whether the input file is one document as a whole."""
     lines = (args.input_file or ".jsonl").endswith(".jsonl")
     return args.split != "none" and not lines
+
+
+def read(args: argparse.Namespace) -> str:
+    """The input file, which is one document.
+
+    Raises:
+        UserError: it cannot be read, or is not what its name says.
+    """
+    text = read_document(args.input_file)
+    _spans(text, args)
+    return text
 
 
 def check_documents(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED
 from mlx_t5.cli.output import LineFile, Painter, error_of
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.totals import Totals
+from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -59,7 +60,9 @@ def write_text(
     if not (split and (args.output_file or not sys.stdout.isatty())):
         print(flush=True)
     if chunk:
-        if error := chunk.result and error_of(chunk.result):
+        if chunk.result and (error := error_of(chunk.result)):
+            if not chunk.result.pieces:
+                raise UserError(error)  # it could not be cut
             status = status or BAD_INPUT
             log(f"error: {error}")
         totals = Totals()
