@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_t5.cli.arguments import Parser, not_installed, run
+from mlx_t5.cli.uploading import add_upload_option, check_repository, conversion_card, upload
 from mlx_t5.errors import UserError
 
 try:
@@ -282,12 +283,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = vars(_parser().parse_args(argv))
-    source, path = options.pop("model"), options.pop("mlx_path")
+    source, path, repository = map(options.pop, ("model", "mlx_path", "upload_repo"))
+    check_repository(repository)
     default = Path("models") / place(source).name
     if options["adapter_path"]:  # not the model of that name any longer
         default = default.with_name(f"{default.name}-{place(options['adapter_path']).name}")
-    print(convert(source, default if path is None else path, **options))
-    return 0
+    path = convert(source, default if path is None else path, **options)
+    print(path, flush=True)
+    return upload(path, repository, lambda name: conversion_card(name, path, source))
 
 
 def _parser() -> Parser:
@@ -318,6 +321,7 @@ def _parser() -> Parser:
     add("--overwrite", action="store_true", help="replace an earlier conversion")
     add("--adapter-path", metavar="FOLDER", help="a PEFT LoRA adapter to merge into the weights")
     add("--encoder-only", action="store_true", help="leave the decoder out, for embeddings")
+    add_upload_option(parser)
     return parser
 
 

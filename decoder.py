@@ -25,16 +25,18 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
 from mlx_t5.drafting.costs import Costs, measure
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.drafting.source_copy import predicting
-from mlx_t5.engine import batching
+from mlx_t5.engine import batching, documents
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.codec import Codec
@@ -55,7 +57,7 @@ from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings, check_exact
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_predictions, checked_prompts, checked_samples, split
-from model import T5
+from model import T5, load
 
 NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
 
@@ -233,6 +235,20 @@ class SpeculativeDecoder:
         self.adaptive: Adaptive | None = None  # of the first engine; what it learns serves all
         self.costs = costs
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        draft: str | Path | None = "auto",
+        revision: str | None = None,
+        dtype: str | None = None,
+        adapter: str | Path | None = None,
+        **options: Any,
+    ) -> SpeculativeDecoder:
+        """Loads a pair by names, Hub ids too; says on standard error which. See `load_named`."""
+        pair = load_named(load, model, draft, revision, dtype, adapter)
+        return cls(*pair[:3], draft_tokenizer=pair[3], **options)
+
     def generate(
         self,
         prompts: str | Iterable[str] | Iterable[int] | Iterable[Iterable[int]],
@@ -260,7 +276,8 @@ class SpeculativeDecoder:
             num_samples: results a prompt, each with a stream of its own; needs temp > 0.
             prediction: what the text is expected to be, to copy proposals from: a text or token
                 ids, and of several prompts a list of those, None for nothing.
-            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams.
+            **settings: any other of `settings.Settings`, such as repetition_penalty or num_beams,
+                and of `Cutting`: with split="sentences" each prompt is a document (text/documents).
 
         Returns:
             One result, or a list in the order of the prompts: all samples, or texts of the search,
@@ -301,6 +318,10 @@ class SpeculativeDecoder:
         `prediction` has one for each, drawn after it; where it ends the others have none.
         """
         require_decoder(self.model)
+        if cutting := documents.taken_from(settings):
+            call = settings | {"num_samples": num_samples, "prediction": prediction}
+            whole = partial(documents.results, self, cutting, prompts, seed, ready, indexes)
+            return whole(batch_size=batch_size, **call)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
         samples = checked_samples(num_samples, chosen.temp)
@@ -331,6 +352,9 @@ class SpeculativeDecoder:
             A chunk a step. The texts joined are the result's text.
         """
         require_decoder(self.model)
+        if cutting := documents.taken_from(settings):
+            call = settings | {"max_tokens": max_tokens, "prediction": prediction}
+            return documents.stream(self, cutting, [prompt], seed, batch_size=batch_size, **call)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         if chosen.num_beams > 1:
             raise UserError(NOT_STREAMED.format(chosen.num_beams))

@@ -4,9 +4,8 @@
 
 The target answers the prompts, a draft learns to guess these answers (mlx_t5/training), and the
 best draft is measured beside what was there before. Nothing about the output of the target can go
-wrong: whatever a draft proposes is verified. What is stopped is resumed with --resume.
-
-The table at the end goes to standard output and everything else to standard error.
+wrong: whatever a draft proposes is verified. What is stopped is resumed with --resume. The table at
+the end goes to standard output and everything else to standard error.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import INTERRUPTED, run
-from mlx_t5.cli.distilling import ALL, build_parser, check_options, work_folder
+from mlx_t5.cli.distilling import ALL, build_parser, check_options
 from mlx_t5.cli.input import Lines
+from mlx_t5.cli.training import work_folder
+from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
@@ -51,7 +52,7 @@ def _main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         check_options(args)
-        Distillation(args).run()
+        return Distillation(args).run()
     except KeyboardInterrupt:
         again = shlex.join(["python", "distill.py", *argv, *["--resume"][args.resume :]])
         hint = "nothing was written"
@@ -63,7 +64,6 @@ def _main(argv: list[str]) -> int:
             hint = f"go on with: {again}"
         _log(f"interrupted; {hint}")
         return INTERRUPTED
-    return 0
 
 
 class Distillation:
@@ -104,8 +104,8 @@ class Distillation:
         self.train, self.held_out = split(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False
 
-    def run(self) -> None:
-        """Answers, trains, writes the draft and prints the verdict.
+    def run(self) -> int:
+        """Answers, trains, writes the draft, prints the verdict and returns the exit status.
 
         Raises:
             UserError: an earlier run's work does not go with the options, or there is too little
@@ -121,9 +121,11 @@ class Distillation:
             self._choose_vocabulary(labelled)
             if self.args.iters:
                 self._train(labelled)
-            print(self._verdict(self._save()))
+            path = self._save()
+            print(self._verdict(path), flush=True)
             size = readable(self.folder.finish())
         _log(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
+        return upload(path, self.args.upload_repo, lambda name: self.card(name))
 
     def _first_draft(self) -> T5:
         """The draft before it is trained, in float32 if it is going to be."""
@@ -281,8 +283,9 @@ class Distillation:
         """Writes the draft as a model folder."""
         from mlx_t5.drafting.shared_draft import save_draft
 
-        source = self.start if self.start and self.draft.shares_with is None else self.target_folder
-        return save_draft(self.draft, source, self.args.output)
+        whole = self.draft.shares_with is None
+        self.source = self.start if self.start and whole else self.target_folder
+        return save_draft(self.draft, self.source, self.args.output)
 
     def _verdict(self, path: Path) -> str:
         """The verdict: the new draft, as it was written, beside all other proposers."""
@@ -316,7 +319,10 @@ class Distillation:
             self._evaluate()
         most, default = len(self.held_out), default_num_draft()
         proposers, turns = measure_proposers(decoding, costs, default, most)
-        return report(proposers, costs[self.args.output], self.args.output, turns)
+        facts = proposers, costs[self.args.output], self.args.output, turns
+        models = self.target_folder, self.source, self.target.dtype
+        self.card = lambda name: draft_card(name, *models, report(*facts, name))
+        return report(*facts)
 
     def _decoded(
         self,

@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import INTERRUPTED, run
-from mlx_t5.cli.distilling import work_folder
 from mlx_t5.cli.finetuning import (
     ADAMW,
     FULL,
@@ -35,6 +34,7 @@ from mlx_t5.cli.finetuning import (
     pair_files,
 )
 from mlx_t5.cli.input import PairLines
+from mlx_t5.cli.training import work_folder
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ Generated text goes to standard output and everything else to standard error. Ex
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import time
@@ -27,7 +26,9 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
+from mlx_t5.cli import documents
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
+from mlx_t5.cli.documents import cutting_of, is_one_document
 from mlx_t5.cli.input import Lines, read_prompts
 from mlx_t5.cli.options import check_ranks, read_options
 from mlx_t5.cli.output import (
@@ -42,6 +43,7 @@ from mlx_t5.cli.output import (
     text_lines,
 )
 from mlx_t5.cli.runs import Compute, InHand, Run, lines_of, prefixed, unpaired
+from mlx_t5.cli.streaming import bar, log, write_text
 from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
@@ -49,13 +51,12 @@ from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.cli.models import Pair
     from mlx_t5.engine.rows import Result
     from mlx_t5.network.ranks import Ranks
+    from mlx_t5.text.documents import Cutting
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -93,35 +94,43 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
         chosen = _choose(args)
         presets = _presets(args, chosen.target)
         settings = _settings(args, presets)
-    prefix = "".join(preset.prefix for preset in presets)
+    prefix = args.prefix
+    if prefix is None:
+        prefix = "".join(preset.prefix for preset in presets)
+    cutting = cutting_of(args, prefix)
+    if is_one_document(args):
+        prompts = ranks.shared(prompts)
     if _is_streamed(prompts, args):
         decoder = _load(args, chosen, ranks)
         painter = _begin(decoder, settings, chosen, presets, args)
-        return _stream(decoder, prefix + prompts[0], settings, painter, args)
+        args.output_file = os.devnull if args.output_file and ranks.rank else args.output_file
+        return write_text(decoder, prompts[0], prefix, cutting, settings, painter, args)
     run = Run.of(prompts, args, ranks, settings, prefix, chosen)
     if run.done.all:
-        _log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
+        log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
         return run.output_record.finish(BAD_INPUT * run.done.failed)
     decoder = _load(args, chosen, ranks)
     if args.resume:
         run.log_resumed()
     painter = _begin(decoder, settings, chosen, presets, args)
-    compute = _computation(decoder, prefix, settings, args)
+    compute = _computation(decoder, prefix, cutting, settings, args)
     return _write_all(run, compute, _output(decoder, run, painter, args), args)
 
 
 def _is_streamed(prompts: Any, args: argparse.Namespace) -> TypeGuard[list[str]]:
-    """Whether a single text is to be shown while it is generated."""
-    aside = args.output_file or args.json or args.score or args.embed
-    single = isinstance(prompts, list) and len(prompts) == args.num_samples == args.num_beams == 1
-    return single and not aside
+    """Whether a single text is to be written while it is generated, piece by piece if split."""
+    if not isinstance(prompts, list) or len(prompts) > 1 or args.json or args.score or args.embed:
+        return False
+    whole = args.num_samples == args.num_beams == 1 and not args.output_file
+    return whole or args.split != "none"
 
 
 def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None:
     """The prompts; None where rank 0 reads them for all."""
     if args.input_file:
-        reads = ranks.rank == 0 or args.parallel
-        return lines_of(args) if reads else None
+        if ranks.rank and not args.parallel:
+            return None
+        return [documents.read(args)] if is_one_document(args) else lines_of(args)
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
@@ -202,44 +211,23 @@ def _begin(
     notes += [] if args.prompt or args.input_file else [f"prompt: {DEFAULT_PROMPT}"]
     notes += [painter.legend] if painter else []
     for note in filter(None, notes):
-        _log(note)
+        log(note)
     return painter
 
 
-def _stream(
-    decoder: SpeculativeDecoder,
-    prompt: str,
-    settings: Settings,
-    painter: Painter | None,
-    args: argparse.Namespace,
-) -> int:
-    """Show one text while it is generated."""
-    status, chunk = 0, None
-    stream = decoder.stream(prompt, seed=args.seed, batch_size=args.batch_size, **vars(settings))
-    with contextlib.closing(stream) as chunks:
-        try:
-            for chunk in chunks:
-                text = chunk.text
-                if painter:
-                    rest = text[sum(map(len, chunk.pieces)) :]
-                    text = painter.paint(chunk.pieces, chunk.writers, rest)
-                print(text, end="", flush=True)
-        except KeyboardInterrupt:
-            status = INTERRUPTED
-    print(flush=True)
-    if chunk:
-        totals = Totals()
-        totals.add(chunk)
-        _log(("interrupted: " if status else "") + totals.summary(chunk.stats.decode_seconds))
-    return status
-
-
 def _computation(
-    decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
+    decoder: SpeculativeDecoder,
+    prefix: str,
+    cutting: Cutting,
+    settings: Settings,
+    args: argparse.Namespace,
 ) -> Compute:
-    """What makes texts, scores or vectors of prompts."""
+    """What makes texts, scores or vectors of prompts; of a document's pieces, chunks."""
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
+        if args.split != "none":
+            call = {"ready": ready, "indexes": indexes}
+            return documents.chunks(decoder, cutting, prompts, settings, args, **call)
         prompts = prefixed(prompts, prefix)
         if args.score:
             return decoder.scoring.scores(prompts, args.batch_size, ready)
@@ -291,14 +279,20 @@ def _write_all(
 ) -> int:
     """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
     from mlx_t5.backend import mx
+    from mlx_t5.engine.rows import Chunk
 
     began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * run.failed
     unit = "prompts" if run.outcomes_a_prompt == 1 else "texts"
     in_hand: InHand = deque()
     mx.reset_peak_memory()
-    with output, _bar(run, unit, args) as bar:
+    each = run.outcomes_a_prompt
+    total, done = run.count and run.count * each, run.first * each
+    with output, bar(total, done, unit, args) as shown:
         try:
             for outcome in run.outcomes(compute, in_hand):
+                outcome = outcome.result if isinstance(outcome, Chunk) else outcome
+                if outcome is None:
+                    continue
                 n, prompt = in_hand[0]
                 output.write(prompt, outcome, n)
                 if error := error_of(outcome):
@@ -309,33 +303,19 @@ def _write_all(
                 totals.add(outcome)
                 if totals.results % run.outcomes_a_prompt == 0:
                     in_hand.popleft()
-                bar.update()
+                shown.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
     totals.peak_memory_bytes = mx.get_peak_memory()
     interrupted = ""
     if status == INTERRUPTED:
-        of_all = f" of {bar.total}" if bar.total else ""
+        of_all = f" of {total}" if total else ""
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
     else:
         totals, status = run.finish(totals, status)
     texts = not (args.score or args.embed)
-    _log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
+    log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
     return run.record.finish(status)
-
-
-def _bar(run: Run, unit: str, args: argparse.Namespace) -> tqdm:
-    """Shows how many results are finished, on standard error."""
-    from tqdm import tqdm
-
-    # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
-    hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
-    total, done = run.count and run.count * run.outcomes_a_prompt, run.first * run.outcomes_a_prompt
-    return tqdm(total=total, initial=done, unit=" " + unit, disable=hidden)
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

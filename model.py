@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
+from mlx_t5.names import locate
 from mlx_t5.network.attention import biases, source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, rms_norm
+from mlx_t5.network.layers import encoder_layer_for, heads, layer_for, rms_norm
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
@@ -88,8 +89,7 @@ class T5(Stacks):
         super().__init__()
         self.config, self.local_config, self.pooling = config, config, Pooling()
         self.shares_with: T5 | None = None
-        self.folder, self.adapted, self.passes = Path(), False, 0.0
-        self.grad_checkpoint = False
+        self.folder, self.adapted, self.passes, self.grad_checkpoint = Path(), False, 0.0, False
         if shares_with is not None:
             share(self, shares_with)
         else:
@@ -132,8 +132,7 @@ class T5(Stacks):
         batch, length = ids.shape
         x = self._embed(ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
-        plain = partial(encoder_layer, self.local_config)
-        layer = checkpointed(plain) if self.grad_checkpoint else plain
+        layer = encoder_layer_for(self.local_config, self.grad_checkpoint)
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
         x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
@@ -266,11 +265,13 @@ def load(
     adapter: str | Path | None = None,
     shared_with: T5 | None = None,
     group: Any = None,
+    revision: str | None = None,
 ) -> tuple[T5, Any]:
-    """Load a model and its tokenizer from an MLX folder or a Hugging Face folder.
+    """Load a model and its tokenizer from an MLX folder, a Hugging Face folder or the Hub.
 
     Args:
-        folder: holds config.json, the weights and, if the tokenizer is wanted, its files.
+        folder: holds config.json, the weights and, if the tokenizer is wanted, its files; also the
+            name of one in `models/`, or a Hub id, which is read from Hugging Face's cache as it is.
         dtype: what to compute in: "bfloat16", "float16" or "float32". None takes the folder's,
             and float32 on machines without a GPU, where the others are slow; for a draft that uses
             its target's encoder, the target's.
@@ -279,16 +280,17 @@ def load(
         group: of `mx.distributed`, whose processes share the model; each loads its part of the
             weights, and all have to make the same calls. None is this process alone. A draft that
             uses its target's encoder takes none.
+        revision: branch, tag or commit of a Hub id.
 
     Returns:
         The model and a transformers tokenizer, None if the folder has no tokenizer files.
 
     Raises:
-        UserError: the folder holds no T5 model, or one that is incomplete or damaged, the adapter
-            cannot be merged, a draft is not given the target that it is for, or the model cannot be
-            cut into as many parts.
+        UserError: there is no such folder and it cannot be had from the Hub, it holds no T5 model,
+            or one that is incomplete or damaged, the adapter cannot be merged, a draft is not given
+            the target that it is for, or the model cannot be cut into as many parts.
     """
-    folder = Path(folder)
+    folder = locate(str(folder), revision=revision)
     raw = read_config(folder)
     config = T5Config.from_dict(raw)
     target = target_of(folder, raw, shared_with)

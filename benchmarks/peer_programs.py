@@ -132,14 +132,19 @@ class MlxT5(Program):
         return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in folders.items()]
 
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids | Sequence[str], num_draft: int | str, max_tokens: int, batch_size: int
     ) -> list[list[int]]:
-        """As `Program.decode`."""
-        from benchmarks.subject import decoding
+        """As `Program.decode`; texts are one document."""
+        from benchmarks.subject import decoding, sentences
 
+        way = DRAFT if num_draft else REGULAR
+        if isinstance(prompts[0], str):
+            decoder = self.subject.decoder(way, num_draft)
+            common = {"max_tokens": max_tokens, "batch_size": batch_size}
+            return sentences(decoder, [str(text) for text in prompts], **common)
         if num_draft not in self.decoders:
             bare = replace(self.subject, tokenizer=None)  # ids to ids, as the others do
-            self.decoders[num_draft] = bare.decoder(DRAFT if num_draft else REGULAR, num_draft)
+            self.decoders[num_draft] = bare.decoder(way, num_draft)
         decode = decoding(self.decoders[num_draft], [prompts], batch_size, max_tokens=max_tokens)
         return [result.tokens for result in decode(0)]
 

@@ -12,7 +12,9 @@ and 6.8 with OMP_WAIT_POLICY=passive (torch 14.7 both), but where others compute
 14.0) and not much otherwise (14 and 32). So that is set in all processes alike (`WAITING`). Threads
 of other kinds (OpenBLAS's spin for 0.03 s) come to rest in the pause before each turn.
 
-With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput.
+With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput. With
+--document they are the sentences of one text, which this project cuts and joins. Other programs are
+given the sentences, in batches, and `regular` decodes them one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
-from mlx_t5.timing import Timed, differing, interleave, speed_up
+from mlx_t5.timing import Timed, differing, interleave, median_total, speed_up
 
 GREEDY = "transformers greedy"
 ASSISTED = "transformers assisted"
@@ -62,6 +64,8 @@ COLUMNS: printing.Columns = {
     **printing.WAY,
     **printing.SPEED,
     **{f"over {name}": _over(name) for name in OTHERS},
+    "seconds": lambda row: f"{median_total(row['seconds']):.2f}",
+    "prompts/s": lambda row: f"{sum(map(len, row['tokens'])) / median_total(row['seconds']):.1f}",
     **printing.TEXTS,
 }
 DECODING: printing.Columns = {
@@ -82,6 +86,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     workload.add_models(parser)
     workload.add_prompts(parser, 16, "mixed")
+    what = "the prompts are sentences of one task: make one document of them"
+    parser.add_argument("--document", action="store_true", help=what)
     workload.add_num_draft(parser, [5, AUTO], "the draft's and, if a number, assisted generation's")
     what = "prompts decoded together, one table each"
     add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
@@ -107,6 +113,8 @@ def run(args: argparse.Namespace, command: str) -> int:
         ids = project.call("encode", texts=prompts)
         processes = {PROJECT: project} | {name: others[name] for name in programs}
         variants = all_variants(processes, args.num_draft)
+        if args.document:
+            variants = of_document(variants, prompts)
         for size in args.batch_size:
             table = compare(variants, ids, size, args)
             table["left_out"] = missing | table["left_out"]
@@ -180,9 +188,25 @@ def all_variants(
     }
 
 
+def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
+    """This project's variants for the document that the first prompts make, and `OTHERS`.
+
+    Regular decoding of the prompts one by one is what they are compared with.
+    """
+
+    def document(decode: Decode) -> Decode:
+        return lambda prompts, **keywords: decode(prompts=texts[: len(prompts)], **keywords)
+
+    return {
+        REGULAR: lambda **keywords: variants[REGULAR](**keywords | {"batch_size": 1}),
+        **{f"document, {name}": document(variants[name]) for name in variants if is_project(name)},
+        **{name: variants[name] for name in OTHERS if name in variants},
+    }
+
+
 def is_project(variant: str) -> bool:
     """Whether a variant is this project's, by its name in tables."""
-    return variant == REGULAR or variant.startswith(f"{DRAFT} ")
+    return variant.startswith((REGULAR, f"{DRAFT} ", "document, "))
 
 
 def compare(
@@ -191,7 +215,7 @@ def compare(
     batch_size: int,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """A table: every variant decodes the prompts, interleaved if it is one by one.
+    """A table: every variant decodes the prompts, interleaved if they are turns by themselves.
 
     Args:
         variants: from `all_variants`.
@@ -199,7 +223,7 @@ def compare(
         batch_size: prompts decoded together.
         args: the subcommand's options.
     """
-    single = batch_size == 1
+    single = batch_size == 1 and not args.document
     turns = workload.cut(ids, 1 if single else len(ids))
     keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": single}
     left_out: dict[str, str] = {}
@@ -208,7 +232,7 @@ def compare(
         for name, decode in variants.items()
     }
     for attempt in attempts.values():  # a first try, so that no turn waits for what cannot be done
-        attempt(turns[0][:2])
+        attempt(turns[0][: batch_size if args.document else 2])
 
     def of_turn(name: str) -> Callable[[int], Answer | None]:
         return lambda turn: attempts[name](turns[turn])
@@ -219,9 +243,11 @@ def compare(
         args.repeats,
         lambda answer: answer.decided if answer else 0,
         before=lambda: time.sleep(args.pause),
+        warm_up=not args.document,  # one batch has been tried, and one by one takes minutes
     )
     rows = summarise({name: times for name, times in timed.items() if name not in left_out})
-    return {"batch_size": batch_size, "count": len(ids), "rows": rows, "left_out": left_out}
+    settings = {"batch_size": batch_size, "document": args.document, "count": len(ids)}
+    return {**settings, "rows": rows, "left_out": left_out}
 
 
 def or_left_out(
@@ -306,7 +332,8 @@ def add_decoding(rows: Sequence[dict], timed: Mapping[str, Timed]) -> None:
 def written(table: dict, dtype: str) -> str:
     """A table as it is printed, and what has to be known to read it."""
     rows = table["rows"]
-    lines = [f"{table['count']} prompts, batch {table['batch_size']}"]
+    how = f"as one document, {REGULAR} one by one, " if table["document"] else ""
+    lines = [f"{table['count']} prompts, {how}batch {table['batch_size']}"]
     lines += ["", printing.markdown(COLUMNS, rows)]
     if "decode_speed_up" in rows[0]:
         lines += ["", printing.markdown(DECODING, rows)]

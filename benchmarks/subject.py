@@ -119,6 +119,28 @@ def decoding(
     return run
 
 
+def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any) -> list[list[int]]:
+    """The tokens of each sentence of a document.
+
+    Args:
+        decoder: with a tokenizer.
+        texts: prompts whose sentences make it up, with one space between them.
+        **options: of `SpeculativeDecoder.stream`.
+
+    Raises:
+        UserError: they make no such document, or its text is not that of its sentences.
+    """
+    prefix = texts[0].partition(": ")[0] + ": "
+    text = prefix + " ".join(text.removeprefix(prefix) for text in texts)
+    chunks = list(decoder.stream(text, split="sentences", **options))
+    tokens = [chunk.tokens for chunk in chunks]
+    answers = [decoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens]
+    of_one_task = all(text.startswith(prefix) for text in texts) and len(tokens) == len(texts)
+    if not of_one_task or "".join(chunk.text for chunk in chunks) != " ".join(answers):
+        raise UserError("these prompts are not single sentences of one task; name others")
+    return tokens
+
+
 def decided(results: Sequence[Result]) -> int:
     """Tokens of some texts, EOS included."""
     return Tally.of(results).decided

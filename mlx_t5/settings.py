@@ -36,6 +36,7 @@ from mlx_t5.ranges import (
 if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
+SPLITS = ("none", "lines", "sentences")  # how a document is cut
 AUTO = "auto"  # in place of a number of proposals
 DEFAULT_BATCH_SIZE = 8  # rows decoded, or items of a pass, at once where the caller names no number
 # Proposals where nobody says how many. On Apple GPUs a pass over 5 rows reads the weights once and

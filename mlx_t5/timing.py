@@ -118,8 +118,9 @@ def interleave(
     tokens: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
     before: Callable[[], None] = lambda: None,
+    warm_up: bool = True,
 ) -> dict[Any, Timed]:
-    """Runs every variant on every turn, `repeats` times after a warm-up that is not counted.
+    """Runs every variant on every turn, `repeats` times, after a warm-up that is not counted.
 
     Args:
         variants: by name, what does a turn, given its number. It returns when its result can be
@@ -129,9 +130,10 @@ def interleave(
         tokens: how many tokens an outcome has.
         clock: seconds.
         before: called before every turn of every variant, outside its time.
+        warm_up: whether there is one; without it all variants have run before.
     """
     timed = {name: Timed() for name in variants}
-    for repeat in range(WARM_UP, repeats):
+    for repeat in range(WARM_UP if warm_up else 0, repeats):
         taken: dict[Any, list] = {name: [] for name in variants}
         for turn in range(turns):
             for name in order(variants, repeat, turn):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX is imported
 # A shell starts what it runs in the background without it, and children would inherit that.
@@ -14,6 +15,12 @@ import index_checks  # noqa: E402
 
 if os.environ.get("T5_REHEARSE"):
     index_checks.install()
+
+
+def pytest_collection_finish():
+    """One thread for torch, whose models are tiny here: several mostly wait for each other."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

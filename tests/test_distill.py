@@ -8,11 +8,11 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import adapters
 import distill
 from convert import convert
 from decoder import SpeculativeDecoder
@@ -21,7 +21,6 @@ from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting import costs
 from mlx_t5.drafting.shared_draft import save_draft
-from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict, vocabulary
@@ -67,8 +66,26 @@ def made(prompts, tmp_path_factory):
         told: list[str] = []
         patch.setattr("builtins.print", lambda *a, **_: told.append(str(a[0])))
         patch.setattr("tqdm.tqdm.write", lambda line, **_: told.append(line))
-        assert run(prompts, output) == 0
+        patch.setattr("huggingface_hub.HfApi", FakeApi)
+        assert run(prompts, output, "--upload-repo", "me/draft") == 0
     return output, "\n".join(told)
+
+
+class FakeApi:
+    """As much of huggingface_hub's as is used, for one repository."""
+
+    sent: dict[str, bytes] = {}
+
+    def whoami(self):
+        return {"name": "me"}
+
+    def create_repo(self, name, exist_ok):
+        assert (name, exist_ok) == ("me/draft", True)
+
+    def create_commit(self, name, operations, commit_message):
+        read = {each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations}
+        self.sent.update(read)
+        return SimpleNamespace(commit_url=f"https://huggingface.co/{name}/commit/1")
 
 
 def weights(folder: Path) -> dict[str, mx.array]:
@@ -96,6 +113,20 @@ def test_a_few_steps_make_a_draft_that_shares_and_the_verdict(made):
     assert all(name.startswith("decoder.") or name == "d2t" for name in weights(output))
     left = {file.name for file in output.with_name("draft-work").iterdir()}
     assert left == {"run.json", "answers"}
+
+
+@pytest.mark.slow
+def test_a_draft_is_sent_with_its_verdict(made):
+    """Under its name on the Hub, beside what others have too."""
+    output, told = made
+    assert FakeApi.sent == {file.name: file.read_bytes() for file in output.iterdir()}
+    assert "sent: https://huggingface.co/me/draft/commit/1" in told
+    card = FakeApi.sent["README.md"].decode()
+    ours = next(line for line in told.splitlines() if line.startswith(f"| {output} |"))
+    assert ours.replace(str(output), "me/draft") in card and "| lookup |" in card
+    assert str(output) not in card and "demo/draft" not in card
+    assert "A draft for target. " in card and "\n\nMeasured on " in card
+    assert 'from_pretrained("target", draft="me/draft")' in card
 
 
 @pytest.mark.slow
@@ -194,38 +225,6 @@ def test_without_training_a_draft_that_is_there_gets_a_vocabulary_of_the_targets
             assert all(mx.array_equal(after[name], before[name]) for name in after)
 
 
-@pytest.mark.slow
-def test_an_adapted_target_gets_a_draft_without_a_merged_copy(
-    prompts, tmp_path, monkeypatch, capsys
-):
-    """It answers as adapted, and the draft works with the adapter and is refused without it."""
-    layers = {f"decoder.block.{i}.layer.1.EncDecAttention.q": (256, 256) for i in range(3)}
-    lora = tmp_path / "lora"
-    adapters.by_hand(lora, layers, target_modules="decoder.*EncDecAttention.q", lora_alpha=0.01)
-    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
-    answered = []
-    complete = answers.Answers.complete
-    monkeypatch.setattr(
-        answers.Answers, "complete", lambda a, t, *more: (answered.append(t), complete(a, t, *more))
-    )
-    options = ["--iters", "1", "--max-tokens", "3", "--adapter-path", str(lora)]
-    assert run(prompts, tmp_path / "draft", *options) == 0
-    merged, _ = load(BUNDLED / "target", "float32", adapter=lora)
-    plain, _ = load(BUNDLED / "target", "float32")
-    ours, same, other = (
-        m.decoder.layers[0].cross_attention.q.weight for m in (answered[0], merged, plain)
-    )
-    assert mx.array_equal(ours, same) and not mx.array_equal(ours, other)
-    draft, _ = load(tmp_path / "draft", shared_with=merged)
-    assert draft.shares_with is merged
-    with pytest.raises(UserError, match="and the target is another model"):
-        load(tmp_path / "draft", shared_with=plain)
-    shutil.rmtree(tmp_path / "draft")
-    again = ["--iters", "1", "--max-tokens", "3", "--resume"]
-    assert run(prompts, tmp_path / "draft", *again) == 2
-    assert "was made with another --adapter-path" in capsys.readouterr().err
-
-
 def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
     prompts, tmp_path, monkeypatch, capsys
 ):
@@ -238,7 +237,7 @@ def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
     monkeypatch.setattr(SpeculativeDecoder, "results", without_odd_ones)
     monkeypatch.setattr(costs, "measure", lambda *_: costs.Costs({1: 1.0, 16: 1.0}, {1: 0.1}))
     pair = replace(models.choose_pair(None, None, None), draft=unlike(tmp_path / "other"))
-    monkeypatch.setattr(models, "choose_pair", lambda *_: pair)
+    monkeypatch.setattr(models, "choose_pair", lambda *_, **__: pair)
     options = ["--max-tokens", "3", "--iters", "1", "--decoder-layers", "2"]
     assert run(prompts, tmp_path / "draft", *options) == 0
     out, err = capsys.readouterr()

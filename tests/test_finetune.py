@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import distill
 import finetune
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, on_cpu, tree_flatten
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.training import fine_tuning, learner
+from mlx_t5.errors import UserError
+from mlx_t5.training import examples, fine_tuning, learner
+from mlx_t5.training.answers import Answers
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Trainer
 from model import load
@@ -238,3 +241,31 @@ def test_refusals(made, data, tmp_path, capsys, options, message):
     err = capsys.readouterr().err
     assert status == 2 and message in err and err.splitlines()[-1].startswith("error: ")
     assert not (tmp_path / "new").exists() and not (tmp_path / "new-work").exists()
+
+
+@pytest.mark.slow
+def test_an_adapted_model_gets_a_draft_without_a_merged_copy(made, tmp_path, monkeypatch, capsys):
+    """distill.py answers as adapted, and the draft works with the adapter and not without it."""
+    answered = []
+    complete = Answers.complete
+    monkeypatch.setattr(
+        Answers, "complete", lambda a, t, *more: (answered.append(t), complete(a, t, *more))
+    )
+    monkeypatch.setattr(distill.Distillation, "_verdict", lambda self, path: "no verdict")
+    monkeypatch.setattr(examples, "LEAST", 20)
+    prompts, draft = made[0].with_name("adapter-work") / "prompts.jsonl", tmp_path / "draft"
+    given = ["--model", str(BUNDLED / "target"), "--data", str(prompts), "--output", str(draft)]
+    given += ["--iters", "1", "--max-tokens", "3"]
+    assert distill.main([*given, "--adapter-path", str(made[0])]) == 0
+    merged, _ = load(BUNDLED / "target", "float32", adapter=made[0])
+    plain, _ = load(BUNDLED / "target", "float32")
+    ours, same, other = (
+        m.decoder.layers[0].cross_attention.q.weight for m in (answered[0], merged, plain)
+    )
+    assert mx.array_equal(ours, same) and not mx.array_equal(ours, other)
+    assert load(draft, shared_with=merged)[0].shares_with is merged
+    with pytest.raises(UserError, match="and the target is another model"):
+        load(draft, shared_with=plain)
+    shutil.rmtree(draft)
+    assert distill.main([*given, "--resume"]) == 2
+    assert "was made with another --adapter-path" in capsys.readouterr().err

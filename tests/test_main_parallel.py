@@ -120,6 +120,19 @@ def test_parts_of_another_job_are_not_joined(models, source, tmp_path, threads, 
     assert out.read_text() == "".join(lines) and record.exists() and not part.exists()
 
 
+def test_documents_are_shared_out_whole(models, tmp_path, threads):
+    """Their texts are sampled, so each has to have the streams of its place."""
+    source, wanted, out = (tmp_path / name for name in ("in.jsonl", "wanted.jsonl", "out.jsonl"))
+    texts = ["One. Two.\n\nThree.", "...", "Four. Five.", "Six.", "Seven. Eight. Nine."]
+    source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    options = [*models, "--input-file", str(source), "--split", "sentences", "--output-file"]
+    sampled = ["--temp", "1", "--seed", "3", "-m", "8"]
+    assert main.main([*options, str(wanted), *sampled]) == 0
+    assert threads(2, *options, str(out), *sampled) == [0, 0]
+    assert records(out) == records(wanted)
+    assert [len(record["pieces"]) for record in records(out)] == [3, 0, 2, 1, 3]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -22,6 +22,7 @@ from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.runs import Run
 from mlx_t5.settings import Settings
+from mlx_t5.text.documents import Cutting
 
 PATIENCE = 120
 
@@ -105,7 +106,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     args = build_parser().parse_args(argv)
     args.num_return_sequences = 1
     run, decoder = Run(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
-    compute = main._computation(decoder, "", Settings(), args)
+    compute = main._computation(decoder, "", Cutting(), Settings(), args)
     assert main._write_all(run, compute, main._output(decoder, run, None, args), args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2

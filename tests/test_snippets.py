@@ -40,7 +40,7 @@ one two
 
 @pytest.fixture
 def session(tmp_path):
-    return snippets.Session(tmp_path, lambda: "http://localhost:1")
+    return snippets.Session(tmp_path, lambda port: "http://localhost:1")
 
 
 def test_blocks_of_a_page(tmp_path):

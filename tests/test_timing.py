@@ -56,6 +56,9 @@ def test_variants_are_interleaved_and_the_warm_up_is_not_counted():
     assert len(seen) == 2 * 2 * (3 + 1)
     # Both have done a turn before either does the next.
     assert [turn for turn, _ in seen] == [0, 0, 1, 1] * 4
+    seen.clear()
+    interleave(variants, 2, 3, len, clock=lambda: now[0], warm_up=False)
+    assert len(seen) == 2 * 2 * 3
 
 
 def test_an_error_inside_a_variant_is_not_hidden():

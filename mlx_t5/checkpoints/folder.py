@@ -25,7 +25,8 @@ from mlx_t5.checkpoints.small_files import MODULE_FOLDER, SMALL_FILES, require_s
 BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 _WEIGHTS = re.compile(
-    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|\.DS_Store"
+    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+    r"|README\.md|\.DS_Store"
 )
 
 

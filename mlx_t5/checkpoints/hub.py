@@ -9,12 +9,13 @@ never the TensorFlow, Flax, Rust or ONNX copies, which may be as large again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH
-from mlx_t5.checkpoints.small_files import MODULE_FOLDER, MODULES, SMALL_FILES, SNAPSHOTS, place
+from mlx_t5.checkpoints.output_folder import require_space
+from mlx_t5.checkpoints.small_files import MODULE_FOLDER, MODULES, SMALL_FILES, place, snapshot_id
 from mlx_t5.errors import UserError
 
 # Ids from before owners were part of them; the Hub redirects to the repositories of today.
@@ -35,12 +36,12 @@ def resolve(name: str, revision: str | None = None) -> Path:
         revision: a branch, tag or commit of a Hub repository; None is its main branch.
 
     Returns:
-        The local folder, or the snapshot in Hugging Face's cache. Without a connection, a complete
-        snapshot that is already in the cache is used.
+        The local folder, or the snapshot in Hugging Face's cache. Without a connection, or room for
+        another one, a complete snapshot that is already in the cache is used.
 
     Raises:
         UserError: no such folder or repository, access is refused, no connection and nothing
-            cached, or the repository has no weights this project reads.
+            cached, too little disk space, or the repository has no weights this project reads.
     """
     place(name)  # refuses what leads nowhere
     folder = Path(name).expanduser()
@@ -80,7 +81,7 @@ def origin(
     if folder == Path(name).expanduser():
         return {"folder": folder.resolve().name, **merged}
     asked = {} if revision is None else {"revision": revision}
-    commit = {"commit": folder.name} if folder.parent.name == SNAPSHOTS else {}
+    commit = {"commit": folder.name} if snapshot_id(folder) else {}
     return {"model": full_id(name), **asked, **commit, **merged}
 
 
@@ -130,9 +131,12 @@ def _download(name: str, revision: str | None) -> Path:
 
     where = name if revision is None else f"{name} at revision {revision}"
     try:
-        info = HfApi().model_info(name, revision=revision)
-        files = choose_files(sibling.rfilename for sibling in info.siblings or ())
+        info = HfApi().model_info(name, revision=revision, files_metadata=True)
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+        files = choose_files(sizes)
         _require(files, where)
+        if _cached(name, revision) is None:  # else that is taken where there is no room
+            _require_space(name, info.sha, {file: sizes[file] for file in files})
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except UserError:
         raise
@@ -149,8 +153,26 @@ def _download(name: str, revision: str | None) -> Path:
         if cached is None:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             cure = "connect, or give a local folder"
+            if "No space left" in reason:  # hf_xet says it in an error of another type
+                cure = "make room, or set HF_HOME to a folder on another disk"
             raise UserError(f"{where}: cannot be downloaded ({reason}); {cure}") from error
         return cached
+
+
+def _require_space(name: str, commit: str | None, sizes: Mapping[str, int]) -> None:
+    """Refuses a download that the disk has no room for; what an earlier one left counts as there.
+
+    Args:
+        name: Hub id.
+        commit: the one that is going to be downloaded.
+        sizes: bytes of each of its files.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    here = [file for file in sizes if try_to_load_from_cache(name, file, revision=commit)]
+    if needed := sum(sizes.values()) - sum(sizes[file] for file in here):
+        require_space(Path(HF_HUB_CACHE) / name, needed)
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

@@ -118,6 +118,14 @@ def require_small(path: Path, limit: int = TOKENIZER_BYTES, root: Path | None = 
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def snapshot_id(folder: Path) -> str | None:
+    """The Hub id of a snapshot in Hugging Face's cache; None of other folders."""
+    repository = folder.parent.parent.name
+    if folder.parent.name != SNAPSHOTS or not repository.startswith(_REPOSITORY):
+        return None
+    return repository.removeprefix(_REPOSITORY).replace("--", "/")
+
+
 def require_own(path: Path, root: Path | None = None) -> None:
     """Refuses a link out of a model folder, which would read or publish whatever it leads to.
 
@@ -134,7 +142,7 @@ def require_own(path: Path, root: Path | None = None) -> None:
     """
     folder = Path(os.path.realpath(root or path.parent))
     allowed, repository = [folder], folder.parent.parent
-    if folder.parent.name == SNAPSHOTS and repository.name.startswith(_REPOSITORY):
+    if snapshot_id(folder):
         allowed += [repository / BLOBS, repository.parent / BLOBS]
     if not any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in allowed):
         raise UserError(f"{path} is a link out of its folder; put a copy of the file there")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli.arguments import Parser, add_number, at_least, between, within
-from mlx_t5.cli.distilling import add_course, check_output
+from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 

@@ -40,6 +40,21 @@ def _read_prompt(given: str) -> str:
     return _checked(_text(sys.stdin.buffer.read().rstrip(b"\r\n"), where), where)
 
 
+def read_document(name: str) -> str:
+    """The whole of a file, its byte order mark and line ends as they are; "-": standard input.
+
+    Raises:
+        UserError: it cannot be read, is empty or is no UTF-8.
+    """
+    where = "standard input" if name == "-" else name
+    with _opened(name, newline="") as file:
+        try:
+            text = _text(file.read().encode(BYTES), where, "utf-8")
+        except OSError as error:
+            raise UserError(f"cannot read {where}: {error.strerror}") from None
+    return _checked(text, where)
+
+
 class Lines:
     """A file's prompts, line by line as they are asked for, so that any file fits into memory.
 
@@ -160,24 +175,24 @@ class PairLines(Lines):
         return _checked(prompt, where), _checked(completion, where)
 
 
-def _opened(name: str) -> TextIO:
+def _opened(name: str, newline: str | None = None) -> TextIO:
     """A file whose characters are its bytes, so that only the ends of lines are interpreted."""
     try:
         if name != "-":
-            return open(name, encoding=BYTES)
+            return open(name, encoding=BYTES, newline=newline)
         # Not sys.stdin itself: a thread that waits in it would break the end of the process.
-        return open(sys.stdin.fileno(), encoding=BYTES, closefd=False)
+        return open(sys.stdin.fileno(), encoding=BYTES, newline=newline, closefd=False)
     except FileNotFoundError:
         raise UserError(f"there is no file {name}; check the path") from None
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}") from None
 
 
-def _text(data: bytes, where: str) -> str:
+def _text(data: bytes, where: str, encoding: str = "utf-8-sig") -> str:
     try:
         if b"\0" in data:  # as in UTF-16
             raise ValueError("binary")
-        return data.decode("utf-8-sig")
+        return data.decode(encoding)
     except ValueError:
         raise UserError(f"{where} is not UTF-8; save the text as UTF-8") from None
 

@@ -1,8 +1,4 @@
-"""Which target and which draft to run: from the names a user gives to model folders.
-
-A name is a folder (converted, or as Hugging Face saved it), the name of a folder in `models/`, or
-a Hub id, which is converted into `models/` the first time it is asked for.
-"""
+"""Which target and which draft to run: from the names a user gives (mlx_t5/names.py)."""
 
 from __future__ import annotations
 
@@ -15,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.cli.arguments import LOOKUP
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError
+from mlx_t5.names import ADAPTED, CONVERTED, Convert, folder_of, locate, require_same, source_of
 
 BUNDLED = Path(__file__).parents[2] / "demo"
-CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
-Convert = Callable[[str, Path], object]
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
-WITH_ADAPTER = " with adapter "
-OTHERWISE = "--draft-model lookup copies from the prompt, distill.py makes a draft"
+AUTO, NONE = "auto", "none"  # as the name of a draft
+OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,12 @@ class Pair:
 def choose_pair(
     model: str | None,
     draft_model: str | None,
-    convert: Convert,
+    convert: Convert | None,
     regular: bool = False,
-    adapter: str | None = None,
+    adapter: str | Path | None = None,
     regular_because: str = "regular decoding",
     fetch: bool = False,
+    revision: str | None = None,
 ) -> Pair:
     """Finds the models to run, and converts them if need be.
 
@@ -59,14 +55,15 @@ def choose_pair(
         model: name of the target; None takes t5-11b where it and t5-small are converted, and the
             bundled pair otherwise.
         draft_model: name of the draft; "lookup" to copy from the source instead, "NAME+lookup" to
-            do both, "none" to do without. None takes the target's default draft, if it has one
-            and that is there.
-        convert: makes the model of a Hub id into a folder, as `convert.convert` does.
+            do both, "none" to do without. None and "auto" take the target's default draft, if it
+            has one and that is there.
+        convert: see `locate`.
         regular: do without a draft, whatever `draft_model` says.
         adapter: folder of a LoRA adapter to merge into the target.
         regular_because: what the user is told then.
-        fetch: whether a default draft may be converted, from Hugging Face's cache, or from the Hub
-            if the target was as well.
+        fetch: whether a default draft may be taken from Hugging Face's cache, or from the Hub if
+            the target is new here as well or nothing is converted.
+        revision: of the target, see `locate`.
 
     Raises:
         UserError: there is no such model, or it cannot be converted.
@@ -75,21 +72,21 @@ def choose_pair(
 
     draft: Path | None = None
     merged = None if adapter is None else adapter_folder(adapter)  # before anything is converted
-    why, is_new = "", model is not None and not _folder_of(model).is_dir()
+    why, is_new = "", model is not None and not folder_of(model).is_dir()
     if model is None:
         target, draft, why = _default_pair()
     else:
-        target = locate(model, convert)
+        target = locate(model, convert, revision)
     lookup = not regular and draft_model is not None and draft_model.split("+")[-1] == LOOKUP
-    if regular or draft_model == "none":
+    if regular or draft_model == NONE:
         draft, why = None, f"{why}{regular_because}"
     elif draft_model == LOOKUP:
         draft = None
-    elif draft_model is not None:
+    elif draft_model not in (None, AUTO):
         draft = locate(draft_model.removesuffix(f"+{LOOKUP}"), convert)
     elif model is not None:
         may = fetch and "MLX_RANK" not in os.environ  # several ranks would all convert it
-        draft, why = _default_draft(target, convert if may else None, is_new)
+        draft, why = _default_draft(target, convert, may, is_new)
     names = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
     names += f", draft {_shown(draft)}" if draft else ""
     names += ", copying from the source" if lookup else ""
@@ -97,49 +94,29 @@ def choose_pair(
     return Pair(target, draft, lookup, note, merged)
 
 
-def locate(name: str, convert: Convert) -> Path:
-    """The folder that a model's name stands for; converts a Hub id that is new here.
-
-    A folder in `models/` has the last part of a Hub id for its name, which others may share. So the
-    id that it was converted from, which its config.json keeps, has to be the one asked for.
+def load_named(
+    load: Callable, model: Any, draft: Any, revision: str | None, dtype: Any, adapter: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Loads a pair by its names; says on standard error, in one line, what was taken.
 
     Args:
-        name: as the user gives it.
-        convert: makes the model of a Hub id into a folder.
+        load: `model.load`.
+        model: name of the target.
+        draft: its name, as of `choose_pair`; None is none.
+        revision: branch, tag or commit of the target, if that is a Hub id.
+        dtype: compute in this type; None keeps the folders'.
+        adapter: folder of a LoRA adapter to merge into the target.
+
+    Returns:
+        As `load_pair`.
 
     Raises:
-        UserError: the name is a path to nothing, the Hub id cannot be had or converted, or the
-            folder was converted from another one.
+        UserError: a model cannot be had or read, or the two do not fit each other.
     """
-    folder = _folder_of(name)
-    if folder.is_dir():
-        if folder != Path(name).expanduser():
-            _require_same(name, folder)
-    else:
-        convert(name, folder)
-        print(f"converted {name} to {folder}; it is there from now on", file=sys.stderr)
-    return folder
-
-
-def _folder_of(name: str) -> Path:
-    """The folder that a model's name stands for; that of a Hub id may not be there yet.
-
-    Raises:
-        UserError: the name is a path to nothing.
-    """
-    from mlx_t5.checkpoints.small_files import place
-
-    place(name)  # refuses what leads nowhere
-    path = Path(name).expanduser()
-    if not name:
-        raise UserError("a model's name is empty; give a folder or a Hub id")
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"{name} is a file; give the folder that has config.json and the weights")
-    if not _may_be_hub_id(name):
-        raise UserError(f"there is no model folder {name}; make one with: python convert.py")
-    return CONVERTED / name.rsplit("/", 1)[-1]
+    names = str(model), NONE if draft is None else str(draft)
+    chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
+    print(chosen.note, file=sys.stderr, flush=True)
+    return load_pair(chosen, dtype, load)
 
 
 def load_pair(
@@ -194,89 +171,48 @@ def _advise(chosen: Pair, dtype: str | None, ranks: int) -> None:
             print(f"warning: {large}", file=sys.stderr, flush=True)
 
 
-def _require_same(name: str, folder: Path) -> None:
-    """Refuses a folder in `models/` that was converted from another Hub id than `name`.
-
-    Of a folder without a record (converted from a local folder, or long ago) nothing is known but
-    its name: it is taken, with a warning if an owner was asked for.
-    """
-    from mlx_t5.checkpoints.hub import full_id
-
-    hub_id, source = full_id(name), _source(folder)
-    if "/" not in hub_id or source == hub_id:  # without an owner it is the folder's own name
-        return
-    if source:
-        raise UserError(
-            f"{folder} was converted from {shown(source)}, not from {hub_id}; give {folder} to run "
-            f"it, or convert the other one: python convert.py --model {name} --mlx-path "
-            f"{folder.with_name(hub_id.replace('/', '-'))}"
-        )
-    if "/" in name:
-        print(
-            f"warning: {folder} does not say which model it was converted from; it is taken for "
-            f"{name} (python convert.py --model {name} --overwrite makes it anew)",
-            file=sys.stderr,
-        )
-
-
-def _source(folder: Path) -> str | None:
-    """The Hub id, with its owner, that a folder was converted from; None if it does not say.
-
-    With an adapter merged into it, it is another model: then that is said as well.
-    """
-    from mlx_t5.checkpoints.hub import full_id
-    from mlx_t5.network.weights import read_config
-
-    try:
-        record = read_config(folder).get("converted_from")
-    except UserError:
-        return None  # loading it says what is wrong
-    if not isinstance(record, dict):
-        return None
-    model, adapter = record.get("model"), record.get("adapter")
-    name = full_id(model) if isinstance(model, str) else None
-    return name if adapter is None else f"{name or record.get('folder')}{WITH_ADAPTER}{adapter}"
-
-
 def _default_pair() -> tuple[Path, Path, str]:
     pair = CONVERTED / DEFAULT_TARGET, CONVERTED / DEFAULT_DRAFT
     if all(folder.is_dir() for folder in pair):
         for folder in pair:
-            _require_same(folder.name, folder)
+            require_same(folder.name, folder)
         return *pair, ""
     missing = " and ".join(str(folder) for folder in pair if not folder.is_dir())
     return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}; "
 
 
 def _default_draft(
-    target: Path, convert: Convert | None, download: bool
+    target: Path, convert: Convert | None, fetch: bool, is_new: bool
 ) -> tuple[Path | None, str]:
     """The draft of a target where none is named, and why it is that or none.
 
     Args:
         target: its folder.
-        convert: makes the model of a Hub id into a folder; None leaves what is not there.
-        download: whether that may come from the Hub, and not from Hugging Face's cache alone.
+        convert: see `locate`.
+        fetch: whether what is not there may be fetched.
+        is_new: whether the target was: then nobody is surprised that a draft is converted as well.
+            Without converting it comes along in any case, as the default drafts are small.
     """
     from mlx_t5.checkpoints.default_drafts import default_draft
     from mlx_t5.checkpoints.hub import is_cached
 
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
-    name = default_draft((_source(target) or target.name).partition(WITH_ADAPTER)[0])
+    name = default_draft((source_of(target) or target.name).partition(ADAPTED)[0])
     if name is None:
-        return None, f"no --draft-model given and no default for it: regular decoding; {OTHERWISE}"
+        return None, f"no draft named and no default for it: regular decoding; {OTHERWISE}"
     folder = CONVERTED / name.rsplit("/", 1)[-1]
-    if not folder.is_dir() and convert and (download or is_cached(name)):
-        print(f"its default draft is {name}; --draft-model none does without", file=sys.stderr)
+    if not folder.is_dir() and fetch and (convert is None or is_new or is_cached(name)):
+        if convert:
+            print(f"its default draft is {name}; --draft-model none does without", file=sys.stderr)
         try:
-            locate(name, convert)
+            folder = locate(name, convert)
         except UserError as error:
             return None, f"regular decoding: no default draft, as {error}"
     if not folder.is_dir():
         cure = f"python convert.py --model {name}"
         return None, f"regular decoding: its default draft is not there; get it with: {cure}"
-    if _source(folder) not in (None, name) or not _fit(target, folder):
+    if source_of(folder) not in (None, name) or not _fit(target, folder):
         return None, f"regular decoding: {folder} is not its default draft, {name}"
     return folder, "its default draft"
 
@@ -294,15 +230,12 @@ def _fit(target: Path, draft: Path) -> bool:
     return len({tuple(getattr(config, name) for name in names) for config in configs}) == 1
 
 
-def _may_be_hub_id(name: str) -> bool:
-    """Whether `name` reads as `model` or `owner/model`, and not as a path."""
-    parts = name.split("/")
-    plain = all(part and part[0].isalnum() and part.isascii() for part in parts)
-    return plain and len(parts) <= 2 and parts[0] != str(CONVERTED) and "\\" not in name
-
-
 def _shown(folder: Path) -> str:
-    """A folder as short as can be: relative to where the user stands, if it lies below."""
+    """A folder as short as can be: its Hub id, or relative to where the user stands."""
+    from mlx_t5.checkpoints.small_files import snapshot_id
+
+    if hub_id := snapshot_id(folder):
+        return hub_id
     try:
         return str(folder.resolve().relative_to(Path.cwd()))
     except ValueError:

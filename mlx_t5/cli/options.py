@@ -14,6 +14,7 @@ from mlx_t5.cli.arguments import (
     given_settings,
     option_of,
 )
+from mlx_t5.cli.documents import add_documents, check_documents
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import LAUNCH
 from mlx_t5.settings import SETTINGS, Settings
@@ -29,6 +30,7 @@ def build_parser() -> Parser:
     )
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
+    add_documents(parser.add_argument_group("documents"))
     _decoding_options(parser.add_argument_group("decoding"))
     _scoring_options(parser.add_argument_group("without generating"))
     # None is absent: only then a model's own files, or `Settings`, decide.
@@ -148,6 +150,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--normalize is for the vectors of --embed; leave it out")
     if output_file.endswith(".npy") and not args.embed:
         raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
+    check_documents(args)
     if args.resume and not (args.input_file and output_file):
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
     if args.resume and output_file.endswith(".npy"):

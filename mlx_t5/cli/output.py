@@ -106,6 +106,11 @@ def text_object(prompt: Any, result: Result) -> str:
         record["score"] = result.score
     if result.error:
         record["error"] = result.error
+    if hasattr(result.stats, "pieces"):  # of a document that was split
+        record["pieces"] = [
+            {name: value for name, value in vars(piece).items() if value is not None}
+            for piece in result.pieces
+        ]
     return json.dumps(record, ensure_ascii=False)
 
 
@@ -132,7 +137,11 @@ def embedding_object(prompt: Any, vector: np.ndarray | Exception) -> str:
 
 
 def error_of(outcome: Any) -> str | None:
-    """What went wrong with a prompt, if anything did."""
+    """What went wrong with a prompt, or with pieces of a document, if anything did."""
+    pieces = getattr(outcome, "pieces", [])
+    if failed := [piece for piece in pieces if piece.error]:
+        where = f"the first, at character {failed[0].start + 1}: {failed[0].error}"
+        return f"{len(failed)} of {len(pieces)} pieces stand as they were; {where}"
     return str(outcome) if isinstance(outcome, Exception) else getattr(outcome, "error", None)
 
 
@@ -215,6 +224,7 @@ class LineFile:
         keep: bytes at the beginning of the file that are kept.
         record: what lies beside it while it is written.
         line_of: makes the line of a prompt and what became of it.
+        end: of each line; "" where it has its own.
     """
 
     def __init__(
@@ -223,7 +233,9 @@ class LineFile:
         keep: int = 0,
         record: RunRecord | None = None,
         line_of: LineOf = text_object,
+        end: str = "\n",
     ):
+        self._end = end
         self._path, self._keep, self._record, self._line_of = path, keep, record, line_of
         self._file: TextIO | None = None if path else sys.stdout
 
@@ -250,7 +262,7 @@ class LineFile:
             UserError: the file cannot be written, or is no longer there.
         """
         if not self._path:
-            print(line, file=self._file, flush=True)
+            print(line, end=self._end, file=self._file, flush=True)
             return
         with writing(self._path):
             if not self._file:
@@ -260,5 +272,5 @@ class LineFile:
                     self._record.begin()
             if failed and self._record:
                 self._record.fail(failed)
-            print(line, file=self._file, flush=True)
+            print(line, end=self._end, file=self._file, flush=True)
             require_there(self._file, self._path)

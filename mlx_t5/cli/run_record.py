@@ -222,11 +222,15 @@ def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: 
         "--model": Opaque(identity(chosen.target)),
         "--adapter-path": adapter,
         "--dtype": dtype,
-        "--task": Opaque(prefix) if prefix else None,
+        "--task": Opaque(prefix) if prefix and args.prefix is None else None,
+        "--prefix": args.prefix,
     }
     if args.score or args.embed:
         return facts | {"--normalize": args.normalize}
-    facts |= {"--json": args.json}
+    facts |= {"--json": args.json, "--split": args.split}
+    if args.split != "none":
+        facts["--source-language"] = args.source_language
+        facts["--max-source-tokens"] = args.max_source_tokens
     if not args.json:  # objects have their prompts in them
         facts[INPUT] = beginning(args.input_file)
     return facts | _of_texts({**vars(args), **vars(settings)}, chosen)

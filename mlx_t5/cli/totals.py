@@ -20,6 +20,9 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     copied: int = 0
+    pieces: int = 0
+    cut: int = 0
+    failed: int = 0
     peak_memory_bytes: int = 0
 
     def add(self, outcome: Any) -> None:
@@ -32,6 +35,8 @@ class Totals:
         self.decided += stats.tokens_per_call * stats.target_calls
         self.drafted += stats.drafted
         self.accepted += stats.accepted
+        for name in ("pieces", "cut", "failed"):  # of a document
+            setattr(self, name, getattr(self, name) + getattr(stats, name, 0))
         self.copied += stats.speculation.copied_accepted
         self.peak_memory_bytes = max(self.peak_memory_bytes, stats.peak_memory_bytes)
 
@@ -64,6 +69,10 @@ class Totals:
     def _of_texts(self, seconds: float, unit: str) -> list[str]:
         rate = self.tokens / max(seconds, 1e-9)
         parts = [f"{self.results} {unit}"] if self.results > 1 else []
+        if self.pieces:
+            counts = (("cut", self.cut), ("failed", self.failed))
+            named = ", ".join(f"{count} {name}" for name, count in counts if count)
+            parts.append(f"{self.pieces} pieces" + (f" ({named})" if named else ""))
         parts += [f"{self.tokens} tokens in {seconds:.2f} s", f"{rate:.1f} tokens/s"]
         if self.drafted:
             accepted = f"{self.accepted} of {self.drafted} drafted"

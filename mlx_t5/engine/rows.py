@@ -219,6 +219,25 @@ class Row:
 
 
 @dataclass
+class PieceResult:
+    """What a piece of a document became.
+
+    Attributes:
+        start: where it begins in the text that was given, in characters.
+        end: where it ends there.
+        text: what stands in its place: the source itself, if it could not be decoded.
+        finish_reason: as of `Result`.
+        error: likewise.
+    """
+
+    start: int
+    end: int
+    text: str
+    finish_reason: str
+    error: str | None = None
+
+
+@dataclass
 class Result:
     """What one prompt became.
 
@@ -233,6 +252,7 @@ class Result:
         error: what went wrong, if anything did.
         score: of a beam search: the sum of the tokens' log-probabilities, EOS included, divided by
             their number to the power of `length_penalty`.
+        pieces: of a document that was split, with the tokens of all of them above.
     """
 
     text: str | None
@@ -242,6 +262,7 @@ class Result:
     stats: Stats
     error: str | None = None
     score: float | None = None
+    pieces: list[PieceResult] = field(default_factory=list)
 
     @property
     def accepted(self) -> list[bool]:

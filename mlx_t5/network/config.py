@@ -39,6 +39,8 @@ class T5Config:
             true; if present, it decides about the scale.
         eos_token_id: the end token; of a list in config.json the first.
         more_eos_token_ids: the others of that list; a text ends at any of them.
+        n_positions: source tokens that the model was trained on at most, if it says so; relative
+            positions have no limit.
         draft_vocab_size: of a draft that proposes so many tokens only (draft_vocabulary.py).
     """
 
@@ -62,6 +64,7 @@ class T5Config:
     eos_token_id: int = 1
     decoder_start_token_id: int = _DERIVED  # the padding token
     more_eos_token_ids: tuple[int, ...] = ()
+    n_positions: int | None = None
     draft_vocab_size: int | None = None
 
     def __post_init__(self):

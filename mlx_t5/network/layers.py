@@ -97,6 +97,12 @@ def encoder_layer(
     return add_feed_forward(config, feed_forward, x)
 
 
+def encoder_layer_for(config: T5Config, grad_checkpoint: bool) -> Callable[..., mx.array]:
+    """`encoder_layer` of a model, `checkpointed` or not."""
+    layer = partial(encoder_layer, config)
+    return checkpointed(layer) if grad_checkpoint else layer
+
+
 def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """A layer that keeps nothing of its work for the gradient but does it again then.
 

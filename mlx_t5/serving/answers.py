@@ -1,10 +1,4 @@
-"""Answers to requests, whole or chunk by chunk: the shapes of OpenAI's API, and what fills them.
-
-Fields that are OpenAI's are what the official client expects. Some say more: in `usage`, the
-prediction tokens that were accepted and rejected are those copied from the request's prediction,
-and without one all proposals; `speculation`, on request, says who wrote each token; `score` is that
-of a beam search.
-"""
+"""Answers to requests, whole or chunk by chunk: what fills their shapes (schemas.py)."""
 
 from __future__ import annotations
 
@@ -12,161 +6,22 @@ import itertools
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from mlx_t5.engine.rows import Stats
+from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.rows import Chunk, PieceResult, Result, Stats
+from mlx_t5.serving import schemas
+from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import GenerationWork, TokenLogprob, Update
+from mlx_t5.serving.schemas import Reason, SpeculationDetails, Usage, Writer, WrittenToken
 from mlx_t5.serving.tokenizing import Spelling
+from mlx_t5.text.documents import Document
 
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
-
-Writer = Literal["draft", "copy", "target"]
-Reason = Literal["stop", "length"]
-
-
-class TokenDetails(BaseModel):
-    """What became of the prediction's tokens; of all proposals where the request has none."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
-class Usage(BaseModel):
-    """Token counts of a request; each prompt counts once, end tokens of texts do not."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    completion_tokens_details: TokenDetails
-
-
-class TextStats(BaseModel):
-    """Counts and times of one text so far; see `rows.Stats`."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    prompt_tokens: int
-    generated_tokens: int
-    target_calls: int
-    drafted: int
-    accepted: int
-    acceptance_rate: float
-    tokens_per_call: float
-    encode_seconds: float
-    decode_seconds: float
-    tokens_per_second: float
-
-
-class WrittenToken(BaseModel):
-    """A token's text, and who wrote it."""
-
-    text: str
-    writer: Writer
-
-
-class SpeculationDetails(BaseModel):
-    """Who wrote the tokens of a choice; their texts joined are the choice's text."""
-
-    tokens: list[WrittenToken]
-    stats: TextStats
-
-
-class Logprobs(BaseModel):
-    """Log-probabilities of a completion, entry by entry a token."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class Choice(BaseModel):
-    """One text of a completion."""
-
-    index: int
-    text: str
-    logprobs: Logprobs | None
-    finish_reason: Reason | None
-    speculation: SpeculationDetails | None = None
-    score: float | None = None
-
-
-class Completion(BaseModel):
-    """The answer of /v1/completions."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage | None = None
-
-
-class ChatToken(BaseModel):
-    """A likely token."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatTokenLogprob(ChatToken):
-    """A token of the answer."""
-
-    top_logprobs: list[ChatToken]
-
-
-class ChatLogprobs(BaseModel):
-    """Log-probabilities of a chat's answer."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None
-
-
-class ChatMessage(BaseModel):
-    """The answer, or in a chunk what is added to it."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    """One answer; chunks have `delta` in place of `message`."""
-
-    index: int
-    message: ChatMessage | None = None
-    delta: ChatMessage | None = None
-    logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
-    speculation: SpeculationDetails | None = None
-    score: float | None = None
-
-
-class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion", "chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | None = None
-
-
-class Prediction(BaseModel):
-    """The answer of /predict."""
-
-    text: str
-    finish_reason: Reason
-    stats: TextStats
-
-
-# ---- filled in -----------------------------------------------------------------------------------
 
 
 def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
@@ -180,7 +35,7 @@ def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
         prompt_tokens=prompt_tokens,
         completion_tokens=written,
         total_tokens=prompt_tokens + written,
-        completion_tokens_details=TokenDetails(
+        completion_tokens_details=schemas.TokenDetails(
             accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
         ),
     )
@@ -195,7 +50,8 @@ def speculation(update: Update) -> SpeculationDetails:
     if rest:
         written.append((rest, "target"))
     tokens = [WrittenToken(text=text, writer=cast(Writer, writer)) for text, writer in written]
-    return SpeculationDetails(tokens=tokens, stats=TextStats.model_validate(chunk.stats))
+    stats = schemas.TextStats.model_validate(chunk.stats)
+    return SpeculationDetails(tokens=tokens, stats=stats)
 
 
 @dataclass
@@ -219,16 +75,24 @@ class CompletionBuilder:
 
     def answer(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
         """The answer, or a chunk of it; `counts` is left out if None."""
-        return Completion(object="text_completion", **self._fields("cmpl", choices, counts))
+        return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
     def _fields(self, kind: str, choices: Sequence[Any], counts: Usage | None) -> dict[str, Any]:
         fields = {"id": f"{kind}-{self.id}", "created": self.created, "model": self.model}
         return fields | {"choices": list(choices)} | ({} if counts is None else {"usage": counts})
 
+    def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
+        """The updates in the order in which a stream has them."""
+        return updates
+
+    def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
+        """The choices that these updates make."""
+        return [self.choice(update, chunk) for update in updates]
+
     def choice(self, update: Update, chunk: bool) -> BaseModel:
         """One choice of a chunk, or of the whole answer."""
         text, reason = text_of(update, chunk)
-        return Choice(
+        return schemas.Choice(
             index=update.index,
             text=text,
             logprobs=self._logprobs(update) if self.logprobs else None,
@@ -241,12 +105,12 @@ class CompletionBuilder:
         score = {"score": result.score} if result and result.score is not None else {}
         return score | ({"speculation": speculation(update)} if self.detailed else {})
 
-    def _logprobs(self, update: Update) -> Logprobs:
+    def _logprobs(self, update: Update) -> schemas.Logprobs:
         entries, tokens = update.logprobs, completed(update)
         start = self.offsets.get(update.index, 0)
         *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
         self.offsets[update.index] = end
-        return Logprobs(
+        return schemas.Logprobs(
             tokens=tokens,
             token_logprobs=[json_number(entry.logprob) for entry in entries],
             top_logprobs=list(map(self._by_text, entries, tokens)),
@@ -273,7 +137,7 @@ class ChatBuilder(CompletionBuilder):
     def answer(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
         """As in `CompletionBuilder`."""
         kind: Any = "chat.completion.chunk" if chunk else "chat.completion"
-        return ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
+        return schemas.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
     def choice(self, update: Update, chunk: bool) -> BaseModel:
         """As in `CompletionBuilder`."""
@@ -282,24 +146,72 @@ class ChatBuilder(CompletionBuilder):
         self.offsets[update.index] = 0
         role: dict[str, Any] = {"role": "assistant"} if is_first else {}
         message: dict[str, Any] = {
-            "delta" if chunk else "message": ChatMessage(content=text, **role)
+            "delta" if chunk else "message": schemas.ChatMessage(content=text, **role)
         }
         content = [self._entry(entry) for entry in update.logprobs]
-        return ChatChoice(
+        return schemas.ChatChoice(
             index=update.index,
-            logprobs=ChatLogprobs(content=content, refusal=None) if self.logprobs else None,
+            logprobs=schemas.ChatLogprobs(content=content, refusal=None) if self.logprobs else None,
             finish_reason=reason,
             **message,
             **self._details(update),
         )
 
-    def _entry(self, entry: TokenLogprob) -> ChatTokenLogprob:
+    def _entry(self, entry: TokenLogprob) -> schemas.ChatTokenLogprob:
         def named(token: int, value: float) -> dict[str, Any]:
             text, spelled = self.spell(token)
             return {"token": text, "logprob": json_number(value), "bytes": spelled}
 
-        top = [ChatToken(**named(*other)) for other in entry.top]
-        return ChatTokenLogprob(**named(entry.token, entry.logprob), top_logprobs=top)
+        top = [schemas.ChatToken(**named(*other)) for other in entry.top]
+        return schemas.ChatTokenLogprob(**named(entry.token, entry.logprob), top_logprobs=top)
+
+
+class DocumentBuilder:
+    """Makes one choice of the answers to a document's pieces.
+
+    Attributes:
+        answer: as of `CompletionBuilder`, like the other two.
+        logprobs: none.
+        detailed: whether to say who wrote each token, piece by piece.
+    """
+
+    def __init__(self, builder: CompletionBuilder, document: Document):
+        """Makes choices as `builder` does."""
+        self.answer, self.logprobs, self.detailed = builder.answer, False, builder.detailed
+        self._builder, self._answers = replace(builder, detailed=False), Answers(document)
+        self._count = len(document.pieces)
+
+    async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
+        """The updates in the order of the text, each as soon as it and all before it are there."""
+        early: dict[int, Update] = {}
+        done = 0
+        async for update in updates:
+            early[update.index] = update
+            while done in early:
+                yield early.pop(done)
+                done += 1
+
+    def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
+        """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
+        answers, result = self._answers, None
+        texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
+        pieces = map(self._piece, updates, answers.result.pieces[-len(updates) :])
+        counts = vars(answers.stats) | {"pieces": self._count}
+        if answers.stats.pieces == self._count:
+            texts.append(answers.finish())
+            result = answers.result
+            if result.error:
+                raise ApiError(500, result.error)
+        whole = Chunk("".join(texts), [], [], [], answers.stats, result)
+        choice = self._builder.choice(Update(0, whole, []), chunk)
+        more = {"pieces": list(pieces), "stats": schemas.DocumentStats(**counts)}
+        return [choice.model_copy(update=more)]
+
+    def _piece(self, update: Update, result: PieceResult) -> schemas.Piece:
+        fields: Any = {name: value for name, value in vars(result).items() if value is not None}
+        if self.detailed:
+            fields["speculation"] = speculation(update)
+        return schemas.Piece(**fields)
 
 
 def text_of(update: Update, chunk: bool) -> tuple[str, Reason | None]:

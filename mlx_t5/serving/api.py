@@ -22,7 +22,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from pydantic_core import from_json
 
 from mlx_t5.ranges import LARGEST_COUNT
-from mlx_t5.settings import SETTINGS, Setting
+from mlx_t5.settings import SETTINGS, SPLITS, Setting
+from mlx_t5.text.markup import SUFFIXES
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
@@ -90,7 +91,10 @@ def _field(name: str, setting: Setting) -> Any:
 
 if TYPE_CHECKING:  # which sees the fields in `given` alone
     _WithSettings = Request
+    Split = str
+    FileType = str
 else:
+    Split, FileType = Literal[SPLITS], Literal[SUFFIXES]
     _WithSettings = create_model(
         "_WithSettings",
         __base__=Request,
@@ -189,6 +193,14 @@ class OpenAIRequest(Decoding):
     speculation: bool | None = Field(
         None, description="also tell who wrote each token, and the counts so far"
     )
+    split: Split | None = Field(
+        None,
+        description="decodes the text piece by piece, each with the task's prefix before it, and "
+        "joins the answers with what stood between them; the choice has the pieces",
+    )
+    file_type: FileType | None = Field(
+        None, description="of a text to split: what a file of such a name has besides words stays"
+    )
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -198,6 +210,8 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
+        if self.file_type and self.split in (None, "none"):
+            raise ValueError("file_type is of a text to split; give split as well")
         return self
 
 

@@ -17,7 +17,7 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
-from mlx_t5.serving import answers, api, scoring_routes
+from mlx_t5.serving import answers, api, schemas, scoring_routes
 from mlx_t5.serving.api import StrictRoute
 from mlx_t5.serving.errors import (
     ApiError,
@@ -31,7 +31,8 @@ from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import ModelList, ServedModel, Service
+from mlx_t5.serving.service import Service
+from mlx_t5.serving.splitting import cut
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def _add_generation(app: FastAPI) -> None:
     @app.post(
         "/v1/completions",
         response_model=None,
-        responses={**ERRORS, 200: {"model": answers.Completion, "content": EVENTS}},
+        responses={**ERRORS, 200: {"model": schemas.Completion, "content": EVENTS}},
         tags=["OpenAI"],
     )
     async def completions(body: api.CompletionRequest, request: Request) -> Response:
@@ -146,7 +147,7 @@ def _add_generation(app: FastAPI) -> None:
     @app.post(
         "/v1/chat/completions",
         response_model=None,
-        responses={**ERRORS, 200: {"model": answers.ChatCompletion, "content": EVENTS}},
+        responses={**ERRORS, 200: {"model": schemas.ChatCompletion, "content": EVENTS}},
         tags=["OpenAI"],
     )
     async def chat(body: api.ChatRequest, request: Request) -> Response:
@@ -154,15 +155,15 @@ def _add_generation(app: FastAPI) -> None:
         return await _openai(service, body, request, answers.ChatBuilder)
 
     @app.post("/predict", responses=ERRORS, tags=["simple"])
-    async def predict(body: api.PredictRequest, request: Request) -> answers.Prediction:
+    async def predict(body: api.PredictRequest, request: Request) -> schemas.Prediction:
         """A prompt in, its text out."""
         stream = await service.submit(body, [body.prompt], request.receive)
         (update,) = await stream.finished()
         text, reason = answers.text_of(update, chunk=False)
         assert reason is not None, "the last update has the result"
         service.log_texts([text])
-        stats = answers.TextStats.model_validate(update.chunk.stats)
-        return answers.Prediction(text=text, finish_reason=reason, stats=stats)
+        stats = schemas.TextStats.model_validate(update.chunk.stats)
+        return schemas.Prediction(text=text, finish_reason=reason, stats=stats)
 
 
 async def _openai(
@@ -172,22 +173,21 @@ async def _openai(
     builder_type: type[answers.CompletionBuilder],
 ) -> Response:
     service.require_model(body.model)
-    stream = await service.submit(
-        body,
-        body.prompts,
-        request.receive,
-        samples=body.n or 1,
-        stream=bool(body.stream),
-        pieces=bool(body.speculation),
-        logprobs=body.alternatives,
-    )
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
-    builder = builder_type(service.model, service.spell, logprobs, detailed)
+    builder: Any = builder_type(service.model, service.spell, logprobs, detailed)
+    options = {"stream": bool(body.stream), "logprobs": body.alternatives}
+    prompts: Sequence = body.prompts
+    if body.split not in (None, "none"):
+        document = await cut(service, body)
+        prompts = list(map(document.prompt, document.pieces))
+        builder, options = answers.DocumentBuilder(builder, document), {"document": True}
+    options |= {"samples": body.n or 1, "pieces": detailed}
+    stream = await service.submit(body, prompts, request.receive, **options)
     if not body.stream:
         updates = await stream.finished()
         service.log_texts(_texts(updates))
         counts = answers.usage(stream.job.work, [update.chunk.stats for update in updates])
-        choices = [builder.choice(update, chunk=False) for update in updates]
+        choices = builder.choices(updates, chunk=False)
         answer = builder.answer(choices, counts, chunk=False)
         return JSONResponse(answer.model_dump(mode="json", exclude_unset=True))
     first = await stream.next()  # before the status is sent: it may be an error
@@ -202,18 +202,18 @@ async def _openai(
 async def _events(
     service: Service,
     stream: EventStream,
-    builder: answers.CompletionBuilder,
+    builder: answers.CompletionBuilder | answers.DocumentBuilder,
     first: Any,
     usage: bool,
 ) -> AsyncIterator[str]:
     """Server-sent events; `usage` last, if it is asked for."""
     last = []
     try:
-        async for update in stream.updates(first):
+        async for update in builder.ordered(stream.updates(first)):
             if update.chunk.result:
                 last.append(update)
             if update.chunk.text or update.chunk.result or builder.logprobs or builder.detailed:
-                yield _sse(builder.answer([builder.choice(update, chunk=True)], None, chunk=True))
+                yield _sse(builder.answer(builder.choices([update], chunk=True), None, chunk=True))
         if usage:
             counts = answers.usage(stream.job.work, [update.chunk.stats for update in last])
             yield _sse(builder.answer([], counts, chunk=True))
@@ -240,12 +240,12 @@ def _add_information(app: FastAPI) -> None:
     service, metrics = app.state.service, app.state.metrics
 
     @app.get("/v1/models", responses={401: ERRORS[401]}, tags=["OpenAI"])
-    async def models() -> ModelList:
+    async def models() -> schemas.ModelList:
         """The model that is served, with its limits and defaults."""
-        return ModelList(object="list", data=[service.describe()])
+        return schemas.ModelList(object="list", data=[service.describe()])
 
     @app.get("/v1/models/{model}", responses={s: ERRORS[s] for s in (401, 404)}, tags=["OpenAI"])
-    async def model(model: str) -> ServedModel:
+    async def model(model: str) -> schemas.ServedModel:
         """One model."""
         if model != service.model:
             raise ApiError(404, f"the model that is served is {service.model}", "model")

@@ -1,6 +1,8 @@
 """The rows of generation jobs: they wait for a place, share batches, and report to their jobs.
 
 Rows join and leave a running batch between two steps; rows with beams have a batch for each width.
+A document has no more rows among them at a time than its job's size, so others need not wait for
+all of its pieces.
 Rows, chunks and results are made by the decoder that `generate` uses.
 
 Log-probabilities, for the rows that ask for them, are those of the target's own distribution: log
@@ -13,8 +15,9 @@ Symbols: B rows, T positions, V vocabulary, K alternatives, R rows that ask.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 from mlx_t5.backend import mx
@@ -73,24 +76,32 @@ class GenerationBatches:
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: Job) -> None:
-        """Turns a job into rows that wait."""
-        rows: list[Row] = []
-        work, codec, failure = job.work, self._decoder.codec, None
-        texts = work.settings.num_return_sequences
+        """Turns a job into rows that wait, of so many texts as it may have at a time."""
+        job_rows, failure = self._job_rows_of(job), None
+        first: list[JobRow] = []
         try:
-            keys_of = random_keys(work.seed, work.samples // texts)
-            for prompt, keys in zip(work.prompts, keys_of, strict=False):
-                rows += codec.rows(prompt, work.settings, keys, work.watched, work.prediction)
-            failure = next((ApiError(400, row.error) for row in rows if row.error), None)
+            first += islice(job_rows, job.size // job.work.settings.num_return_sequences)
+            failure = next((ApiError(400, j.row.error) for j in first if j.row.error), None)
         except Exception as error:
             failure = failure_of(error)
         if failure:
             self._jobs.release(job, job.size)
             self._jobs.put(job, failure)
             return
-        for index, row in enumerate(rows):
-            self._job_rows[id(row)] = JobRow(row, job, index * texts)
-        self._enqueue(rows)
+        job.coming = job_rows
+        self._enqueue(first)
+
+    def _job_rows_of(self, job: Job) -> Iterator[JobRow]:
+        """All rows of a job, each made when it is asked for."""
+        work, codec, texts = job.work, self._decoder.codec, job.work.settings.num_return_sequences
+        places = (i << 32 for i in count()) if work.document else None  # as engine/documents.py
+        keys_of = random_keys(work.seed, work.samples // texts, places)
+        rows = (
+            row
+            for prompt, keys in zip(work.prompts, keys_of, strict=False)
+            for row in codec.rows(prompt, work.settings, keys, work.watched, work.prediction)
+        )
+        return (JobRow(row, job, i * texts) for i, row in enumerate(rows))
 
     def drop_cancelled(self) -> None:
         """Takes the rows of cancelled jobs out."""
@@ -130,12 +141,11 @@ class GenerationBatches:
     def recover(self, error: Exception) -> None:
         """Gets over an error in an engine: its rows are lost, waiting ones keep waiting."""
         failure = failure_of(error)
-        waiting = [row for queue in self._queues.values() for row in queue.waiting]
-        waiting_ids = set(map(id, waiting))
+        waiting = {id(row) for queue in self._queues.values() for row in queue.waiting}
         for job_row in list(self._job_rows.values()):
-            if id(job_row.row) not in waiting_ids:
-                self._fail(job_row, failure)
-        self._new_batches(waiting)
+            if id(job_row.row) not in waiting:
+                self._fail(job_row, failure)  # after which others may wait
+        self._new_batches([row for queue in self._queues.values() for row in queue.waiting])
         mx.clear_cache()
 
     def _new_batches(self, waiting: Sequence[Row]) -> None:
@@ -145,11 +155,12 @@ class GenerationBatches:
         engine = self._decoder.engine(settings, self._max_batch)
         engine.on_verified = self._recorder = LogprobRecorder()
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
-        self._enqueue(waiting)
+        self._enqueue([self._job_rows[id(row)] for row in waiting])
 
-    def _enqueue(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            beams, logprobs = row.settings.num_beams, self._job_rows[id(row)].job.work.logprobs
+    def _enqueue(self, job_rows: Iterable[JobRow]) -> None:
+        for job_row in job_rows:
+            row, logprobs = job_row.row, job_row.job.work.logprobs
+            beams, self._job_rows[id(row)] = row.settings.num_beams, job_row
             if beams not in self._queues:
                 batch = self._decoder.engine(row.settings, self._max_batch)
                 self._queues[beams] = batching.Queue(batch, self._max_batch)
@@ -195,15 +206,30 @@ class GenerationBatches:
         return Update(job_row.index + i, chunk, logprobs)
 
     def _fail(self, job_row: JobRow, failure: ApiError) -> None:
-        """Ends a row, and the job with it: its other rows leave before the next step."""
+        """Ends a row, and the job with it: its other rows leave before the next step.
+
+        A piece of a document ends by itself.
+        """
+        row, job = job_row.row, job_row.job
         self._end(job_row)
-        self._jobs.cancel(job_row.job)
-        self._jobs.put(job_row.job, failure)
+        if job.work.document:
+            row.fail(str(failure))
+            self._jobs.put(
+                job, Update(job_row.index, self._decoder.codec.chunk(row, row.decided), [])
+            )
+            return
+        self._jobs.cancel(job)
+        self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
+        """Takes a row out; the next one of its job comes in its place, if there is one."""
+        job = job_row.job
         del self._job_rows[id(job_row.row)]
         self._recorder.forget(job_row.row)
-        self._jobs.release(job_row.job, job_row.row.settings.num_return_sequences)
+        following = [] if job.cancelled else list(islice(job.coming, 1))
+        self._enqueue(following)
+        if not following:
+            self._jobs.release(job, job_row.row.settings.num_return_sequences)
 
 
 class LogprobRecorder:

@@ -118,6 +118,8 @@ class GenerationWork:
         stream: whether updates are sent while rows grow; otherwise one a text, at its end.
         pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
+        document: whether the prompts are the pieces of one text, where one that fails ends no
+            other.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -128,6 +130,7 @@ class GenerationWork:
     stream: bool = False
     pieces: bool = False
     logprobs: int | None = None
+    document: bool = False
 
     @property
     def count(self) -> int:
@@ -191,7 +194,7 @@ class Job:
 
     Attributes:
         work: one of the three kinds above.
-        size: for how many texts it counts in the queue.
+        size: for how many texts it counts in the queue, and has in there at a time.
         put: called with every event, from the thread that owns MLX; it must not wait. An event is
             an `Update` of a text, the list of all values (scores, vectors), or the `ApiError` that
             ends the job.
@@ -199,6 +202,7 @@ class Job:
         unfinished: how many of `size` are not done.
         cancelled: whether nobody waits for it any longer, as from the thread's next round on.
         submitted: when, by the queue's clock.
+        coming: of a generation, the rows that do not wait for a place yet.
     """
 
     work: Any
@@ -208,6 +212,7 @@ class Job:
     unfinished: int = field(init=False)
     cancelled: bool = False
     submitted: float = 0.0
+    coming: Iterator[Any] = iter(())
 
     def __post_init__(self) -> None:
         self.unfinished = self.size

@@ -12,9 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
 from mlx_t5.errors import UserError
@@ -24,6 +22,7 @@ from mlx_t5.serving import api
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
+from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
 from mlx_t5.settings import SETTINGS, Settings, check_exact
 
@@ -35,42 +34,6 @@ log = logging.getLogger(__name__)
 PASSES_A_TEXT = 16  # full batches of scores or embeddings that count as one text in the queue
 OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s.request]
 NO_TASK = Preset("no task")
-
-Capability = Literal["completions", "score", "rerank", "embeddings"]
-
-
-class ServedModel(BaseModel):
-    """The model that is served, with its limits and the defaults of requests.
-
-    `capabilities` are the last parts of addresses; `tasks` have a prefix and settings, each.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    capabilities: list[Capability]
-    max_prompt_tokens: int
-    max_tokens: int
-    num_draft: int | Literal["auto"]
-    max_num_draft: int
-    delta: float
-    num_beams: int
-    max_num_beams: int
-    length_penalty: float
-    draft: bool
-    tasks: dict[str, dict[str, Any]]
-    dtype: str
-    exact: bool
-
-
-class ModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"]
-    data: list[ServedModel]
 
 
 @dataclass(frozen=True)
@@ -137,6 +100,8 @@ class Service:
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
+        positions = getattr(decoder.model.config, "n_positions", None) or limits.prompt_tokens
+        self.max_source_tokens = min(positions, limits.prompt_tokens)
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
@@ -166,7 +131,7 @@ class Service:
 
         Args:
             body: how to decode.
-            prompts: texts or token ids.
+            prompts: texts or token ids; those of a document have its prefix.
             receive: the connection's, to see the client go.
             **options: further attributes of `GenerationWork`.
 
@@ -176,7 +141,9 @@ class Service:
         self._require_decoder()
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
-        size = len(prompts) * options.get("samples", 1)
+        size, prefix = len(prompts) * options.get("samples", 1), task.prefix
+        if options.get("document"):  # no more pieces at a time than the batch has room for
+            size, prefix = min(size, self.worker.max_batch, self.limits.rows), ""
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -184,7 +151,7 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
+        ids = await self.tokenizer.token_ids(prompts, prefix=prefix)
         predictions = [body.prediction.text] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed

@@ -117,14 +117,20 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     pieces = [
         tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_CHARACTERS + 1]
     ]
-    prefix = _PREFIX.match("".join(pieces).replace("▁", " "))
+    end = prefix_end("".join(pieces).replace("▁", " "))
+    ends = list(accumulate(map(len, pieces)))
+    return tuple(ids[: bisect_left(ends, end) + 1]) if end else ()
+
+
+def prefix_end(text: str) -> int:
+    """Where the prefix that `task_prefix` looks for ends in a text, behind its colon; 0: none."""
+    prefix = _PREFIX.match(text)
     if not prefix:
-        return ()
+        return 0
     words = prefix["words"].split()
     if words[-1].isdigit() or (words[0][0].isupper() and words[0] not in REWRITING_VERBS):
-        return ()
-    ends = list(accumulate(map(len, pieces)))
-    return tuple(ids[: bisect_left(ends, prefix.end("words") + 1) + 1])
+        return 0
+    return prefix.end("words") + 1
 
 
 def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.costs import Costs
@@ -135,7 +135,9 @@ def recommended(proposers: Sequence[Proposer], new: str) -> Proposer | None:
     return min(near, key=lambda p: (p.name == new, -p.measured.value))
 
 
-def report(proposers: Sequence[Proposer], costs: Costs, new: str, prompts: int) -> str:
+def report(
+    proposers: Sequence[Proposer], costs: Costs, new: str, prompts: int, public: str | None = None
+) -> str:
     """What is printed at the end.
 
     Args:
@@ -143,7 +145,13 @@ def report(proposers: Sequence[Proposer], costs: Costs, new: str, prompts: int) 
         costs: of the target and the new draft.
         new: its name.
         prompts: how many were decoded.
+        public: the name that the new draft has for others, who have it and can copy, and have
+            nothing else of this machine's.
     """
+    if public:
+        proposers = [p for p in proposers if p.name in (new, LOOKUP)]
+        proposers = [replace(p, name=public) if p.name == new else p for p in proposers]
+        new = public
     columns: Columns = {
         "--draft-model": lambda row: row["name"],
         "--num-draft": lambda row: str(row["num_draft"] or ""),

@@ -27,7 +27,7 @@ OPTIONS = ["--count", "3", "--repeats", "1", "--pause", "0", "--max-tokens", "6"
 
 
 def args(**more):
-    return SimpleNamespace(**{"repeats": 1, "pause": 0, "max_tokens": 9, **more})
+    return SimpleNamespace(**{"repeats": 1, "pause": 0, "max_tokens": 9, "document": False, **more})
 
 
 def timed(seconds, tokens=([5, 6, 7], [8]), first=None):
@@ -79,8 +79,8 @@ def test_ratios_are_to_regular_and_to_the_others_and_the_fastest_is_first():
     assert [row["different"] for row in rows] == [0, 0, 0, 1]
     cells = [write(rows[0]) for write in peers.COLUMNS.values()]
     ratios = [str(Ratio(n, n, n)) for n in (4, 8, 2)]
-    assert cells == ["draft 5", "6", *ratios, "equal"]
-    table = {"batch_size": 4, "count": 2, "rows": rows, "left_out": {}}
+    assert cells == ["draft 5", "6", *ratios, "1.00", "2.0", "equal"]
+    table = {"batch_size": 4, "document": False, "count": 2, "rows": rows, "left_out": {}}
     assert peers.written(table, "float32").endswith(f"not so: {peers.GREEDY}.")
     assert "rounding" in peers.written(table, "bfloat16")
     (row,) = table["rows"] = peers.summarise({"regular": timed([1.0] * 2)})  # without the others
@@ -100,6 +100,36 @@ def test_decoding_is_what_the_whole_takes_beyond_the_first_tokens():
     # Texts that end at once have no figures of decoding.
     (row,) = peers.summarise({"regular": timed([1.0] * 2, [[], []], first=1.0)})
     assert "decode_speed_up" not in row
+
+
+def test_a_document_is_beside_its_sentences_one_by_one_and_in_batches():
+    seen, ids, texts = [], [[5, 1], [6, 1], [7, 1]], ["t: Five.", "t: Six.", "t: Seven."]
+
+    def by_name(name):
+        def decode(prompts, **keywords):
+            seen.append((name, list(prompts), keywords["batch_size"], keywords["first"]))
+            own = ids[: len(prompts)]
+            return Answer([source[::-1] for source in own], 3 * len(own), 2.0)
+
+        return decode
+
+    names = ("regular", "draft 5", peers.ASSISTED, peers.CT2)
+    variants = peers.of_document({name: by_name(name) for name in names}, texts)
+    table = peers.compare(variants, ids, 2, args(document=True))
+    assert {row["way"] for row in table["rows"]} == {
+        *("regular", "document, regular", "document, draft 5", peers.CT2)
+    }
+    tried = [
+        *[("regular", ids[:2], 1, False), ("regular", texts[:2], 2, False)],
+        *[("draft 5", texts[:2], 2, False), (peers.CT2, ids[:2], 2, False)],
+    ]
+    assert seen[:4] == tried
+    whole = [(name, ids if given[0] in ids else texts, n, f) for name, given, n, f in tried]
+    assert sorted(map(repr, seen[4:])) == sorted(map(repr, whole))
+    title = "3 prompts, as one document, regular one by one, batch 2\n"
+    assert peers.written(table, "float32").startswith(title)
+    assert all(map(peers.is_project, ("regular", "draft 5", "document, draft auto")))
+    assert not any(map(peers.is_project, (peers.GREEDY, peers.CT2)))
 
 
 def test_what_fails_is_left_out_with_its_reason_at_once_or_later():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import subject
-from benchmarks.subject import Subject, decoding
+from benchmarks.subject import Subject, decoding, sentences
 from benchmarks.workload import BOTH, DRAFT, LOOKUP, REGULAR
 from command_line import byte_model
 from mlx_t5.cli.models import BUNDLED
@@ -58,6 +58,18 @@ def test_proposers(pair):
     assert pair.decoder(REGULAR).drafter is None
     relaxed = pair.decoder(DRAFT, 3, 0.5).defaults
     assert (relaxed.num_draft, relaxed.delta) == (3, 0.5)
+
+
+def test_a_document_is_made_of_prompts_and_its_text_of_their_answers(pair):
+    texts = [f"fix grammar: {text}" for text in ("She have two cat.", "They has a dog.")]
+    regular, options = pair.decoder(REGULAR), {"batch_size": 2, "max_tokens": 20}
+    expected = [result.tokens for result in regular.generate(texts, **options)]
+    assert all(expected)
+    for decoder in (regular, pair.decoder(DRAFT, 3)):
+        assert sentences(decoder, texts, **options) == expected
+    for others in (["fix grammar: Two. Sentences.", texts[0]], [texts[0], "She have."]):
+        with pytest.raises(UserError, match="not single sentences of one task"):
+            sentences(regular, others, **options)
 
 
 def test_models_that_do_not_belong_together_or_lack_a_tokenizer(tmp_path, monkeypatch):

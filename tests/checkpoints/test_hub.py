@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +130,38 @@ def test_no_connection_and_nothing_cached(ask, settings, cause):
     (line,) = ask("a/t5", **settings)
     assert line.startswith(f"error: a/t5: cannot be downloaded ({cause}")
     assert line.endswith("; connect, or give a local folder")
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_is_told_before_the_download(hub, ask):
+    hub.repos["a/t5"] = SMALL | {"model.safetensors": b"old"}
+    hub.repos["a/large"] = SMALL | {"model.safetensors": b"new", "pytorch_model.bin": b"new"}
+    (folder,) = ask("a/t5")
+    hub.requests.clear()
+    hub.sizes = {"model.safetensors": 10**18, "pytorch_model.bin": 10**18}
+    line, again = ask("a/large", "a/t5")
+    assert re.fullmatch(
+        r"error: not enough space in \S+: 1000000000.00 GB are needed and [\d.]+ GB are free; .*",
+        line,
+    )
+    assert again == folder and not hub.fetched, "what is there needs no room"
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_download(monkeypatch):
+    siblings = [SimpleNamespace(rfilename=n, size=1) for n in ("config.json", "model.safetensors")]
+    info = SimpleNamespace(siblings=siblings, sha="0" * 40)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(UserError, match=r"No space left on device\); make room, or set HF_HOME"):
+        resolve("a/t5")
+    # An older snapshot is taken then, so nothing is refused before.
+    siblings[1].size = 10**18
+    monkeypatch.setattr("mlx_t5.checkpoints.hub._cached", lambda *_: Path("old"))
+    assert resolve("a/t5") == Path("old")
 
 
 @pytest.fixture

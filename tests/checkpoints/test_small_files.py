@@ -18,6 +18,7 @@ from mlx_t5.checkpoints.small_files import (
     TOKENIZER_FILES,
     read_small,
     require_small,
+    snapshot_id,
 )
 from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
@@ -128,3 +129,11 @@ def test_a_path_that_leads_nowhere_is_one_line(tmp_path, capsys):
             assert error.startswith(f"error: {name} leads nowhere") and error.count("\n") == 1
         with pytest.raises(UserError, match="leads nowhere"):
             locate(name, convert)
+
+
+def test_a_snapshot_knows_its_repository():
+    cache = Path("/home/me/hub")
+    assert snapshot_id(cache / "models--google--flan-t5-xl/snapshots/abc") == "google/flan-t5-xl"
+    assert snapshot_id(cache / "models--t5-small/snapshots/abc") == "t5-small"
+    for other in ("snapshots/abc", "models--a--b/refs/main", "datasets--a--b/snapshots/abc", "t5"):
+        assert snapshot_id(cache / other) is None

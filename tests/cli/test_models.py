@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_t5 import names
 from mlx_t5.cli import models
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
@@ -68,7 +69,7 @@ def test_a_target_without_a_default_draft_decodes_regularly_and_says_so():
     for name in ("my-t5", "t5-base"):
         chosen = chosen_for(name, None)
         assert chosen.draft is None
-        assert "(no --draft-model given and no default for it: regular decoding; " in chosen.note
+        assert "(no draft named and no default for it: regular decoding; " in chosen.note
 
 
 def test_the_default_draft_of_a_target_that_was_converted():
@@ -110,10 +111,14 @@ def hub(monkeypatch):
         in_cache: set[str] = set()
         absent: set[str] = set()
 
-        def convert(self, name, folder):
+        def resolve(self, name, revision=None):
             self.asked.append(name)
             if name in self.absent:
                 raise UserError(f"{name}: cannot be downloaded")
+            return Path("snapshot")
+
+        def convert(self, name, folder):
+            assert name == self.asked[-1]
             folder.mkdir(parents=True)
 
         def fetch(self, model, draft_model=None, **more):
@@ -122,7 +127,9 @@ def hub(monkeypatch):
             return chosen, self.asked
 
     fake = Hub()
+    monkeypatch.setattr("mlx_t5.checkpoints.hub.resolve", fake.resolve)
     monkeypatch.setattr("mlx_t5.checkpoints.hub.is_cached", lambda name: name in fake.in_cache)
+    monkeypatch.setattr(names, "_is_mlx", lambda folder: False)
     monkeypatch.delenv("MLX_RANK", raising=False)
     return fake
 

@@ -118,3 +118,14 @@ def test_ranks_with_unlike_models_end_with_one_line(tmp_path):
     _, err = finish(started, SECONDS)
     (line,) = said(err)
     assert line.startswith("error: rank 1 has another target model than rank 0; start all")
+
+
+def test_a_document_is_decoded_by_ranks_that_share_a_model(draft, tmp_path):
+    """Rank 0 reads it and writes the output."""
+    name, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    name.write_bytes(b"She have two cat. I has a dog.\r\n\r\n***\r\n")
+    options = ["--draft-model", draft, "--split", "sentences", "--prefix", "fix grammar: "]
+    options += ["--dtype", "float32", "--input-file", str(name)]
+    _, err = finish(launch(2, "main.py", *options, "--output-file", str(out)), SECONDS)
+    assert out.read_bytes() == b"She has two cats. I have a dog.\r\n\r\n***\r\n"
+    assert "2 pieces · " in err

@@ -1,4 +1,7 @@
-"""A thread that serves a fake model."""
+"""A thread that serves a fake model, and a browser."""
+
+import os
+import shutil
 
 import pytest
 
@@ -7,6 +10,9 @@ from fake_model import drafter, good
 from fake_serving import FLAT, PATIENCE, Client, until
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @pytest.fixture
@@ -32,3 +38,37 @@ def serve():
         if worker.health()[0] == "ok":
             until(lambda worker=worker: worker.rows == (0, 0))
         assert worker.stop(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium that is installed already; nothing is downloaded."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium found: apt install chromium, or set CHROMIUM to its path")
+    sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """`visit(server, **options)`: the page, which may raise no error and load nothing foreign."""
+    contexts, problems = [], []
+
+    def start(server, **options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        # What is left behind when a page is left is no failure.
+        page.on("requestfailed", lambda r: "ABORTED" in r.failure or problems.append(r.url))
+        page.on("request", lambda r: r.url.startswith(server.url) or problems.append(r.url))
+        page.goto(server.url)
+        page.locator("#presets button").first.wait_for()
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert problems == []

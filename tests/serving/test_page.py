@@ -6,55 +6,18 @@ PAGE_SCREENSHOT=mlx_t5/serving/page/screenshot.png takes the README's picture an
 import json
 import os
 import re
-import shutil
 
 import pytest
 
 import ranking_models
-from mlx_t5.serving.answers import TextStats
+from mlx_t5.serving.schemas import TextStats
 from page_views import FIX, PHONE, contrast, figure, finished, fits, run, writers
 from serving_process import Server
 
 pytestmark = pytest.mark.slow  # starts a browser
 FIXED = "My sisters want to buy some tools including saws, hammers, and brushes."
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 TASKS = {"shorten": {"prefix": "shorten: ", "num_beams": 3, "length_penalty": 2.0, "max_length": 6}}
 TASKS |= {"translate": {"prefix": "translate English to German: "}}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A Chromium that is installed already; nothing is downloaded."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium found: apt install chromium, or set CHROMIUM to its path")
-    sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """`visit(server, **options)`: the page, which may raise no error and load nothing foreign."""
-    contexts, problems = [], []
-
-    def start(server, **options):
-        contexts.append(browser.new_context(**options))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        # What is left behind when a page is left is no failure.
-        page.on("requestfailed", lambda r: "ABORTED" in r.failure or problems.append(r.url))
-        page.on("request", lambda r: r.url.startswith(server.url) or problems.append(r.url))
-        page.goto(server.url)
-        page.locator("#presets button").first.wait_for()
-        return page
-
-    yield start
-    for context in contexts:
-        context.close()
-    assert problems == []
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,9 @@ def byte_model(folder: Path, noise: float = 0.0) -> Path:
         scale = 1.0 if name == "shared.weight" or value.ndim == 1 else value.shape[-1] ** -0.5
         weight = torch.randn(value.shape, generator=own)
         state[name] = scale * (weight + noise * torch.randn(value.shape, generator=others))
+    for name in state:
+        if name.endswith("embed_tokens.weight"):
+            state[name] = state["shared.weight"].clone()
     head = torch.zeros(config.vocab_size, config.d_model)
     head[letters] = 16 * state["lm_head.weight"][letters]
     state["lm_head.weight"] = head

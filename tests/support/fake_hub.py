@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -23,6 +24,10 @@ class FakeHub:
             repositories named `id@revision`.
         renamed: old id → id, answered with a redirect as for `t5-small`.
         gated: ids that need a token with access.
+        sizes: file name → the bytes that it is said to have, where that is not the truth.
+        roles: token → "write" or "read"; others are refused where one is needed.
+        owners: who may be written for.
+        uploaded: large files on their way into a repository, by their digest.
         requests: every (method, path) so far.
         tokens: every Authorization header so far.
         endpoint: address to give as HF_ENDPOINT.
@@ -31,6 +36,10 @@ class FakeHub:
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
+    uploaded: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
     endpoint: str = ""
@@ -76,9 +85,54 @@ class FakeHub:
                 for name, data in files.items()
             ]
             return 200, {}, json.dumps(listing).encode()
-        siblings = [{"rfilename": name} for name in files]
+        sizes = {name: self.sizes.get(name, len(data)) for name, data in files.items()}
+        siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
         info = {"id": repo, "modelId": repo, "sha": sha, "siblings": siblings, "private": False}
         return 200, {}, json.dumps(info).encode()
+
+    def take(self, path: str, token: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body for what is sent to a path."""
+        plain = unquote(urlsplit(path).path)
+        if plain.startswith("/large/"):
+            self.uploaded[plain.removeprefix("/large/")] = body
+            return 200, {}, b""
+        if self.roles.get(token) != "write":
+            return 401, {}, b'{"error": "Invalid username or password."}'
+        repo = "/".join(plain.removeprefix("/api/models/").split("/")[:2])
+        if "/commit/" in plain:
+            for entry in map(json.loads, body.splitlines()):
+                if entry["key"] != "header":
+                    self.repos[repo][entry["value"]["path"]] = self._content(entry["value"])
+            return _json({"commitUrl": f"{self.endpoint}/{repo}/commit/1", "commitOid": "1" * 40})
+        asked = json.loads(body)
+        if plain == "/api/repos/create":
+            return self._create(asked)
+        for entry in asked.get("objects", ()):  # of large files
+            entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{entry['oid']}"}}
+        for file in asked.get("files", ()):
+            large = file["path"].endswith(".safetensors")
+            file |= {"uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+        return _json({"errors": [], "warnings": []} | asked)
+
+    def _create(self, asked: dict) -> tuple[int, dict[str, str], bytes]:
+        owner = asked.get("organization") or asked["name"].partition("/")[0]
+        if owner not in self.owners:
+            return 403, {"X-Error-Message": f"You may not write for {owner}"}, b"{}"
+        name = f"{owner}/{asked['name'].rpartition('/')[2]}"
+        self.repos.setdefault(name, {})
+        return _json({"url": f"{self.endpoint}/{name}"})
+
+    def _content(self, value: dict) -> bytes:
+        if "content" in value:
+            return base64.b64decode(value["content"])
+        assert hashlib.sha256(self.uploaded[value["oid"]]).hexdigest() == value["oid"]
+        return self.uploaded[value["oid"]]
+
+    def whoami(self, token: str) -> tuple[int, dict[str, str], bytes]:
+        """Whose token this is."""
+        if token not in self.roles:
+            return 401, {}, b'{"error": "Invalid username or password."}'
+        return _json({"name": "me", "auth": {"accessToken": {"role": self.roles[token]}}})
 
     def _file(self, files: dict, name: str, sha: str) -> tuple[int, dict[str, str], bytes]:
         if name not in files:
@@ -92,17 +146,29 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path == "/api/whoami-v2":
+                self._answer(*hub.whoami(self._token()))
+            else:
+                self._answer(*hub.answer(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(*hub.take(self.path, self._token(), body))
+
+        def _token(self) -> str:
+            return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
+        def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
             hub.requests.append((self.command, self.path))
             hub.tokens.add(self.headers.get("Authorization", ""))
-            status, headers, body = hub.answer(self.path)
             self.send_response(status)
             for name, value in (headers | {"Content-Length": str(len(body))}).items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET
+        do_HEAD, do_PUT = do_GET, do_POST
 
         def log_message(self, *_: object) -> None:
             pass
@@ -117,6 +183,10 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _json(value: dict) -> tuple[int, dict[str, str], bytes]:
+    return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
 
 def _sha(key: str) -> str:

@@ -35,12 +35,12 @@ class Client:
     def __init__(self, worker, decoder):
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
-    def submit(self, prompts, seed=0, put=None, **settings):
-        names = ("samples", "stream", "logprobs", "prediction")
+    def submit(self, prompts, seed=0, put=None, size=None, **settings):
+        names = ("samples", "stream", "logprobs", "prediction", "document")
         options = {name: settings.pop(name) for name in names if name in settings}
         settings = replace(self.decoder.defaults, **settings)
         work = GenerationWork(prompts, settings, seed, **options)
-        self.job = Job(work, work.count, put or self.events.put)
+        self.job = Job(work, size or work.count, put or self.events.put)
         self.worker.submit(self.job)
         return self
 
@@ -50,7 +50,7 @@ class Client:
     def results(self):
         """Results of all rows, in their order."""
         found = {}
-        while len(found) < self.job.size:
+        while len(found) < self.job.work.count:
             event = self.next()
             assert isinstance(event, Update), event
             if event.chunk.result:

@@ -37,7 +37,7 @@ def module(name, **config):
 
 
 def dense(inputs=32, outputs=32, activation="Identity", **more):
-    name = f"torch.nn.modules.activation.{activation}"
+    name = f"torch.nn.modules.{'linear' if activation == 'Identity' else 'activation'}.{activation}"
     return module(
         "Dense", in_features=inputs, out_features=outputs, activation_function=name, **more
     )

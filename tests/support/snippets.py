@@ -30,7 +30,7 @@ HOME = "/home/me/t5-mlx"  # where the reader of a page has this repository
 PROGRAMS = ("main", "convert", "server", "benchmark", "distill", "finetune", "demo.grow")
 FENCE = re.compile(r"^```(\w*)$")
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
-SERVER = "http://127.0.0.1:8080"
+SERVER = re.compile(r"http://127\.0\.0\.1:(808\d)")
 
 # What differs from run to run: times, speeds and memory; names and times of the server's answers.
 TIMINGS = re.compile(r'("(?:\w+_seconds|tokens_per_second|peak_memory_bytes|created)": ?)[\d.e-]+')
@@ -99,12 +99,12 @@ class Session:
         names: what the Python blocks have defined.
     """
 
-    def __init__(self, folder: Path, server: Callable[[], str]) -> None:
+    def __init__(self, folder: Path, server: Callable[[str], str]) -> None:
         """Starts in an empty folder.
 
         Args:
             folder: to work in; the bundled pair is linked into it.
-            server: returns the address of a server that stands in for the page's.
+            server: returns the address of a server that stands in for the page's at a port.
         """
         self.folder, self._server, self.names = folder, server, {}
         for name in ("demo", "benchmarks"):
@@ -112,9 +112,7 @@ class Session:
 
     def run(self, snippet: Snippet) -> tuple[str, str]:
         """Runs a block; returns what it writes to standard output and to standard error."""
-        code = snippet.code
-        if SERVER in code:
-            code = code.replace(SERVER, self._server())
+        code = SERVER.sub(lambda found: self._server(found[1]), snippet.code)
         return self._python(code) if snippet.language == "python" else self._bash(code)
 
     def check(self, snippet: Snippet) -> None:

@@ -31,10 +31,10 @@ export async function post(path, body, signal) {
 }
 
 /**
- * Streams one completion; `take` gets each event's choice. Ends early when `signal` aborts.
+ * Streams an answer; `take` gets each event's choice. Ends early when `signal` aborts.
  */
-export async function complete(body, take, signal) {
-  const response = await send("/v1/completions", { ...body, stream: true, speculation: true }, signal);
+export async function stream(path, body, take, signal) {
+  const response = await send(path, { ...body, stream: true, speculation: true }, signal);
   for await (const event of events(response.body)) {
     if (event.error) throw new ApiError(500, event.error.message);
     if (event.choices.length) take(event.choices[0]);

@@ -1,10 +1,11 @@
 // The page: what the model can do, each in a view of its own.
 
 import { model, rememberKey } from "./api.js";
+import * as documents from "./document.js";
 import { $ } from "./dom.js";
 import { complain } from "./errors.js";
 import "./one_pass.js";
-import { offer } from "./prompts.js";
+import { offer, prefixes } from "./prompts.js";
 import { run, start as startWriting, stop } from "./write.js";
 
 const OUTPUT = { completions: "output" }; // others have their view's name in front
@@ -30,9 +31,9 @@ function show() {
 
 /** Offers what the model can do. */
 function allow(names) {
-  capabilities = names;
-  $("views").hidden = names.length < 2;
-  for (const link of links()) link.hidden = !names.includes(nameOf(link));
+  capabilities = names.flatMap((name) => (name === "completions" ? [name, "document"] : [name]));
+  $("views").hidden = capabilities.length < 2;
+  for (const link of links()) link.hidden = !capabilities.includes(nameOf(link));
   shown()?.removeAttribute("aria-current");
   show();
 }
@@ -43,6 +44,7 @@ async function start() {
     $("model").textContent = served.id;
     allow(served.capabilities);
     startWriting(served);
+    documents.start(prefixes(served));
   } catch (error) {
     offer("other");
     await complain(error, $("error"));
@@ -56,7 +58,7 @@ $("form").addEventListener("submit", (event) => {
 document.addEventListener("keydown", (event) => {
   const form = $(`view-${nameOf(shown())}`).querySelector("form");
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-  if (event.key === "Escape") stop();
+  if (event.key === "Escape") [stop, documents.stop].forEach((each) => each());
 });
 window.addEventListener("hashchange", show);
 $("key-form").addEventListener("submit", (event) => {

@@ -35,6 +35,13 @@ export function offer(name, served = {}, chosen = () => {}) {
   if (!$("prompt").value) $("presets").firstChild.click();
 }
 
+/** What the examples, or the model's own tasks, put before a sentence. */
+export function prefixes({ id, tasks = {} }) {
+  const own = Object.values(tasks).map((each) => each.prefix?.trim()).filter(Boolean);
+  const shown = (EXAMPLES[id] ?? EXAMPLES.other).map(([, prompt]) => prompt.slice(0, prompt.indexOf(": ") + 1));
+  return [...new Set(own.length ? own : shown)];
+}
+
 /** The task that a request names. */
 export const task = () => ($("task").value ? { task: $("task").value } : {});
 

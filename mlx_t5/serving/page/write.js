@@ -1,6 +1,6 @@
 // Writing: sends a prompt, shows who wrote each token, and compares with regular decoding.
 
-import { complete } from "./api.js";
+import { stream } from "./api.js";
 import * as beams from "./beams.js";
 import { $, element, seconds, tell } from "./dom.js";
 import { complain } from "./errors.js";
@@ -62,7 +62,7 @@ async function into(panel, body, { signal }) {
     if (panel === panels.speculative) count();
   };
   try {
-    await complete(body, show, signal);
+    await stream("/v1/completions", body, show, signal);
   } finally {
     panel.root.classList.remove("running");
   }

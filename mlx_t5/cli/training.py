@@ -1,0 +1,68 @@
+"""What the command lines that train have in common: options, and what is said of an output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlx_t5.cli.arguments import Parser, add_number, at_least, within
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import Range
+
+LARGEST_SEED = 2**53 - 1  # every prompt has its own, a larger one
+
+
+def add_course(parser: Parser, seeded: str) -> None:
+    """Adds the options that say when a training does what; `seeded` is what the seed is of."""
+
+    def number(name: str, type: Any, default: int, help: str) -> None:
+        add_number(parser, name, type=type, default=default, help=help)
+
+    number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
+    number("--save-every", at_least(1), 100, "steps after which the state is written")
+    seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")
+    number("--seed", within(seeds), 0, seeded)
+    parser.add_argument("--resume", action="store_true", help="resume where an earlier run stopped")
+
+
+def check_output(
+    output: str, resume: bool, ours: Callable[[str], bool], config: str, what: str
+) -> None:
+    """Refuses an output that is there, or cannot be.
+
+    Args:
+        output: the folder, as given.
+        resume: whether an earlier run is to be resumed.
+        ours: whether a file of this name can be one of such a folder.
+        config: a file that it has when it is complete.
+        what: what it holds.
+
+    Raises:
+        UserError: it is, or cannot be.
+    """
+    from mlx_t5.checkpoints.output_folder import check_output_folder
+    from mlx_t5.checkpoints.small_files import place
+
+    if not output:
+        raise UserError("--output is empty; name a folder")
+    path = place(output)
+    if os.path.lexists(path):
+        made = (path / config).exists() and all(map(ours, os.listdir(path)))
+        if made and resume:
+            raise UserError(
+                f"{path} exists: the {what} is complete. Use it, or remove it to have it made and "
+                "measured again"
+            )
+        raise UserError(f"{path} exists; choose another --output" + " or remove it" * made)
+    above = next(folder for folder in path.parents if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise UserError(f"nothing can be written into {above}; choose another --output")
+    check_output_folder(path, overwrite=False, ours=ours)
+
+
+def work_folder(output: str) -> Path:
+    """Where a run keeps what another can resume: beside its output."""
+    path = Path(output).expanduser()
+    return path.with_name(f"{path.name}-work")

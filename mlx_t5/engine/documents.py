@@ -1,0 +1,248 @@
+"""Documents around the engine: their pieces are prompts like any others, and come back as texts.
+
+Pieces of one document or of many flow through the same batch, cut as they are drawn, so that few
+are in hand at a time. The engine knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, fields
+from itertools import chain, count, pairwise, zip_longest
+from typing import Any
+
+from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import is_listlike
+from mlx_t5.text.detokenizer import StreamingDetokenizer
+from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.tokenizer import encode
+
+
+@dataclass
+class DocumentStats(Stats):
+    """The sums of the pieces' statistics; `peak_memory_bytes` is the largest.
+
+    Attributes:
+        pieces: how many were decoded.
+        cut: those of them that are parts of a sentence which was too long.
+        failed: those that could not be decoded, and whose source stands in the text.
+    """
+
+    pieces: int = 0
+    cut: int = 0
+    failed: int = 0
+
+    def add(self, stats: Stats) -> None:
+        """Counts a piece in."""
+        decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
+        peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
+        for field in fields(Stats):
+            _add(self, stats, field.name)
+        for field in fields(Speculation):
+            _add(self.speculation, stats.speculation, field.name)
+        self.peak_memory_bytes = peak
+        self.acceptance_rate = self.accepted / max(self.drafted, 1)
+        self.tokens_per_call = decided / max(self.target_calls, 1)
+        if self.decode_seconds > 0:
+            self.tokens_per_second = self.generated_tokens / self.decode_seconds
+
+
+def _add(sums: Any, more: Any, name: str) -> None:
+    """Adds up a count, or lists of counts position by position."""
+    value, added = getattr(sums, name), getattr(more, name)
+    if isinstance(value, list):
+        setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
+    elif isinstance(value, int | float):
+        setattr(sums, name, value + added)
+
+
+class Answers:
+    """A document on its way: what has become of its pieces so far.
+
+    Attributes:
+        document: what is cut, or why there is none.
+        index: its place among all, which decides about the draws.
+        drawn: how many pieces were.
+        whole: whether these are all.
+        result: of the document, once `finish` was called.
+    """
+
+    def __init__(self, document: Document | Exception, index: int = 0) -> None:
+        """Starts with no piece."""
+        self.document, self.index, self.drawn, self.whole = document, index, 0, False
+        self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
+        self.result = Result(None, [], [], "stop", self.stats)
+
+    def prompts(self) -> Iterator[str]:
+        """What the pieces are decoded from; the last is known to be that when it is drawn."""
+        if isinstance(self.document, Document):
+            for piece, following in pairwise(chain(self.document.cut(), [None])):
+                assert piece, "only the last is none"
+                self.drawn, self.whole = self.drawn + 1, following is None
+                yield self.document.prompt(piece)
+        self.whole = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces that there are have been added."""
+        return self.whole and len(self.result.pieces) == self.drawn
+
+    def add(self, answer: Result) -> str:
+        """Takes what became of the next piece; returns what that adds to the text."""
+        assert isinstance(self.document, Document), "there is no piece of an error"
+        i, result, stats = len(self.result.pieces), self.result, self.stats
+        piece, reason = self.document.pieces[i], answer.finish_reason
+        text = self.document.answered(piece, None if answer.error else answer.text)
+        result.pieces.append(PieceResult(piece.start, piece.end, text, reason, answer.error))
+        result.tokens += answer.tokens
+        result.writers += answer.writers
+        result.finish_reason = "length" if reason == "length" else result.finish_reason
+        stats.add(answer.stats)
+        stats.pieces, stats.cut = stats.pieces + 1, stats.cut + piece.cut
+        stats.failed += answer.error is not None
+        self._pieces.append(text)
+        self._texts.append(self.document.part(i, self._pieces))
+        return self._texts[-1]
+
+    def finish(self) -> str:
+        """Completes the result; returns what stands behind the last piece."""
+        result, rest = self.result, ""
+        if isinstance(self.document, Document):
+            rest = self.document.before(len(result.pieces))
+            result.text = "".join([*self._texts, rest])
+            result.error = result.pieces[0].error if self._all_failed() else None
+        else:
+            result.error = str(self.document)
+        result.finish_reason = "error" if result.error else result.finish_reason
+        return rest
+
+    def _all_failed(self) -> bool:
+        return 0 < len(self.result.pieces) == self.stats.failed
+
+
+def taken_from(settings: dict[str, Any]) -> Cutting | None:
+    """Takes the options of cutting out of a call's settings; None where nothing is to be cut.
+
+    Raises:
+        UserError: one is of the wrong kind or out of its range, or needs a split.
+    """
+    names = [field.name for field in fields(Cutting) if field.name in settings]
+    given = {name: settings.pop(name) for name in names}
+    cutting = Cutting(**given)
+    if cutting != Cutting(split=cutting.split) and cutting.split == "none":
+        raise UserError(f'{names[-1]} goes with split; give split="sentences", or leave it out')
+    return None if cutting.split == "none" else cutting
+
+
+def chunks(
+    decoder: Any,
+    cutting: Cutting,
+    prompts: Iterable[Any],
+    seed: int = 0,
+    ready: Callable[[], bool] = lambda: True,
+    indexes: Iterable[int] | None = None,
+    **call: Any,
+) -> Generator[Chunk, None, None]:
+    """Decodes documents in their order: a chunk a piece, with the result in a document's last.
+
+    Args:
+        decoder: a `SpeculativeDecoder`.
+        cutting: how texts are cut.
+        prompts: texts or documents, drawn as they are needed; an exception is one that could not
+            be read.
+        seed: of all documents.
+        ready: whether the next one can be drawn without waiting.
+        indexes: their places in a whole, which decide about the draws; None counts them.
+        **call: others of `SpeculativeDecoder.results`.
+
+    Raises:
+        UserError: something does not go with documents.
+    """
+    _check(decoder, seed, call)
+    in_hand: deque[Answers] = deque()
+
+    def drawn() -> Iterator[str]:
+        for prompt, index in zip(prompts, count() if indexes is None else indexes, strict=False):
+            in_hand.append(Answers(_document(prompt, cutting, decoder), index))
+            yield from in_hand[-1].prompts()
+
+    def places() -> Iterator[int]:
+        while True:
+            yield in_hand[-1].index + (in_hand[-1].drawn - 1 << 32)
+
+    def at_hand() -> bool:
+        return bool(in_hand and not in_hand[-1].whole) or ready()
+
+    def finished(text: str = "", answer: Result | None = None) -> Iterator[Chunk]:
+        while (complete := bool(in_hand) and in_hand[0].complete) or answer:
+            text += in_hand[0].finish() if complete else ""
+            tokens, writers = (answer.tokens, answer.writers) if answer else ([], [])
+            result = in_hand[0].result if complete else None
+            yield Chunk(text, tokens, writers, [""] * len(tokens), in_hand[0].stats, result)
+            text, answer = "", None
+            if complete:
+                in_hand.popleft()
+
+    for answer in decoder.results(drawn(), seed, ready=at_hand, indexes=places(), **call):
+        yield from finished()
+        yield from finished(in_hand[0].add(answer), answer)
+    yield from finished()
+
+
+def results(*args: Any, **call: Any) -> Iterator[Result]:
+    """Decodes documents as `chunks` does; yields each one's result when it is complete."""
+    return (chunk.result for chunk in chunks(*args, **call) if chunk.result)
+
+
+def stream(decoder: Any, *args: Any, **call: Any) -> Generator[Chunk, None, None]:
+    """Decodes one document as `chunks` does, but raises `UserError` if all of it fails."""
+    for chunk in chunks(decoder, *args, **call):
+        if chunk.result and chunk.result.error:
+            raise UserError(chunk.result.error)
+        yield spelled(chunk, decoder.tokenizer)
+
+
+def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
+    """A chunk with the part of its text that each token completed, if they make it up."""
+    detokenizer = StreamingDetokenizer(tokenizer)
+    pieces = [detokenizer.add([token]) for token in chunk.tokens]
+    before = chunk.text.find("".join(pieces))
+    if pieces and before >= 0:
+        chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]
+    return chunk
+
+
+def _document(prompt: Any, cutting: Cutting, decoder: Any) -> Document | Exception:
+    if isinstance(prompt, Document | Exception):
+        return prompt
+    try:
+        return document_of(prompt, cutting, decoder)
+    except UserError as error:
+        return error
+
+
+def document_of(text: str, cutting: Cutting, decoder: Any, spans: Any = None) -> Document:
+    """A text to decode in pieces that are not too long for a decoder's model; see `Document`."""
+
+    def tokens(prompt: str) -> int:
+        try:
+            return len(encode(decoder.tokenizer, prompt))
+        except UserError:  # which decoding the piece will say
+            return 0
+
+    return Document(text, cutting, tokens, decoder.model.config.n_positions, spans)
+
+
+def _check(decoder: Any, seed: Any, call: dict[str, Any]) -> None:
+    """Refuses what does not go with documents."""
+    if decoder.tokenizer is None:
+        raise UserError("a split needs a tokenizer; this model folder has none")
+    if is_listlike(seed):
+        raise UserError("a document takes one seed for all its pieces; give a number")
+    for name in ("num_samples", "num_return_sequences"):
+        if call.get(name, 1) != 1:
+            raise UserError(f"a document that is split has one text; leave {name} out")
+    if call.get("prediction") is not None:
+        raise UserError("a prediction is of a whole text; leave it out, or do not split")

@@ -1,0 +1,185 @@
+// Documents: a text or a file sentence by sentence, source and answer side by side.
+
+import { ApiError, stream } from "./api.js";
+import { $, element, tell } from "./dom.js";
+import { complain } from "./errors.js";
+import { append } from "./panel.js";
+
+const MOST_BYTES = 2 ** 20; // of a request
+const NOTE = $("document-note").textContent;
+const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain next Thursday.\n\nThe windows that you have broken were not new. My sisters want to buy some tools including saws, hammers, and brushes.";
+
+let controller = null; // of the run in progress
+let opened = null; // { name, text } of the file in the field; no text once it has been edited
+let answer = null; // { name, texts }: what has been written, and under which name to save it
+let units = ""; // what the text is cut into
+let waiting = []; // rows that are not shown yet
+const written = {}; // how many tokens each writer has written
+
+export function stop() {
+  controller?.abort();
+}
+
+// ---- a run ----------------------------------------------------------------------------------------
+
+async function run() {
+  stop();
+  const mine = (controller = new AbortController());
+  const text = opened?.text ?? $("document-text").value;
+  answer = { name: opened?.name ?? `document${$("file-type").value}`, texts: [] };
+  const characters = [...text]; // offsets count these, and not the units of UTF-16
+  units = $("split").value;
+  clear();
+  busy(true);
+  try {
+    const take = (choice) => mine === controller && show(choice, characters);
+    await stream("/v1/chat/completions", body(text), take, mine.signal);
+    if (mine === controller) finish();
+  } catch (error) {
+    if (!mine.signal.aborted) await complain(error, $("document-error"));
+    else if (mine === controller) tell("Stopped.");
+  } finally {
+    if (mine === controller) busy(false);
+  }
+}
+
+function body(text) {
+  const messages = [{ role: "user", content: text }];
+  if ($("prefix").value.trim()) messages.unshift({ role: "system", content: $("prefix").value });
+  return { messages, split: $("split").value, file_type: $("file-type").value };
+}
+
+/** Takes what one event brought: a piece, and the text up to its end. */
+function show({ delta, pieces, stats }, characters) {
+  answer.texts.push(delta.content);
+  for (const piece of pieces) {
+    waiting.push(row(piece, characters.slice(piece.start, piece.end).join("")));
+    for (const { writer } of piece.speculation?.tokens ?? []) written[writer] = (written[writer] ?? 0) + 1;
+  }
+  // One change of the page for all that came since the last one.
+  if (waiting.length === pieces.length) requestAnimationFrame(flush);
+  answer.stats = stats;
+}
+
+function row({ text, error, finish_reason, speculation }, source) {
+  const made = element("li", "", error ? "failed" : "");
+  const target = element("p");
+  if (speculation && !error) for (const { text, writer } of speculation.tokens) append(target, text, writer);
+  else target.textContent = text;
+  made.append(element("p", source, "source"), target);
+  if (error) made.append(element("small", `Left as it was: ${error}`));
+  else if (finish_reason === "length") made.append(element("small", "Cut off: it has as many tokens as are allowed."));
+  return made;
+}
+
+function flush() {
+  const count = $("pieces").childElementCount;
+  waiting.forEach((each, i) => (each.dataset.number = count + i + 1));
+  $("pieces").append(...waiting.splice(0));
+  const done = $("pieces").childElementCount;
+  if (!done) return;
+  const { pieces, failed } = answer.stats;
+  $("document-progress").max = pieces;
+  $("document-progress").value = done;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed ? `, ${failed} left as they were` : ""}`;
+  for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
+}
+
+function finish() {
+  flush();
+  answer.complete = true;
+  tell(`Done: ${$("document-count").textContent}.`);
+}
+
+function clear() {
+  waiting = [];
+  for (const writer of Object.keys(written)) delete written[writer];
+  $("pieces").replaceChildren();
+  $("document-error").hidden = true;
+  $("document-count").textContent = "Cutting the text";
+  $("document-progress").removeAttribute("value");
+  $("document-output").hidden = false;
+  tell("Running.");
+}
+
+function busy(is) {
+  if (!is) flush();
+  $("document-stop").disabled = !is;
+  $("download").disabled = is || !$("pieces").childElementCount;
+  $("document-output").setAttribute("aria-busy", is);
+  if (!is && !$("pieces").childElementCount) $("document-output").hidden = true;
+}
+
+// ---- files ----------------------------------------------------------------------------------------
+
+async function open(file) {
+  if (!file) return;
+  $("document-error").hidden = true;
+  try {
+    if (file.size > MOST_BYTES) throw new ApiError(413, `${file.name} has more than 1 MiB; give it in parts.`);
+    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(await file.arrayBuffer());
+    opened = { name: file.name, text }; // with its line ends, which the field would change
+    $("document-text").value = text;
+    $("document-note").textContent = `${file.name}, ${text.length} characters`;
+    const types = [...$("file-type").options].map((each) => each.value);
+    $("file-type").value = types.find((each) => file.name.toLowerCase().endsWith(each)) ?? ".txt";
+  } catch (error) {
+    const message = error instanceof ApiError ? error.message : `${file.name} is no text in UTF-8; save it as such.`;
+    await complain(new ApiError(400, message), $("document-error"));
+  }
+}
+
+/** Saves what has been written, under a name like the source's. */
+function download() {
+  const [, base, end] = /^(.*?)(\.[^.]*)?$/s.exec(answer.name);
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([new TextEncoder().encode(answer.texts.join(""))], { type: "text/plain" }));
+  link.download = `${base}-answer${answer.complete ? "" : "-part"}${end ?? ".txt"}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+// ---- controls -------------------------------------------------------------------------------------
+
+/** Offers prefixes that suit the model. */
+export function start(prefixes) {
+  $("prefixes").replaceChildren(...prefixes.map(chip));
+  $("prefixes").firstChild.click();
+}
+
+function chip(prefix) {
+  const button = element("button", prefix, "chip");
+  button.type = "button";
+  button.addEventListener("click", () => {
+    $("prefix").value = prefix;
+    mark();
+  });
+  return button;
+}
+
+const mark = () => [...$("prefixes").children].forEach((each) => each.setAttribute("aria-pressed", each.textContent === $("prefix").value));
+
+$("document-text").value = EXAMPLE;
+$("document-text").addEventListener("input", () => {
+  opened = opened && $("document-text").value ? { name: opened.name } : null;
+  if (!opened) $("document-note").textContent = NOTE;
+});
+$("prefix").addEventListener("input", mark);
+$("document-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+$("document-stop").addEventListener("click", stop);
+$("download").addEventListener("click", download);
+$("open").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", () => {
+  open($("file").files[0]);
+  $("file").value = ""; // so that the same one can be opened again
+});
+for (const name of ["dragover", "drop"]) {
+  document.addEventListener(name, (event) => {
+    if ($("view-document").hidden || !event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault(); // a browser would leave the page for the file
+    if (name === "drop") open(event.dataTransfer.files[0]);
+  });
+}

@@ -1,0 +1,319 @@
+"""A text cut into pieces that a T5 decodes well, and their answers joined to a text again.
+
+    text    between  piece   between  piece   …  between
+    joined  between  answer  between  answer  …  between
+
+What stands between the pieces is kept to the byte: white space, line breaks, empty lines, what a
+list item begins with, and pieces that have no letter and no digit. Only pieces are decoded, each
+with the task's prefix before it.
+
+Sentences are found paragraph by paragraph, by sentencex (https://github.com/wikimedia/sentencex).
+A paragraph is one line, or several where a line's end says nothing: see `_is_hard_wrapped`.
+
+Nothing here knows about models: whoever asks for a limit of tokens gives a function that counts.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from mlx_t5.errors import UserError
+from mlx_t5.ranges import POSITIVE, checked, refusal
+from mlx_t5.settings import SPLITS
+from mlx_t5.text.markup import Span, flattened, rewrapped, unwrapped
+from mlx_t5.text.prompts import prefix_end
+
+DEFAULT_LANGUAGE = "en"
+# No T5 was trained on sentences of more characters. It also bounds what a hostile text costs.
+LONGEST_SENTENCE = 5_000
+WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
+
+_LINE = re.compile(r"[^\r\n]+")
+_NO_TEXT = re.compile("[\\r\\n\\ud800-\\udfff]")  # halves of a pair cannot be decoded
+_ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
+_WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of Chinese a character
+# A comma between digits ends nothing; those of languages without spaces do.
+_CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
+_SPACE = re.compile(r"\s+")
+_MADLAD = re.compile(r"\s*<2[\w-]+>\s*")
+_SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
+_LANGUAGES = dict(
+    name.split("=")
+    for name in (
+        "arabic=ar bengali=bn bulgarian=bg chinese=zh czech=cs danish=da dutch=nl english=en "
+        "finnish=fi french=fr german=de greek=el hebrew=he hindi=hi hungarian=hu italian=it "
+        "japanese=ja korean=ko norwegian=no persian=fa polish=pl portuguese=pt romanian=ro "
+        "russian=ru spanish=es swedish=sv thai=th turkish=tr ukrainian=uk vietnamese=vi"
+    ).split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Characters [start, end) of a text, decoded by themselves.
+
+    Attributes:
+        cut: whether they are a part of a sentence, or a line, that was too long.
+        span: what they are a part of.
+    """
+
+    start: int
+    end: int
+    cut: bool = False
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How texts are cut.
+
+    Attributes:
+        split: one of `SPLITS`.
+        prefix: of the task, for every piece; None looks for it at the beginning of each text.
+        source_language: whose rules end a sentence, as a code such as "de"; "" takes the language
+            that the prefix names, or English.
+        max_source_tokens: of a prompt, prefix and end token included; None: the model's.
+
+    Raises:
+        UserError: a value is of the wrong kind or out of its range.
+    """
+
+    split: str = "none"
+    prefix: str | None = None
+    source_language: str = ""
+    max_source_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise refusal("split", self.split, '"sentences", "lines" or "none"')
+        if not isinstance(self.prefix, str | None):
+            raise refusal("prefix", self.prefix, "a text")
+        if not isinstance(self.source_language, str):
+            raise refusal("source_language", self.source_language, 'a code such as "de"')
+        if self.max_source_tokens is not None:
+            limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
+            object.__setattr__(self, "max_source_tokens", limit)
+
+
+class Document:
+    """A text and its pieces.
+
+    Attributes:
+        text: all of it.
+        prefix: of the task: found at the text's beginning, and then it is no part of the document,
+            or given.
+        start: where the document begins in the text, behind a prefix that was found there.
+        pieces: in the order of the text, as far as it has been cut.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        cutting: Cutting,
+        tokens: Callable[[str], int],
+        n_positions: int | None = None,
+        spans: Iterable[Span] | None = None,
+    ) -> None:
+        """Takes a text.
+
+        Args:
+            text: with its prefix, if none is given.
+            cutting: how to cut it.
+            tokens: counts those of a prompt, the end token included.
+            n_positions: of the model, where `max_source_tokens` says nothing.
+            spans: what of the text may be decoded, as of markup.spans, all of it without a
+                prefix; None looks for one and takes the rest.
+
+        Raises:
+            UserError: it is no text, or the prefix leaves no room for it.
+        """
+        if not isinstance(text, str):
+            raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
+        self.text, self.prefix, self.start = text, cutting.prefix or "", 0
+        mark = int(text.startswith("\ufeff"))  # of the byte order
+        if cutting.prefix is None and spans is None and (end := _prefix_end(text[mark:])):
+            self.start = mark + end
+            self.prefix = text[mark : self.start]
+        self.pieces: list[Piece] = []
+        self._split, self._tokens = cutting.split, tokens
+        self._limit = cutting.max_source_tokens or n_positions
+        whole = [Span(max(mark, self.start), len(text), False)]
+        self._spans = whole if spans is None else list(spans)
+        self._flat = flattened(text, self._spans)
+        self._language = cutting.source_language or _language_of(self.prefix)
+        if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
+            needs = f"the prefix and one letter take {used} tokens"
+            raise UserError(f"max_source_tokens is {self._limit}, but {needs}; raise it")
+
+    def cut(self) -> Iterator[Piece]:
+        """The pieces, one by one, each cut when it is asked for."""
+        for span in self._spans:
+            for start, end in self._units(span):
+                for piece in self._fitting(start, end, span):
+                    self.pieces.append(piece)
+                    yield piece
+
+    def source(self, piece: Piece) -> str:
+        """What a piece says, on one line."""
+        return unwrapped(self.text[piece.start : piece.end])
+
+    def prompt(self, piece: Piece) -> str:
+        """What a piece is decoded from."""
+        return self.prefix + self.source(piece)
+
+    def answered(self, piece: Piece, answer: str | None) -> str:
+        """What stands in the place of a piece: it stays, without an answer."""
+        source = self.text[piece.start : piece.end]
+        return source if answer is None else rewrapped(source, answer)
+
+    def before(self, i: int) -> str:
+        """What stands before piece i; behind the last piece for i = the number of pieces."""
+        start = self.pieces[i - 1].end if i else self.start
+        return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
+
+    def joined(self, answers: Sequence[str | None]) -> str:
+        """The document with the pieces' answers in their places, None for one that failed."""
+        texts = [self.answered(*pair) for pair in zip(self.pieces, answers, strict=True)]
+        parts = [self.part(i, texts) for i in range(len(texts))]
+        return "".join([*parts, self.before(len(texts))])
+
+    def part(self, i: int, texts: Sequence[str]) -> str:
+        """What the document gains with the text of piece i, and what stands before that.
+
+        Pieces of a wrapped span are broken into lines together, when the last of them is there.
+        """
+        span, first = self.pieces[i].span, i
+        if not span or not span.wrapped:
+            return self.before(i) + texts[i]
+        if i + 1 < len(self.pieces) and self.pieces[i + 1].span is span:
+            return ""
+        while first and self.pieces[first - 1].span is span:
+            first -= 1
+        rest = (self.before(n) + texts[n] for n in range(first + 1, i + 1))
+        source = self.text[self.pieces[first].start : self.pieces[i].end]
+        return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
+
+    def _units(self, span: Span) -> Iterator[tuple[int, int]]:
+        """Beginning and end of what is decoded together, if it is not too long."""
+        start, end = max(span.start, self.start), span.end
+        if self._split == "none":
+            yield start, end
+        elif self._split == "lines":
+            yield from [(start, end)] if span.wrapped else _lines(self.text, start, end)
+        else:
+            whole = [(start, end)] if span.wrapped else _paragraphs(self.text, start, end)
+            for first, last in whole:
+                yield from _sentences(self._flat, first, last, self._language)
+
+    def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
+        """What there is to decode of a unit, in so many pieces that none is too long."""
+        unit = self._flat[start:end]
+        start, end = end - len(unit.lstrip()), start + len(unit.rstrip())
+        if not any(char.isalnum() for char in unit):
+            return
+        piece = Piece(start, end, cut, span)
+        if end - start > 1 and self._is_too_long(piece):
+            middle = _cut_point(self._flat, start, end)
+            yield from self._fitting(start, middle, span, True)
+            yield from self._fitting(middle, end, span, True)
+        else:
+            yield piece
+
+    def _is_too_long(self, piece: Piece) -> bool:
+        if self._split != "none" and piece.end - piece.start > LONGEST_SENTENCE:
+            return True
+        return bool(self._limit and self._tokens(self.prompt(piece)) > self._limit)
+
+
+def _prefix_end(text: str) -> int:
+    """Where the task's prefix and the white space after it end; 0 without one."""
+    if madlad := _MADLAD.match(text):
+        return madlad.end()
+    end = prefix_end(text)
+    return end + len(text[end:]) - len(text[end:].lstrip()) if end else 0
+
+
+def _language_of(prefix: str) -> str:
+    source = _SOURCE.search(prefix)
+    return _LANGUAGES.get(source[1].lower(), DEFAULT_LANGUAGE) if source else DEFAULT_LANGUAGE
+
+
+def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    return (line.span() for line in _LINE.finditer(text, start, end))
+
+
+def _paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Paragraphs: hard-wrapped lines together, and any other line by itself.
+
+    An empty line ends one, and so does a list item, whose mark belongs to no paragraph.
+    """
+    lines: list[tuple[int, int]] = []
+    for first, last in _lines(text, start, end):
+        blank = text[first:last].isspace()
+        adjacent = lines and text[lines[-1][1] : first] in ("\n", "\r\n", "\r")
+        if blank or not adjacent or _ITEM.match(text, first, last):
+            yield from _joined_lines(text, lines)
+            lines = []
+        lines += [] if blank else [(first, last)]
+    yield from _joined_lines(text, lines)
+
+
+def _joined_lines(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Lines that follow each other, hard-wrapped ones as one; without the mark of a list item."""
+    wrapped = _is_hard_wrapped([text[start:end] for start, end in lines])
+    for start, end in [(lines[0][0], lines[-1][1])] if wrapped else lines:
+        item = _ITEM.match(text, start, end)
+        yield item.end() if item else start, end
+
+
+def _is_hard_wrapped(lines: Sequence[str]) -> bool:
+    """Whether lines end where a width was reached, and not where something ends.
+
+    Each is then so full that the next one's first word would have made it the longest; the longest
+    is of a usual width; and not all lines begin like a heading or a sentence, with a capital.
+    """
+    if len(lines) < 2:
+        return False
+    width = max(len(line.rstrip()) for line in lines)
+    words = [word[1] if (word := _WORD.match(line)) else "" for line in lines[1:]]
+    ends = [len(line.rstrip()) + 1 + len(word) for line, word in zip(lines, words, strict=False)]
+    continued = any(word[:1].isalpha() and not word[:1].isupper() for word in words)
+    return width in WRAPPED_WIDTHS and min(ends) > width and continued
+
+
+def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
+    """The sentences of a paragraph, which is looked at in windows: the last one's may go on."""
+    boundaries = _boundaries()
+    while start < end:
+        window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
+        if start + len(window) < end:
+            window = window[: window.rfind(" ") + 1] or window
+        found = boundaries(language, window)
+        if start + len(window) < end and len(found) > 1:
+            found = found[:-1]
+        yield from ((start + each["start_index"], start + each["end_index"]) for each in found)
+        start += found[-1]["end_index"]
+
+
+def _boundaries() -> Callable[[str, str], list[dict]]:
+    try:
+        from sentencex import get_sentence_boundaries
+    except ImportError:
+        cure = 'pip install "sentencex>=1.0.32,<2" (on a Mac with Python 3.11 or later)'
+        raise UserError(f'split="sentences" needs sentencex; {cure}') from None
+    return get_sentence_boundaries
+
+
+def _cut_point(text: str, start: int, end: int) -> int:
+    """Where to cut what is too long: nearest to its middle, behind a comma, a word, or anywhere."""
+    for pattern in (_CLAUSE, _SPACE):
+        found = [each for each in pattern.finditer(text, start, end) if each.end() < end]
+        if found:
+            return min(found, key=lambda each: abs(sum(each.span()) - start - end)).end()
+    middle = (start + end) // 2
+    accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", text[middle : end - 1])
+    return middle + len(list(accents))  # which stay on their letter

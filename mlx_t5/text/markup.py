@@ -1,0 +1,237 @@
+"""Which characters of a file may be decoded, and how the lines of an answer are broken again.
+
+A file is a text with markup: Markdown, SubRip (.srt) or WebVTT (.vtt) subtitles, or plain text.
+`spans` lists the stretches of words in it. All else stays as it is, so a file whose every span is
+answered with itself comes back to the byte. Only spans with a letter count.
+
+Markdown is read as CommonMark with GitHub's tables. Headings, code, HTML, front matter, reference
+definitions, links, images, addresses, escapes and the marks of lists, quotes and tables stay. The
+text is cut there, as a model would garble a placeholder. Emphasis goes with the text.
+
+Subtitles keep all but the words of their cues: numbers, times, tags, music notes, and the marks of
+a change of speaker, which begins a span of its own.
+
+Work and memory grow in proportion to the file: no regular expression here reads a stretch of it
+again for each place in it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, pairwise, repeat
+from typing import Any, NamedTuple
+
+from mlx_t5.errors import UserError
+
+SUFFIXES = (".txt", ".md", ".srt", ".vtt")
+# A line of a subtitle may have so many characters even if the source's lines are shorter.
+LINE_CHARACTERS = 42
+
+# A line break with the white space and the quote marks around it.
+_BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n)[ \t>]*")
+_HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_OPENING = "「『（〈《【〔［"
+# What a line break keeps together: a word, or a character of a script that has no spaces. Marks
+# that would begin a list, a heading or a quote stay behind the word before them.
+_UNIT = re.compile(
+    rf"\s*(?:[{_OPENING}]*[{_HAN}](?:[^\w\s{_OPENING}]|ー)*|[^\s{_HAN}{_OPENING}]+|[{_OPENING}]+)"
+    r"(?: (?:[-–—+*=#~|]+|\d{1,9}[.)]|>\S*)(?= |\Z))*"
+)
+
+# In a copy of the text, what stays is overwritten by one of these. Letters that touch a stump, as
+# in "`list`s", stay as well.
+_CUT, _STUMP = "\1", "\0"
+_STUMPS = re.compile(r"`|!?\[(?!\^)")
+_LETTERS = r"0-9A-Za-z_\u00aa-\u058f"  # of scripts that put spaces between words
+_STUMPED = re.compile(rf"(?<![{_LETTERS}{_STUMP}])[{_LETTERS}]*{_STUMP}[{_LETTERS}{_STUMP}]*")
+_LEFT = re.compile(rf"[^\s{_CUT}](?:[^{_CUT}]*[^\s{_CUT}])?")
+# Beside what stays, words lose the marks up to a white space: the comma after `x` in "`x`, and".
+_LOOSE = re.compile(r"\W*\s")
+
+_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?=\S)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
+# What is not text beside CommonMark's inline code, links and tags: hard line breaks, footnotes,
+# the lines of tables, boxes of tasks, GitHub's alerts, addresses.
+_ASIDE = re.compile(
+    r"(?m)(?:  |\\)\t?\n|\||\[\^[^\]\s]{1,99}\]:?|^\[[ xX]\](?=\s)|^\[!\w{1,20}\]"
+    r"|(?:https?://|ftp://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]*_~]"
+    r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w"
+)
+
+# A line of times, with the number before it.
+_TIMES = re.compile(r"(?m)^(?:[ \t]*\d+[ \t]*\n)?[ \t]*\d+:\d[\d:., ]*-+>[^\n]*(?:\n|\Z)")
+_BLOCK = re.compile(r"(?m)(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+")
+_TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
+# The marks that give the turn to another speaker, tags, music, characters by their names.
+_CUE_MARK = re.compile(
+    rf"(?m)^(?:[ \t]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]+|&(?:\w{{1,31}}|#\w{{1,7}});"
+)
+
+
+class Span(NamedTuple):
+    """Characters [start, end) of a file's text, which may be decoded.
+
+    Attributes:
+        start: position of the first character.
+        end: position after the last.
+        wrapped: whether its line breaks are typesetting: `unwrapped` is decoded then, and the
+            answer goes through `rewrapped`.
+    """
+
+    start: int
+    end: int
+    wrapped: bool
+
+
+def spans(text: str, suffix: str) -> list[Span]:
+    """Finds what may be decoded in a file.
+
+    Args:
+        text: the file's text, its line ends as they are.
+        suffix: of the file's name, one of `SUFFIXES`.
+
+    Returns:
+        The spans in order. They do not overlap; except for plain text, which is one span, they
+        begin and end with no white space.
+
+    Raises:
+        UserError: it should have subtitles and is no such file.
+    """
+    begin = int(text.startswith("\ufeff"))  # a byte order mark
+    if suffix == ".txt":
+        return [Span(begin, len(text), False)] if text[begin:] else []
+    # One kind of line end, and the same positions as in the text.
+    even = text[begin:].replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
+    found = _markdown(even) if suffix == ".md" else _subtitles(even, suffix)
+    return [Span(begin + start, begin + end, wrapped) for start, end, wrapped in found]
+
+
+def unwrapped(source: str) -> str:
+    """The text of a wrapped span as it is decoded: a space in the place of each line break."""
+    return _BREAK.sub(" ", source)
+
+
+def flattened(text: str, found: Iterable[Span]) -> str:
+    """The text with as many spaces in the place of each line break in its wrapped spans."""
+    parts, at = list[str](), 0
+    for start, end, wrapped in found:
+        if wrapped:
+            spaced = _BREAK.sub(lambda gap: " " * len(gap[0]), text[start:end])
+            parts += text[at:start], spaced
+            at = end
+    return "".join([*parts, text[at:]])
+
+
+def rewrapped(source: str, answer: str) -> str:
+    """Breaks an answer into lines as its source was.
+
+    It has as many lines as the source, of about the same length, if it has as many words. If a
+    line would then be longer than the source's longest one and `LINE_CHARACTERS`, there are more
+    lines. A source of one line is answered with one line.
+
+    Args:
+        source: the text of a wrapped span.
+        answer: to `unwrapped(source)`.
+
+    Returns:
+        The answer with line breaks of the source; the source itself if the answer equals it.
+    """
+    breaks = _BREAK.findall(source)
+    if not breaks or answer == unwrapped(source):
+        return source if breaks else answer
+    units = _UNIT.findall(" ".join(answer.split()))
+    longest = max(LINE_CHARACTERS, *map(len, _BREAK.split(source)))
+    count = max(len(breaks) + 1, len(_line_starts(units, 1, longest)))
+    limits = range(1, len(answer) + 2)  # the narrowest lines that are as many
+    enough = bisect_left(limits, True, key=lambda n: len(_line_starts(units, count, n)) <= count)
+    starts = [*_line_starts(units, count, limits[enough]), len(units)]
+    lines = ["".join(units[start:end]).strip() for start, end in pairwise(starts)]
+    gaps = chain(breaks, repeat(breaks[-1]))
+    return lines[0] + "".join(gap + line for line, gap in zip(lines[1:], gaps, strict=False))
+
+
+def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
+    """Which units begin a line of at most `limit` characters, in at least `count` lines."""
+    starts, length = [0], 0
+    for n, unit in enumerate(units):
+        length += len(unit)
+        if n and (length > limit or len(units) - n <= count - len(starts)):
+            starts.append(n)
+            length = len(unit.lstrip())
+    return starts
+
+
+def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Where words are left in a paragraph or a cue, given what stays of it."""
+    masked = list(text)
+    for start, end in stays:
+        within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
+        stump = _STUMPS.match(text, start) or (within and text[end - 1] not in "\n|")
+        masked[start:end] = (_STUMP if stump else _CUT) * (end - start)
+    left = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked))
+    for match in _LEFT.finditer(left):
+        start, end = match.span()
+        if start and (loose := _LOOSE.match(text, start, end)):
+            start = loose.end()
+        if end < len(text) and (loose := _LOOSE.match(text[start:end][::-1])):
+            end -= loose.end()
+        if any(map(str.isalpha, text[start:end])):
+            yield start, end
+
+
+def _markdown(text: str) -> Iterator[Span]:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_block import paragraph, table
+    from markdown_it.rules_inline import StateInline
+
+    text = _FRONT_MATTER.sub(lambda front: "\n" * len(front[0]), text)
+    passages: list[list[tuple[int, int]]] = []  # where the lines of each lie
+
+    def recorded(rule: Callable) -> Callable:
+        def recording(state: Any, first: int, last: int, silent: bool) -> bool:
+            found = rule(state, first, last, silent)
+            if found and not silent:
+                numbers = range(first, state.line)
+                lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in numbers]
+                passages.extend([[line] for line in lines] if rule is table else [lines])
+            return found
+
+        return recording
+
+    parser, env = MarkdownIt("commonmark").enable("table"), dict[str, Any]()
+    parser.block.ruler.at("paragraph", recorded(paragraph))
+    parser.block.ruler.at("table", recorded(table), {"alt": ["paragraph", "reference"]})
+    parser.block.parse(text, parser, env, [])
+    for lines in passages:
+        content = "\n".join(text[start:end] for start, end in lines)
+        places = [place for start, end in lines for place in range(start, end + 1)]
+        for start, end in _words(content, _inline(StateInline(content, parser, env, []))):
+            yield Span(places[start], places[end - 1] + 1, "\n" in content[start:end])
+
+
+def _inline(state: Any) -> Iterator[tuple[int, int]]:
+    """What stays of a paragraph."""
+    while state.pos < state.posMax:
+        start = state.pos
+        state.md.inline.skipToken(state)
+        if state.src[start] in "`[!<\\&" and state.pos - start > 1:
+            yield start, state.pos
+    yield from map(re.Match.span, _ASIDE.finditer(state.src))
+
+
+def _subtitles(text: str, suffix: str) -> Iterator[Span]:
+    times = list(_TIMES.finditer(text))
+    if suffix == ".vtt" and not text.startswith("WEBVTT"):
+        raise UserError('a .vtt file begins with "WEBVTT"; this one does not: is it an .srt file?')
+    if suffix == ".srt" and not times:
+        raise UserError(
+            "an .srt file has times, as in 00:00:01,000 --> 00:00:04,000; there is none"
+        )
+    ends = [time.start() for time in times[1:]] + [len(text)]
+    for time, end in zip(times, ends, strict=True):
+        for block in _BLOCK.finditer(text, time.end(), end):
+            if suffix == ".vtt" and block.start() > time.end():
+                break  # an empty line ends the text; sloppy .srt files have some within
+            for first, last in _words(block[0], map(re.Match.span, _CUE_MARK.finditer(block[0]))):
+                yield Span(block.start() + first, block.start() + last, True)

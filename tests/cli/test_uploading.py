@@ -1,0 +1,255 @@
+"""--upload-repo: what is sent, file by file, what the card says, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sentence_folders
+from command_line import ROOT, byte_model
+from convert import convert
+from fake_hub import FakeHub, serve
+from mlx_t5.backend import mx
+from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
+from model import load
+
+SOURCE = "google/byt5-small"
+SAID = {
+    "license": "apache-2.0",
+    "language": ["en", "fr"],
+    "pipeline_tag": "translation",
+    "tags": ["t5"],
+    "widget": [{"text": "not for us"}],
+}
+TOKEN = {"HF_TOKEN": "hf_writes", "HF_HUB_DISABLE_XET": "1"}
+WRITERS = {"hf_writes": "write", "hf_reads": "read"}
+
+
+def metadata(card: str) -> dict:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A Hugging Face folder whose card says its licence."""
+    folder = byte_model(tmp_path_factory.mktemp("source") / "byt5")
+    (folder / CARD).write_text(f"---\n{yaml.safe_dump(SAID)}---\n# ByT5\n")
+    return folder
+
+
+@pytest.fixture
+def hub(source):
+    files = {file.name: file.read_bytes() for file in source.iterdir()}
+    with serve(FakeHub({SOURCE: files}, roles=dict(WRITERS), owners={"me"})) as running:
+        yield running
+
+
+@pytest.fixture
+def run(hub, tmp_path):
+    """Runs a command line: status, standard output, standard error."""
+
+    def command(program: str, *options: str, **environment: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / program), *options],
+            cwd=tmp_path,
+            env=hub.environment(tmp_path / "hf") | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert "hf_" not in done.stdout + done.stderr, "a token is shown"
+        return done.returncode, done.stdout, done.stderr
+
+    return command
+
+
+@pytest.mark.slow
+def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, run, tmp_path):
+    options = ["--model", SOURCE, "-q", "--q-group-size", "32", "--upload-repo", "me/byt5-4bit"]
+    status, out, err = run("convert.py", *options, **TOKEN)
+    folder = tmp_path / "models" / "byt5-small"
+    assert (status, out) == (0, f"{folder}\n"), err
+    sent = hub.repos["me/byt5-4bit"]
+    assert sent == {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
+    listed = [line.split()[0] for line in err.splitlines() if line.startswith("  ")]
+    assert listed == sorted(sent) and " MB to me/byt5-4bit on the Hugging Face Hub:\n" in err
+    assert f"sent: {hub.endpoint}/me/byt5-4bit/commit/1" in err
+    card = sent[CARD].decode()
+    assert metadata(card) == {
+        "library_name": "mlx",
+        "base_model": SOURCE,
+        "license": "apache-2.0",
+        "language": ["en", "fr"],
+        "pipeline_tag": "translation",
+        "tags": ["t5", "mlx", "4-bit"],
+    }
+    assert f"{SOURCE}, converted to MLX: 4 bits a weight (affine, groups of 32)." in card
+    assert 'python main.py --model me/byt5-4bit --prompt "…"' in card
+    code = "from model import load; print(load('me/byt5-4bit')[0].folder)"
+    environment = hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)}
+    loaded = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert b"models--me--byt5-4bit" in loaded.stdout, loaded.stderr
+
+
+@pytest.mark.slow
+def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
+    token = "the token for the Hub {}; `hf auth login`".format
+    refused = {
+        ("me/x", ""): token("is missing"),
+        ("me/x", "hf_wrong"): token("is refused"),
+        ("me/x", "hf_reads"): token("may only read"),
+        ("x", "hf_writes"): "'x' has no owner; give OWNER/NAME",
+        ("me/a b", "hf_writes"): "Repo id must ",
+        ("", "hf_writes"): "Repo id must ",
+    }
+    code = (
+        "import os, sys, convert, distill\n"
+        f"for name, os.environ['HF_TOKEN'] in {list(refused)}:\n"
+        f"    options = ['--model', {SOURCE!r}, '--upload-repo', name]\n"
+        "    assert convert.main(options) == 2\n"
+        "    assert distill.main([*options, '--data', 'none', '--output', 'draft']) == 2"
+    )
+    environment = hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[::2] == lines[1::2], "distill.py says the same"
+    for line, told in zip(lines[::2], refused.values(), strict=True):
+        assert line.startswith(f"error: --upload-repo: {told}")
+    assert not (tmp_path / "models").exists() and not hub.fetched
+
+
+@pytest.mark.slow
+def test_what_is_refused_in_the_end_leaves_the_folder(hub, run, tmp_path, source):
+    options = ["--model", str(source), "--mlx-path", "out", "--upload-repo"]
+    for name, token, cause in (
+        ("you/x", TOKEN, "You may not write for you"),
+        ("me/x", TOKEN | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "ConnectError"),
+    ):
+        status, out, err = run("convert.py", *options, name, "--overwrite", **token)
+        assert (status, out) == (2, f"{tmp_path / 'out'}\n")
+        last = err.splitlines()[-1]
+        assert last.startswith(f"error: {name}: cannot be sent (") and cause in err
+        assert last.endswith(f"complete: `hf upload {name} {tmp_path / 'out'}` sends it")
+        load(tmp_path / "out")
+    assert "me/x" not in hub.repos and "you/x" not in hub.repos
+
+
+def test_only_the_models_files_are_sent(tmp_path):
+    """Whatever lies in the folder besides; links are never followed."""
+    pooled = sentence_folders.pooling("mean"), sentence_folders.dense()
+    sentences = sentence_folders.folder_of(tmp_path / "in", *pooled)
+    folder = convert(sentences, tmp_path / "out", dtype="float32")
+    (folder / CARD).write_text("a card")
+    expected = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    assert "2_Dense/model.safetensors" in expected and model_files(folder) == expected
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "config.json").write_text("{}")
+    for name in ("notes.txt", ".env", "optimizer.safetensors", "model-00002-of-00003.safetensors"):
+        (folder / name).write_text("mine")
+    for name in ("checkpoints", ".cache", "2_Dense/deeper"):
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_text("mine")
+    (folder / "2_Dense" / "notes.txt").write_text("mine")
+    (folder / "3_Dense").symlink_to(secret)
+    (folder / "generation_config.json").symlink_to(secret / "config.json")
+    os.mkfifo(folder / "spiece.model")
+    assert model_files(folder) == expected
+
+
+def test_interrupted_it_leaves_the_folder(tmp_path, monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", interrupt)
+    folder = converted(tmp_path / "made")
+    assert upload(folder, "me/x", lambda name: f"the card of {name}") == 130
+    assert (folder / CARD).read_text() == "the card of me/x"
+    assert capsys.readouterr().err.endswith(
+        f"interrupted; the folder is complete: `hf upload me/x {folder}` sends it\n"
+    )
+
+
+def converted(folder: Path, **more: object) -> Path:
+    folder.mkdir()
+    config = {"model_type": "t5", "torch_dtype": "bfloat16", "converted_from": {"folder": "my-t5"}}
+    (folder / "config.json").write_text(json.dumps(config | more))
+    return folder
+
+
+def test_a_card_says_only_what_is_known(tmp_path, capsys, monkeypatch):
+    """Of a local source without a card, with a bad one, and with one that is a link."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    made, source = converted(tmp_path / "made"), tmp_path / "my-t5"
+    source.mkdir()
+    plain = {"library_name": "mlx", "tags": ["mlx"]}
+    secret = tmp_path / "secret"
+    secret.write_text("---\nlicense: mit\n---\n")
+    for write in (
+        lambda path: None,
+        lambda path: path.write_text("---\n{license: [\n---\n"),
+        lambda path: path.write_bytes(b"\xff"),
+        lambda path: (path.unlink(), path.symlink_to(secret)),
+    ):
+        write(source / CARD)
+        card = conversion_card("me/x", made, str(source))
+        assert metadata(card) == plain and "my-t5, converted to MLX: bfloat16." in card
+        assert "no licence is known" in capsys.readouterr().err
+    (source / CARD).unlink()
+    (source / CARD).write_text("---\nlicense: mit\nbase_model: google/t5-v1_1-base\n---\n")
+    expected = plain | {"license": "mit", "base_model": "google/t5-v1_1-base"}
+    assert metadata(conversion_card("me/x", made, str(source))) == expected
+    assert capsys.readouterr().err == ""
+
+
+def test_a_card_of_an_encoder_and_of_a_merged_adapter(tmp_path):
+    record = {"model": "t5-small", "adapter": "my-lora"}
+    encoder = {"architectures": ["T5EncoderModel"], "converted_from": record}
+    folder = converted(tmp_path / "made", **encoder)
+    (folder / CARD).write_text("---\nlicense: mit\n---\n")
+    card = conversion_card("me/x", folder, str(folder))
+    assert metadata(card)["base_model"] == "google-t5/t5-small"
+    assert "google-t5/t5-small with adapter my-lora, converted to MLX: bfloat16." in card
+    assert "python main.py --model me/x --embed --prompt" in card
+
+
+def test_a_card_of_a_draft(tmp_path):
+    target = converted(tmp_path / "target", converted_from={"model": "google/flan-t5-xl"})
+    (target / CARD).write_text("---\nlicense: apache-2.0\n---\n")
+    card = draft_card("me/draft", target, target, mx.bfloat16, "| me/draft | 4 | 80.0% | …")
+    assert metadata(card) == {
+        "library_name": "mlx",
+        "base_model": "google/flan-t5-xl",
+        "license": "apache-2.0",
+        "tags": ["mlx", "speculative-decoding"],
+    }
+    for text in (
+        "A draft for google/flan-t5-xl. ",
+        "| me/draft | 4 | 80.0% | …\n\nMeasured on ",
+        f", mlx {mx.__version__}, bfloat16.\n",
+        "python main.py --model google/flan-t5-xl --draft-model me/draft --prompt",
+        'from_pretrained("google/flan-t5-xl", draft="me/draft")',
+    ):
+        assert text in card
+    adapted = converted(tmp_path / "adapted", converted_from={"folder": "my-t5", "adapter": "lora"})
+    card = draft_card("me/draft", adapted, target, mx.bfloat16, "")
+    assert "A draft for my-t5 with adapter lora. " in card
+    assert "main.py --model my-t5 --adapter-path lora --draft-model me/draft --prompt" in card
+    assert 'from_pretrained("my-t5", adapter="lora", draft="me/draft")' in card
+
+
+def test_a_folders_name_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
+    record = {"folder": "t5", "adapter": "lora"}
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
+    card = conversion_card("me/x", converted(tmp_path / "made", converted_from=record), "t5")
+    assert "base_model" not in metadata(card)

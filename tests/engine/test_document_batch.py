@@ -1,0 +1,288 @@
+"""Documents through the batch: answers are those of each piece alone, in order; few wait."""
+
+import json
+import tracemalloc
+from collections import deque
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from command_line import ROOT
+from mlx_t5.engine import documents
+from mlx_t5.engine.rows import Result, Speculation, Stats
+from mlx_t5.errors import UserError
+from mlx_t5.text.documents import Cutting, Document
+
+TASK = "translate English to French: "
+LINES = [json.loads(line) for line in (ROOT / "demo" / "heldout.jsonl").open(encoding="utf-8")]
+SENTENCES = [
+    line["prompt"].removeprefix(TASK) for line in LINES if line["prompt"].startswith(TASK)
+][:12]
+TIMES = ("encode_seconds", "decode_seconds", "tokens_per_second", "peak_memory_bytes")
+
+
+def counts(stats: Stats) -> dict:
+    return {name: value for name, value in asdict(stats).items() if name not in TIMES}
+
+
+class Echo:
+    """A decoder of which each prompt is its own answer, in upper case; some fail.
+
+    It draws so many prompts ahead as the real one.
+    """
+
+    def __init__(self, ahead=64, fails=lambda prompt: False, n_positions=None):
+        self.tokenizer = SimpleNamespace(encode=lambda text: list(range(len(text))))
+        self.model = SimpleNamespace(config=SimpleNamespace(n_positions=n_positions))
+        self.ahead, self.fails, self.drawn, self.places = ahead, fails, 0, []
+
+    def results(self, prompts, seed, ready, indexes, **call):
+        waiting, prompts = deque(), iter(prompts)
+        while True:
+            while len(waiting) < self.ahead and (not waiting or ready()):
+                prompt = next(prompts, None)
+                if prompt is None:
+                    break
+                self.places.append(next(indexes))
+                self.drawn += 1
+                waiting.append(prompt)
+            if not waiting:
+                return
+            yield self.answer(waiting.popleft())
+
+    def answer(self, prompt):
+        stats = Stats(target_calls=2, drafted=4, accepted=3, tokens_per_call=2.5)
+        stats.speculation = Speculation(steps_by_length=[0] * len(prompt))
+        if self.fails(prompt):
+            return Result(None, [], [], "error", Stats(), "it fails")
+        reason = "length" if "long" in prompt else "stop"
+        return Result(prompt.upper(), [1, 2], ["draft", "target"], reason, stats)
+
+
+def run(decoder, prompts, split="sentences", prefix="", **how):
+    return list(documents.results(decoder, Cutting(split, prefix), prompts, **how))
+
+
+# ---- the bundled pair ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(decoder):
+    """The result of every sentence by itself."""
+    return [decoder.generate(TASK + sentence) for sentence in SENTENCES]
+
+
+@pytest.mark.parametrize("split, between", [("sentences", "  "), ("lines", "\r\n\r\n\t")])
+def test_a_document_is_its_sentences_in_one_batch(decoder, alone, split, between):
+    text = between.join(SENTENCES) + "\n"
+    result = decoder.generate(TASK + text, split=split, batch_size=3)
+    assert result.text == between.join(one.text for one in alone) + "\n"
+    assert result.tokens == [token for one in alone for token in one.tokens]
+    assert result.finish_reason == "stop" and result.stats.pieces == len(SENTENCES)
+    for name in ("prompt_tokens", "generated_tokens"):
+        assert getattr(result.stats, name) == sum(getattr(one.stats, name) for one in alone)
+    for piece, one, sentence in zip(result.pieces, alone, SENTENCES, strict=True):
+        assert (TASK + text)[piece.start : piece.end] == sentence and piece.text == one.text
+
+
+def test_documents_beside_each_other(decoder, alone):
+    texts = [TASK + " ".join(SENTENCES[start : start + 4]) for start in (0, 4, 8)]
+    results = decoder.generate([texts[0], "…", texts[1], "", [5], texts[2]], split="sentences")
+    wanted = [" ".join(one.text for one in alone[start : start + 4]) for start in (0, 4, 8)]
+    assert [result.text for result in results] == [wanted[0], "…", wanted[1], "", None, wanted[2]]
+    assert "needs a text" in results[4].error and results[4].finish_reason == "error"
+    assert not any(result.error for i, result in enumerate(results) if i != 4)
+
+
+def test_a_stream_is_the_document_piece_by_piece(decoder):
+    text = f"{TASK}- {SENTENCES[0]}\n\n{SENTENCES[1]} *** {SENTENCES[2]}\n"
+    whole = decoder.generate(text, split="sentences")
+    chunks = list(decoder.stream(text, split="sentences"))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [chunk.result is not None for chunk in chunks] == [False, False, True]
+    assert [token for chunk in chunks for token in chunk.tokens] == whole.tokens
+    assert counts(chunks[-1].result.stats) == counts(whole.stats)
+    assert chunks[1].text == f"\n\n{whole.pieces[1].text}"
+    for chunk in chunks:
+        assert len(chunk.pieces) == len(chunk.tokens) and chunk.text.startswith(
+            "".join(chunk.pieces)
+        )
+        assert any(chunk.pieces)
+    (only,) = decoder.stream("***\n", split="lines")
+    assert only.text == only.result.text == "***\n"
+
+
+def test_beams(decoder):
+    text = " ".join(SENTENCES[:3])
+    result = decoder.generate(TASK + text, split="sentences", num_beams=2)
+    alone = [decoder.generate(TASK + one, num_beams=2).text for one in SENTENCES[:3]]
+    assert result.text == " ".join(alone) and result.stats.drafted == 0
+    streamed = decoder.stream(TASK + text, split="sentences", num_beams=2)
+    assert "".join(chunk.text for chunk in streamed) == result.text
+
+
+def test_sampled_pieces_have_streams_of_their_own(decoder):
+    text = "\n".join([TASK + SENTENCES[0], *[SENTENCES[0]] * 5])
+    how = {"split": "lines", "temp": 1.5, "seed": 3, "max_tokens": 12}
+    first, second = decoder.generate([text, text], **how)
+    assert len({piece.text for piece in first.pieces}) > 2 and first.text != second.text
+    assert decoder.generate([text], batch_size=1, **how)[0].tokens == first.tokens
+    (alone,) = decoder.results([text], 3, indexes=[1], **{k: how[k] for k in how if k != "seed"})
+    assert alone.tokens == second.tokens, "by its place in the whole"
+    assert (
+        decoder.generate(TASK + SENTENCES[0], **{**how, "split": "none"}).text
+        == first.pieces[0].text
+    )
+
+
+def test_a_piece_that_fails_stays_as_it_is(decoder):
+    text = f"{TASK}{SENTENCES[0]} Bad\ud800 words. {SENTENCES[1]}"
+    result = decoder.generate(text, split="sentences")
+    first, bad, last = result.pieces
+    assert result.text == f"{first.text} Bad\ud800 words. {last.text}"
+    assert (bad.text, bad.finish_reason) == (
+        "Bad\ud800 words.",
+        "error",
+    ) and "not valid Unicode" in bad.error
+    assert (result.finish_reason, result.error) == ("stop", None)
+    assert (result.stats.failed, result.stats.pieces) == (1, 3)
+    with pytest.raises(UserError, match="not valid Unicode"):
+        decoder.generate("\ud800a. \ud800b.", split="sentences")
+    with pytest.raises(UserError, match="not valid Unicode"):
+        list(decoder.stream("\ud800a. \ud800b.", split="sentences"))
+    both = decoder.generate(["\ud800a. \ud800b.", TASK + SENTENCES[0]], split="sentences")
+    assert both[0].finish_reason == "error" and "not valid" in both[0].error
+    assert both[0].text == "\ud800a. \ud800b." and both[1].text == first.text
+
+
+def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
+    long = " and ".join(one.rstrip(".") for one in SENTENCES[:3]) + "."
+    how = {"split": "sentences", "prefix": TASK}
+    result = decoder.generate([f"{SENTENCES[0]} {long}"], max_source_tokens=30, **how)[0]
+    sizes = [len(decoder.tokenizer.encode(TASK + text)) for text in (long, SENTENCES[0])]
+    assert sizes[0] > 30 >= sizes[1]
+    assert result.stats.cut == result.stats.pieces - 1 >= 2
+    assert result.stats.prompt_tokens <= 30 * result.stats.pieces
+
+
+def test_max_tokens_is_of_a_piece(decoder):
+    result = decoder.generate(TASK + " ".join(SENTENCES[:3]), split="sentences", max_tokens=3)
+    assert [piece.finish_reason for piece in result.pieces] == ["length"] * 3
+    assert result.finish_reason == "length" and len(result.tokens) == 9
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"num_samples": 2, "temp": 1}, "leave num_samples out"),
+        ({"num_beams": 2, "num_return_sequences": 2}, "leave num_return_sequences out"),
+        ({"prediction": "x"}, "a prediction is of a whole text"),
+        ({"seed": [3]}, "one seed"),
+        ({"split": "words"}, "split is 'words'; it must be"),
+        ({"split": "none", "prefix": "x"}, "prefix goes with split"),
+        ({"max_source_tokens": 2, "prefix": TASK}, "prefix and one letter take"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"no_such": 1}, "no_such"),
+    ],
+)
+def test_what_does_not_go_with_a_split(decoder, given, message):
+    with pytest.raises((UserError, TypeError), match=message):
+        decoder.generate("One. Two.", **{"split": "sentences", **given})
+
+
+def test_a_split_needs_a_tokenizer(decoder):
+    from decoder import SpeculativeDecoder
+
+    with pytest.raises(UserError, match="needs a tokenizer"):
+        SpeculativeDecoder(decoder.model).generate("One.", split="lines")
+
+
+# ---- how many are in hand ------------------------------------------------------------------------
+
+
+def test_few_pieces_are_cut_ahead(decoder):
+    texts = [" ".join(SENTENCES[:6] * 2)] * 2
+    tokens = lambda prompt: len(decoder.tokenizer.encode(prompt))  # noqa: E731
+    some = [Document(text, Cutting("sentences", TASK), tokens) for text in texts]
+    done, batch_size = 0, 1
+    for _chunk in documents.chunks(decoder, Cutting("lines"), some, batch_size=batch_size):
+        done += 1
+        ahead = sum(len(document.pieces) for document in some) - done
+        assert ahead <= 8 * batch_size + 1, "as many as prompts, and one to know the last"
+    assert done == 24 and _chunk.result
+
+
+def test_a_large_text_takes_memory_for_its_pieces_only():
+    text = "The quick brown fox jumps over the lazy dog near the river. " * 4_000
+    decoder = Echo()
+    tracemalloc.start()
+    chunks = documents.chunks(decoder, Cutting("sentences", ""), [text])
+    sizes = []
+    for i, _ in enumerate(chunks):
+        if i % 500 == 0:
+            assert decoder.drawn - i <= decoder.ahead + 1
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert i == 3_999
+    # Beside the text: a piece, its result, its tokens and its text; and those in hand.
+    assert peak - sizes[0] < 4_000 * 700 + 3 * len(text)
+
+
+def test_a_document_is_complete_before_the_next_one_is_there():
+    there = [True]
+
+    def prompts():
+        yield "One. Two."
+        there[0] = False
+        yield "Three."
+
+    decoder = Echo()
+    found = documents.results(decoder, Cutting("sentences", ""), prompts(), ready=lambda: there[0])
+    there[0] = False
+    assert next(found).text == "ONE. TWO." and decoder.drawn == 2
+    assert next(found).text == "THREE."
+
+
+def test_places_of_pieces():
+    decoder = Echo()
+    run(
+        decoder,
+        ["One. Two. Three.", "…", "One.", Exception(), "One. Two."],
+        indexes=iter(range(7, 99, 2)),
+    )
+    thousand = 1 << 32
+    wanted = [7, 7 + thousand, 7 + 2 * thousand, 11, 15, 15 + thousand]
+    assert decoder.places == wanted
+
+
+# ---- one result a document -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 64])
+def test_results_come_in_order_whatever_is_in_hand(ahead):
+    error = UserError("line 3 is empty")
+    prompts = ["***", "a b. c", error, "", 5, "d\n", "***", "e. f. g", " \n", "-"]
+    results = run(Echo(ahead), prompts)
+    texts = ["***", "A B. C", None, "", None, "D\n", "***", "E. F. G", " \n", "-"]
+    assert [result.text for result in results] == texts
+    errors = [result.error for result in results if result.error]
+    assert errors == ["line 3 is empty", "split is 'sentences', which needs a text, not token ids"]
+
+
+def test_the_statistics_are_sums():
+    (result,) = run(Echo(fails="bad".__eq__), ["one\nbad\nlong one"], "lines")
+    stats = result.stats
+    assert (stats.target_calls, stats.drafted, stats.accepted) == (4, 8, 6)
+    assert (stats.acceptance_rate, stats.tokens_per_call) == (0.75, 2.5)
+    assert stats.speculation.steps_by_length == [0] * 8
+    assert (stats.pieces, stats.cut, stats.failed) == (3, 0, 1)
+    assert result.finish_reason == "length" and result.text == "ONE\nbad\nLONG ONE"
+    assert [piece.error for piece in result.pieces] == [None, "it fails", None]
+    assert result.writers == ["draft", "target"] * 2
+
+
+def test_what_a_model_was_trained_on_is_the_limit():
+    assert run(Echo(n_positions=6), ["abc def ghi. j"])[0].stats.cut == 3
+    assert run(Echo(), ["abc def ghi. j"])[0].stats.cut == 0

@@ -1,0 +1,213 @@
+"""The page's view of documents in headless Chromium: text in, side by side, and a file out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlx_t5.serving.schemas import TextStats
+from page_views import PHONE, contrast
+
+pytestmark = pytest.mark.slow  # starts a browser
+TEXT = "I open a lot of bags.  It is going to rain.\n\nAlice can buy pencils. 🐧 No.\n"
+PREFIX = "translate English to French:"
+SUBTITLES = (
+    "\ufeff1\r\n00:00:01,000 --> 00:00:02,500\r\nI can park\r\nthe old car.\r\n\r\n"
+    "2\r\n00:00:03,000 --> 00:00:04,000\r\n<i>I have two cats.</i>\r\n"
+)
+NARROW = PHONE | {"viewport": {"width": 390, "height": 844}}
+
+
+@pytest.fixture
+def view(visit, server):
+    """`view(**options)`: the page at its view of documents."""
+
+    def start(**options):
+        page = visit(server, **options)
+        page.get_by_role("link", name="Document").click()
+        return page
+
+    return start
+
+
+def drop(page, name, content, times=1):
+    """Drops a file on the page."""
+    page.evaluate(
+        """([name, bytes, times]) => {
+          const data = new DataTransfer();
+          data.items.add(new File(Array(times).fill(new Uint8Array(bytes)), name));
+          const options = { dataTransfer: data, bubbles: true, cancelable: true };
+          const event = (kind) => new DragEvent(kind, options);
+          const over = event("dragover");
+          document.body.dispatchEvent(over);
+          window.taken = over.defaultPrevented;
+          document.body.dispatchEvent(event("drop"));
+        }""",
+        [name, list(content), times],
+    )
+    assert page.evaluate("window.taken"), "or the browser leaves the page"
+
+
+def done(page, count):
+    page.locator("#status", has_text=f"Done: {count} of {count}").wait_for(state="attached")
+
+
+def downloaded(page):
+    """The name and the bytes of the download."""
+    with page.expect_download() as download:
+        page.click("#download")
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def pieces(page):
+    """Source and answer of each row."""
+    rows = page.locator("#pieces li").all()
+    return [tuple(row.locator("p").all_text_contents()) for row in rows]
+
+
+def test_source_and_answer_stand_side_by_side(view, decoder):
+    page = view(accept_downloads=True, viewport={"width": 1100, "height": 800})
+    page.get_by_role("button", name=PREFIX).click()
+    assert page.input_value("#prefix") == PREFIX
+    page.fill("#document-text", TEXT)
+    page.keyboard.press("Control+Enter")
+    done(page, 4)
+    expected = decoder.generate(TEXT, split="sentences", prefix=PREFIX + " ")
+    sources = [TEXT[piece.start : piece.end] for piece in expected.pieces]
+    answers = [piece.text for piece in expected.pieces]
+    assert pieces(page) == list(zip(sources, answers, strict=True))
+    for writer in ("draft", "copy", "target"):
+        count = expected.writers.count(writer)
+        assert page.inner_text(f"#document-output [data-writer={writer}]") == str(count or "")
+    bar = page.locator("#document-progress")
+    assert bar.evaluate("b => [b.value, b.max]") == [4, 4]
+    assert page.inner_text("#document-count") == "4 of 4 sentences"
+    first = page.locator("#pieces li").first.locator("p").all()
+    left, right = (each.bounding_box() for each in first)
+    assert left["x"] + left["width"] <= right["x"], "beside each other"
+    assert downloaded(page) == ("document-answer.txt", expected.text.encode())
+
+
+def test_a_dropped_file_comes_back_to_the_byte_where_the_model_changes_nothing(view):
+    page = view(accept_downloads=True)
+    drop(page, "My talk.SRT", SUBTITLES.encode())
+    page.locator("#document-note", has_text="My talk.SRT").wait_for()
+    assert page.input_value("#file-type") == ".srt"
+    page.fill("#prefix", "fix grammar:")
+    page.click("#document-form button[type=submit]")
+    done(page, 2)
+    assert [answer for _, answer in pieces(page)] == ["I can park the old car.", "I have two cats."]
+    assert downloaded(page) == ("My talk-answer.SRT", SUBTITLES.encode())
+    edited = SUBTITLES.replace("\r\n", "\n").replace("have", "has")
+    page.fill("#document-text", edited)
+    page.click("#document-form button[type=submit]")
+    page.locator("#pieces p", has_text="I has two").wait_for()
+    done(page, 2)
+    answer = edited.replace("has", "have")
+    assert downloaded(page) == ("My talk-answer.SRT", answer.encode()), "an edited one too"
+
+
+def test_a_file_is_opened_and_what_is_no_text_is_refused(view):
+    page = view()
+    note = page.inner_text("#document-note")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Open a file").click()
+    text = {"name": "a.md", "mimeType": "text/markdown", "buffer": b"# A\n\nI has a cat.\n"}
+    chooser.value.set_files(text)
+    page.locator("#document-note", has_text="a.md, 18 characters").wait_for()
+    assert page.input_value("#document-text") == "# A\n\nI has a cat.\n"
+    assert page.input_value("#file-type") == ".md"
+    for name, content, times, message in (
+        ("b.txt", b"caf\xe9", 1, "b.txt is no text in UTF-8"),
+        ("c.txt", b"a" * 1025, 1024, "c.txt has more than 1 MiB"),
+    ):
+        drop(page, name, content, times)
+        page.locator("#document-error", has_text=message).wait_for()
+    assert page.input_value("#document-text").startswith("# A"), "the last one stays"
+    page.fill("#document-text", "")
+    assert page.inner_text("#document-note") == note
+    page.fill("#document-text", "…")
+    page.click("#document-form button[type=submit]")
+    page.locator("#document-error", has_text="no word in the text").wait_for()
+    assert page.locator("#document-output").is_hidden()
+
+
+def test_stopping_keeps_what_there_is(view, server):
+    page = view(accept_downloads=True)
+    page.fill("#document-text", "I have two cats. She has a dog.\n" * 1000)
+    page.fill("#prefix", "fix grammar:")
+    page.click("#document-form button[type=submit]")
+    page.locator("#pieces li").nth(3).wait_for()
+    assert page.locator("#download").is_disabled() and page.locator("#document-stop").is_enabled()
+    page.keyboard.press("Escape")
+    page.locator("#status", has_text="Stopped").wait_for(state="attached")
+    server.until(server.idle)
+    count = page.locator("#pieces li").count()
+    assert count < 2000 and page.inner_text("#document-count") == f"{count} of 2000 sentences"
+    name, content = downloaded(page)
+    assert name == "document-answer-part.txt"
+    assert content.decode().startswith("I have two cats. She has a dog.\nI have")
+
+
+def events(count, failed=()):
+    """A stream of so many pieces, each of which is `a b`; what is in it looks like HTML."""
+    bold = "<b id=injected>x</b>"
+    stats = dict.fromkeys(TextStats.model_fields, 1)
+    tokens = [{"text": bold, "writer": "draft"}]
+    for i in range(count):
+        piece = {"start": 4 * i, "end": 4 * i + 3, "text": bold, "finish_reason": "stop"}
+        if i in failed:
+            piece |= {"finish_reason": "error", "error": bold, "text": "a b"}
+        else:
+            piece["speculation"] = {"tokens": tokens, "stats": stats}
+        totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed)}
+        choice = {"delta": {"content": piece["text"] + "\n"}, "pieces": [piece], "stats": totals}
+        yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+def answered(page, *stream):
+    answer = {"body": "".join(stream), "content_type": "text/event-stream"}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+    page.click("#document-form button[type=submit]")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view, scheme):
+    page = view(**NARROW, color_scheme=scheme)
+    page.fill("#document-text", "a b\n" * 3 + "🐧" * 400)
+    answered(page, *events(3, failed=[1]))
+    done(page, 3)
+    assert page.inner_text("#document-count") == "3 of 3 sentences, 1 left as they were"
+    row = page.locator("#pieces li.failed")
+    assert row.count() == 1 and row.locator("p").all_text_contents() == ["a b", "a b"]
+    assert row.locator("small").text_content() == "Left as it was: <b id=injected>x</b>"
+    assert page.locator("#injected").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    above, below = (each.bounding_box() for each in row.locator("p").all())
+    assert above["y"] + above["height"] <= below["y"], "beneath each other"
+    for selector in (".failed small", ".source", "#document-count", "#download", "#document-note"):
+        ink, ground = page.locator(selector).first.evaluate(
+            """e => {
+              let ground = e;
+              while (/, 0\\)|transparent/.test(getComputedStyle(ground).backgroundColor))
+                ground = ground.parentElement;
+              return [getComputedStyle(e).color, getComputedStyle(ground).backgroundColor];
+            }"""
+        )
+        assert contrast(ink, ground) >= 4.5, (selector, ink, ground)
+
+
+def test_thousands_of_pieces_and_a_stream_that_breaks(view):
+    page = view()
+    drop(page, "long.txt", b"a b\n", 5000)
+    page.locator("#document-note", has_text="long.txt, 20000 characters").wait_for()
+    *almost, _ = events(5000)
+    answered(page, *almost, 'data: {"error": {"message": "the server is shutting down"}}\n\n')
+    page.locator("#document-error", has_text="shutting down").wait_for()
+    page.locator("#document-count", has_text="4999 of 5000").wait_for()
+    last = page.locator("#pieces li").last
+    assert last.get_attribute("data-number") == "4999"
+    assert last.locator("p").first.text_content() == "a b"
+    shown = "l => getComputedStyle(l).contentVisibility"
+    assert last.evaluate(shown) == "auto", "what is out of sight is not laid out"
+    page.locator("#download:enabled").wait_for()  # what there is can be kept

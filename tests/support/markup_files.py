@@ -1,0 +1,206 @@
+"""Files with markup for tests: hand-written ones, generated ones, and how they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from mlx_t5.text.markup import rewrapped, spans, unwrapped
+
+WORDS = (
+    "the café naïve house I've Straße größer 12 3.5 — “quoted” привет 今日は良い 天気。 ไทย 😀 é "
+    "a _b_ **bold** *it* x_y don't U.S. (see end). Yes! no? ~ $5 100% a/b"
+).split()
+MARKDOWN_BITS = (
+    "`code`|``a ` b``|`|[link](http://a.b/c_d 'title')|[ref]|[two][ref]|![image](i.png)|<b>|</b>|"
+    "<https://a.b>|http://a.b/c?d=e_f.|me@a.org|\\*|snake\\_case|&amp;|R&amp;D|&#169;|[^1]|[|](|![|"
+    "<!-- x -->|a  |b\\|\\|| | \\| |***|~~gone~~|$x^2$|{{ it }}|:smile:"
+).split("|")
+CUE_BITS = (
+    "<i>|</i>|<b>|</b>|<font color='red'>|{\\an8}|<v Anna>|<c.red>|</c>|<00:00:01.500>|&amp;|"
+    "&gt;&gt;|- |-|♪|<|>|3|  |<00|{x}|-->x".split("|")
+)
+NEWLINES = ("\n", "\r\n", "\r")
+
+MARKDOWN = """---
+title: A page
+---
+
+A setext
+heading
+===
+
+# Heading with `code`
+
+One paragraph with `code`, a [link](http://a.b "t") and **bold**
+that goes on over ``more`` here and
+ends now.\x20\x20
+After a hard break\\
+and another one, snake\\_case and R&amp;D.
+
+> quoted text which
+> goes on and
+lazily too
+>
+> > deeper
+> > still
+
+- [ ] item one
+  goes on
+- `list`s of things[^1]
+  1. nested, see https://example.com/a_b. And (`x`), or me@x.org
+
+      code in the item
+
++	tab after the mark
+	goes on
+
+| a head | b `x` |
+|---|:--|
+| cell one | two \\| words |
+| |short
+
+<div class="a">
+text in HTML
+</div>
+
+Text <b>bold</b> and <https://x.y> ![img](a.png) done. 使用`foo`来做。
+
+    indented code
+
+~~~py
+x = "text"
+~~~
+
+[ref]: http://a.b
+  "title"
+[^1]: A footnote text.
+
+Tail [ref] with [nothing] and an open ` mark.
+"""
+
+SRT = """1
+00:00:01,000 --> 00:00:02,000
+<i>Hello there,
+my friend.</i>
+
+2
+00:00:03,000 --> 00:00:04,000  X1:3 X2:4
+{\\an8}- Who is it?
+- It is <b>me</b>, Bob.
+
+
+00:00:05,000-->00:00:06,000
+♪ la la ♪\x20
+4
+00:00:07,000 --> 00:00:08,000
+1986
+R&amp;D is not
+
+for me.
+
+5
+00:00:09,000 --> 00:00:10,000
+
+6
+00:00:11,000 --> 00:00:12,000
+The end"""
+
+VTT = """WEBVTT - Some title
+Kind: captions
+
+NOTE some note
+of two lines
+
+STYLE
+::cue(b) { color: red }
+
+REGION
+id:left
+
+intro
+00:01.000 --> 00:02.000 align:start
+<v Bob>Hello <c.red>you</c> over
+there
+
+01:00:01.000 --> 01:00:02.000
+&gt;&gt; Hi <01:00:01.500>you
+
+stray line
+
+00:03.000 --> 00:04.000
+
+NOTE nothing was said
+"""
+WHOLE = {".md": MARKDOWN, ".srt": SRT, ".vtt": VTT, ".txt": "One.  Two\n\n  three \n- four\n"}
+
+
+def answered(text: str, suffix: str, answer: Callable[[str], str]) -> str:
+    """A file whose every span is answered."""
+    parts, at = [], 0
+    for start, end, wrapped in spans(text, suffix):
+        source = text[start:end]
+        answered = rewrapped(source, answer(unwrapped(source))) if wrapped else answer(source)
+        parts += [text[at:start], answered]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def decoded(text: str, suffix: str) -> list[str]:
+    """What a model is asked of a file."""
+    found = spans(text, suffix)
+    return [unwrapped(text[a:b]) if wrapped else text[a:b] for a, b, wrapped in found]
+
+
+def generated(suffix: str, seed: int) -> str:
+    """A file at random: well-formed for the most part, with any line end and sometimes a mark."""
+    rng = Random(f"{suffix} {seed}")
+    text = {".md": _markdown, ".txt": _plain}.get(suffix, _subtitles)(rng, suffix)
+    newline = rng.choice(NEWLINES) if seed % 4 else ""
+    text = "".join(newline or rng.choice(NEWLINES) if char == "\n" else char for char in text)
+    return "\ufeff" * (rng.random() < 0.2) + text
+
+
+def _line(rng: Random, bits: list[str], share: float) -> str:
+    words = (rng.choice(bits if rng.random() < share else WORDS) for _ in range(rng.randint(1, 9)))
+    return "".join(word + rng.choice(("", " ", " ", " ", "  ")) for word in words)
+
+
+def _plain(rng: Random, suffix: str) -> str:
+    return "".join(
+        _line(rng, MARKDOWN_BITS, 0.1) + rng.choice(("\n", "\n\n", " ")) for _ in "12345"
+    )
+
+
+def _markdown(rng: Random, suffix: str) -> str:
+    openings = (
+        "", "", "", "# ", "> ", ">", "> > ", "- ", "  - ", "* [ ] ", "12. ", "   ", "    ", "\t",
+        "| ", "> - ", "- > ", "[ref]: ", "[^1]: ", "<div>", "> [!NOTE]", ": ", "+\t", "    - ",
+        "<!--", "1) ",
+    )  # fmt: skip
+    fixed = (
+        "```", "~~~", "---", "===", "|---|---|", "-|-", "", "", "> ", "-->", "</div>", "***", "\t",
+        "- ",
+    )  # fmt: skip
+    lines = ["---\nname: x\n---"] * (rng.random() < 0.2)
+    prefix = ""
+    for _ in range(rng.randint(1, 25)):
+        prefix = prefix if rng.random() < 0.5 else rng.choice(openings)
+        line = prefix + _line(rng, MARKDOWN_BITS, 0.25)
+        lines.append(line if rng.random() < 0.75 else rng.choice(fixed))
+    return "\n".join(lines) + "\n" * rng.randint(0, 2)
+
+
+def _subtitles(rng: Random, suffix: str) -> str:
+    parts = ["WEBVTT" + rng.choice(("", " title", "\nX: y")) + "\n\n"] * (suffix == ".vtt")
+    for number in range(1, rng.randint(2, 9)):
+        head = rng.choice(
+            (f"{number}\n", f"{number}\n", "", f"{number} \n", "name\n", f"{number}\n\n")
+        )
+        point = rng.choice(",.")
+        times = f"00:00:0{number}{point}000 --> 00:01:00{point}000" + rng.choice(("", " ", " X1:1"))
+        text = "\n".join(_line(rng, CUE_BITS, 0.3) for _ in range(rng.randint(0, 4)))
+        gap = rng.choice(("\n\n", "\n\n", "\n", "\n\n\n", " \n \n", ""))
+        aside = rng.choice(("", "", "", "NOTE words\nmore\n\n", "STYLE\n::cue {}\n\n"))
+        parts += [aside if suffix == ".vtt" else "", head, times, "\n", text, gap]
+    return "".join(parts)

@@ -1,0 +1,177 @@
+"""`load` and `SpeculativeDecoder.from_pretrained` by name, from a Hub on this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import ROOT, byte_model
+from convert import convert
+from decoder import SpeculativeDecoder
+from fake_hub import FakeHub, serve
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.drafting.shared_draft import save_draft
+from mlx_t5.errors import UserError
+from mlx_t5.network.sharing import shared_draft
+from model import load
+
+TARGET, DRAFT = "google/byt5-xl", "google/byt5-small"
+PROMPT = "fix grammar: She have two cat."
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    """A target, its default draft, another revision, one in MLX's format and one that is gated."""
+    root = tmp_path_factory.mktemp("hub")
+    target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
+    converted = convert(target, root / "mlx", dtype="float32")
+    bundled, _ = load(BUNDLED / "target")
+    return {
+        TARGET: files(target),
+        f"{TARGET}@old": files(draft),
+        DRAFT: files(draft),
+        "me/byt5-mlx": files(converted),
+        "a/gated": files(draft),
+        "me/draft": files(
+            save_draft(shared_draft(bundled, 1), BUNDLED / "target", root / "shared")
+        ),
+    }
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs lines in a process; `tell(value)` in them gives a line of what is returned."""
+
+    def run(hub: FakeHub, *lines: str, **environment: str) -> tuple[list, str]:
+        code = (
+            "import json, sys; from decoder import SpeculativeDecoder; from model import load\n"
+            "from mlx_t5.errors import UserError\n"
+            "tell = lambda value: print(json.dumps(value))\n"
+            "def refused(name, **options):\n"
+            "    try: load(name, **options)\n"
+            "    except UserError as error: tell(str(error))\n"
+            "def decoded(*names, **options):\n"
+            "    decoder = SpeculativeDecoder.from_pretrained(*names, **options)\n"
+            "    result = decoder.generate('a', max_tokens=12)\n"
+            "    tell([result.tokens, result.stats.accepted > 0])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code + "\n".join(lines)],
+            cwd=tmp_path,
+            env=hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)} | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
+    pair = f'decoded("{TARGET}", dtype="float32")'
+    with serve(FakeHub(repositories)) as hub:
+        (result,), err = python(hub, pair)
+        assert result[1] and len(result[0]) == 12
+        assert err.count(f"target {TARGET}, draft {DRAFT} (its default draft)\n") == 1
+        assert not (tmp_path / "models").exists(), "no copy is written"
+        hub.requests.clear()
+        (again,), err = python(hub, pair, HF_HUB_OFFLINE="1")
+        assert again == result and not hub.requests and f"draft {DRAFT}" in err
+        others, err = python(
+            hub,
+            f'decoded("{TARGET}", draft=None, dtype="float32")',
+            f'decoded("{TARGET}", "{DRAFT}+lookup", dtype="float32", num_draft=2)',
+            f'decoded("{TARGET}", "lookup", dtype="float32", delta=0)',
+            f'decoded("{TARGET}", "none", "old", "float32")',
+            f'tell(load("{TARGET}", revision="old")[0].folder.parent.name)',
+            'decoded("me/byt5-mlx", "none")',
+            f'decoded("{BUNDLED / "target"}", "me/draft")',
+        )
+    assert [tokens for tokens, _ in others[:3]] == [result[0]] * 3
+    assert [speculates for _, speculates in others[:2]] == [False, True]
+    assert others[3][0] != result[0] == others[5][0] and others[4] == "snapshots"
+    assert [line for line in err.splitlines() if line.startswith("target ")] == [
+        f"target {TARGET} (regular decoding)",
+        f"target {TARGET}, draft {DRAFT}, copying from the source",
+        f"target {TARGET}, copying from the source",
+        f"target {TARGET} (regular decoding)",
+        "target me/byt5-mlx (regular decoding)",
+        f"target {BUNDLED / 'target'}, draft me/draft",
+    ]
+
+
+@pytest.mark.slow
+def test_a_draft_that_cannot_be_had_is_done_without_and_a_target_is_an_error(repositories, python):
+    few = {name: repositories[name] for name in (TARGET, "a/gated")}
+    with serve(FakeHub(few, gated={"a/gated"})) as hub:
+        lines = [f'decoded("{TARGET}")', 'refused("no/where")', 'refused("a/gated")']
+        lines += [f'refused("{TARGET}", revision="v9")', 'refused("models/none")']
+        told, err = python(hub, *lines)
+        hub.sizes = {"model.safetensors": 10**18}
+        hub.repos["a/large"] = hub.repos[TARGET]
+        told += python(hub, 'refused("a/large")')[0]
+    assert f"target {TARGET} (regular decoding: no default draft, as {DRAFT}: no such" in err
+    told += python(hub, 'refused("a/lost")')[0]
+    starts = (
+        "no/where: no such folder, and no such model on the Hub",
+        "a/gated: access is restricted",
+        f"{TARGET} at revision v9: there is no such revision",
+        "there is no model folder models/none",
+        "not enough space in ",
+        "a/lost: cannot be downloaded",
+    )
+    for message, start in zip(told[1:], starts, strict=True):
+        assert message.startswith(start)
+
+
+@pytest.mark.slow
+def test_main_reads_what_is_in_mlx_format_on_the_hub_as_it_is(repositories, tmp_path):
+    with serve(FakeHub(repositories)) as hub:
+        done = subprocess.run(
+            [
+                sys.executable,
+                str(ROOT / "main.py"),
+                "--model",
+                "me/byt5-mlx",
+                "--draft-model",
+                "none",
+            ]
+            + ["--prompt", "a", "-m", "4"],
+            cwd=tmp_path,
+            env=hub.environment(tmp_path / "hf"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0 and "target me/byt5-mlx (regular" in done.stderr, done.stderr
+    assert not (tmp_path / "models").exists()
+
+
+def test_names_of_folders(tmp_path, monkeypatch, capsys):
+    """As for main.py; the bundled target has its own draft."""
+    decoder = SpeculativeDecoder.from_pretrained(BUNDLED / "target", dtype="float32")
+    assert decoder.drafter and decoder.generate(PROMPT).text == "She has two cats."
+    assert "target demo/target, draft demo/draft\n" in capsys.readouterr().err
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine").symlink_to(BUNDLED / "target")
+    monkeypatch.chdir(tmp_path)
+    assert load("mine")[0].folder == tmp_path / "models" / "mine"
+    assert SpeculativeDecoder.from_pretrained("mine", None).drafter is None
+    with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
+        load("models/mine", revision="main")
+    # What is in models/ may be any revision.
+    asked = []
+    monkeypatch.setattr(
+        "mlx_t5.checkpoints.hub.resolve", lambda *a: asked.append(a) or BUNDLED / "draft"
+    )
+    assert load("mine", revision="v1")[0].folder == BUNDLED / "draft"
+    assert asked == [("mine", "v1")]

@@ -1,0 +1,261 @@
+"""Documents on the command line, from end to end on the bundled pair."""
+
+import json
+import os
+import shutil
+import sys
+
+import pytest
+
+import main
+from command_line import ROOT
+from mlx_t5.cli import documents
+from mlx_t5.engine import codec
+from mlx_t5.errors import UserError
+from mlx_t5.text.prompts import token_ids
+
+TARGET = ROOT / "demo" / "target"
+MODEL = [
+    "--model",
+    str(TARGET),
+    "--draft-model",
+    str(ROOT / "demo" / "draft"),
+    "--dtype",
+    "float32",
+]
+TASK = "translate English to French: "
+SOURCE = (
+    "I have two cats. We have two dogs.\r\n\r\n***\r\n\t- It is going to rain next Thursday. \r\n\n"
+)
+FRENCH = (
+    "J'ai deux chats. Nous avons deux chiens.\r\n\r\n***\r\n\t"
+    "- Il va pleuvoir jeudi prochain. \r\n\n"
+)
+SPLIT = [*MODEL, "--split", "sentences"]
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Pieces that have a dog cannot be decoded."""
+
+    def refusing(prompt, *args):
+        if "dog" in prompt:
+            raise UserError("no dogs")
+        return token_ids(prompt, *args)
+
+    monkeypatch.setattr(codec, "token_ids", refusing)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str, name: str = "in.txt") -> list[str]:
+        (tmp_path / name).write_bytes(text.encode())
+        return ["--input-file", str(tmp_path / name)]
+
+    return write
+
+
+# ---- a file --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_file_is_one_document_and_kept_to_the_byte(run, file, tmp_path, mark):
+    out = tmp_path / "out.txt"
+    source = [*SPLIT, *file(mark + SOURCE), "--prefix", TASK]
+    status, shown, err = run(*source, "--output-file", str(out))
+    assert (status, shown, out.read_bytes().decode()) == (0, "", mark + FRENCH)
+    assert "\n3 pieces · " in err and os.listdir(tmp_path) == ["in.txt", "out.txt"]
+    status, shown, _ = run(*source)
+    assert (status, shown) == (0, mark + FRENCH), "no line break is added where no terminal is"
+
+
+def test_a_terminal_gets_a_line_break(run, file, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert run(*SPLIT, *file("I have two cats."), "--prefix", TASK)[1] == "J'ai deux chats.\n"
+
+
+def test_the_prefix_may_stand_in_the_file(run, file):
+    text = f"{TASK}I have two cats.\nWe have two dogs.\n"
+    assert run(*MODEL, *file(text), "--split", "lines")[:2] == (
+        0,
+        "J'ai deux chats.\nNous avons deux chiens.\n",
+    )
+
+
+def test_json_has_the_pieces(run, file):
+    status, shown, _ = run(*SPLIT, *file(TASK + SOURCE), "--json")
+    record = json.loads(shown)
+    assert list(record) == ["prompt", "text", "tokens", "finish_reason", "stats", "pieces"]
+    assert record["prompt"] == TASK + SOURCE and record["text"] == FRENCH
+    counts = [record["stats"][name] for name in ("pieces", "cut", "failed")]
+    assert (status, counts, record["finish_reason"]) == (0, [3, 0, 0], "stop")
+    first, second, third = record["pieces"]
+    assert list(first) == ["start", "end", "text", "finish_reason"]
+    assert record["prompt"][third["start"] : third["end"]].startswith("It is going")
+    assert (second["text"], second["finish_reason"]) == ("Nous avons deux chiens.", "stop")
+
+
+def test_subtitles_keep_their_times(run, file):
+    times = "00:00:0{0},000 --> 00:00:0{0},900\r\n"
+    cues = f"1\r\n{times.format(1)}{{}}\r\n\r\n2\r\n{times.format(2)}<i>{{}}</i>\r\n"
+    source = file(cues.format("We have two\r\ndogs.", "I have two cats."), "talk.SRT")
+    status, shown, _ = run(*SPLIT, *source, "--prefix", TASK)
+    assert status == 0
+    assert shown == cues.format("Nous avons\r\ndeux chiens.", "J'ai deux chats.")
+
+
+def test_a_piece_that_fails_stands_as_it_was(run, file, tmp_path, failing):
+    out = tmp_path / "out.txt"
+    source = [*SPLIT, *file(SOURCE), "--prefix", TASK]
+    status, _, err = run(*source, "--output-file", str(out))
+    wanted = FRENCH.replace("Nous avons deux chiens.", "We have two dogs.")
+    assert (status, out.read_bytes().decode()) == (2, wanted)
+    assert "error: 1 of 3 pieces stand as they were; the first, at character 18: no dogs\n" in err
+    assert "3 pieces (1 failed) · " in err
+    status, shown, err = run(*source, "--json")
+    record = json.loads(shown)
+    assert (status, record["text"], record["stats"]["failed"]) == (2, wanted, 1)
+    assert [piece.get("error") for piece in record["pieces"]] == [None, "no dogs", None]
+    assert "error" not in record and "error: prompt 1: 1 of 3 pieces" in err
+
+
+def test_a_document_of_which_all_fails(run, file, failing):
+    status, shown, err = run(*SPLIT, *file("A dog. Two dogs.\n"))
+    assert (status, shown) == (2, "A dog. Two dogs.\n") and "error: 2 of 2 pieces" in err
+
+
+def test_long_sentences_are_cut_and_said_so(run, file):
+    source = file("I have two cats and two dogs, and it is going to rain next Thursday. Yes.")
+    status, shown, err = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "21")
+    assert status == 0 and "3 pieces (2 cut) · " in err
+    refused = run(*SPLIT, *source, "--prefix", TASK, "--max-source-tokens", "5", "--json")
+    assert refused[0] == 2 and "max_source_tokens is 5, but the prefix and one letter" in refused[2]
+
+
+@pytest.mark.parametrize(
+    "data, told",
+    [
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"a\0", "is not UTF-8"),
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+    ],
+)
+def test_files_that_are_no_text(run, tmp_path, data, told):
+    path = tmp_path / "in.txt"
+    path.write_bytes(data)
+    status, _, err = run(*SPLIT, "--input-file", str(path))
+    assert (status, err.count("\n")) == (2, 1) and f"{path} {told}" in err
+
+
+def test_a_file_that_is_not_what_its_name_says_and_a_prefix_that_is_too_long(run, tmp_path):
+    path = tmp_path / "in.vtt"
+    path.write_text("no subtitles\n")
+    status, out, err = run(*SPLIT, "--input-file", str(path))
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: a .vtt file")
+    status, out, err = run(*SPLIT, "--prompt", f"{TASK}I have", "--max-source-tokens", "3")
+    assert (status, out) == (2, "") and "error: max_source_tokens is 3" in err
+    assert "tokens/s" not in err
+
+
+# ---- prompts and lines ---------------------------------------------------------------------------
+
+
+def test_one_prompt_is_written_piece_by_piece(run):
+    status, shown, err = run(*SPLIT, "--prompt", TASK + SOURCE, "-v")
+    plain = "".join(part.partition("m")[2] for part in ("\033[m" + shown).split("\033[")[1:])
+    assert (status, plain) == (0, FRENCH) and "\033[32m" in shown and "by the draft" in err
+
+
+def test_several_prompts_are_a_line_each(run, tmp_path):
+    out = tmp_path / "out.txt"
+    prompts = ["--prompt", TASK + "I have two cats.\nWe have two dogs.", "--prompt", TASK + "..."]
+    status, shown, _ = run(*SPLIT, *prompts, "--output-file", str(out))
+    assert (status, out.read_text()) == (0, "J'ai deux chats.\\nNous avons deux chiens.\n...\n")
+
+
+def lines_file(file) -> list[str]:
+    records = [{"prompt": TASK + SOURCE}, {"prompt": 5}, {"prompt": TASK + "I have two cats."}]
+    records.append({"prompt": TASK + "I have two cats.", "prediction": "x"})
+    return file("".join(json.dumps(record) + "\n" for record in records), "in.jsonl")
+
+
+def test_each_line_of_json_is_a_document_and_resumed_as_one(run, file, tmp_path):
+    out = tmp_path / "out.jsonl"
+    options = [*SPLIT, *lines_file(file), "--output-file", str(out)]
+    status, _, err = run(*options)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert status == 2 and [record["text"] for record in records[:3]] == [
+        FRENCH,
+        None,
+        "J'ai deux chats.",
+    ]
+    assert [len(record["pieces"]) for record in records] == [3, 0, 1, 0]
+    assert "prompt 4: a prediction is of a whole text" in err and "4 pieces" in err
+    whole = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(b"".join(whole[:2]) + whole[2][:40])
+    status, _, err = run(*options, "--resume")
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert status == 2 and "resuming: 2 of 4" in err
+    assert [record["text"] for record in again] == [record["text"] for record in records]
+    for changed in (
+        ["--split", "lines"],
+        ["--source-language", "de"],
+        ["--max-source-tokens", "90"],
+    ):
+        out.write_bytes(whole[0])
+        status, _, err = run(*options, *changed, "--resume")
+        assert status == 2 and f"{changed[0]}" in err and out.read_bytes() == whole[0]
+
+
+def test_a_failed_piece_of_a_line_is_remembered(run, file, tmp_path, failing):
+    out = tmp_path / "out.txt"
+    options = [*SPLIT, *lines_file(file), "--output-file", str(out)]
+    assert run(*options)[0] == 2
+    numbers = (tmp_path / "out.txt.resume").read_text().splitlines()[1:]
+    assert numbers == ["1", "2", "4"]
+
+
+def test_a_prefix_takes_the_place_of_the_task_s(run, tmp_path):
+    copy = shutil.copytree(TARGET, tmp_path / "copy")
+    config = json.loads((TARGET / "config.json").read_text())
+    config["task_specific_params"] = {"french": {"prefix": TASK}, "none": {}}
+    (copy / "config.json").write_text(json.dumps(config))
+    options = ["--model", str(copy), "--draft-model", "none", "--dtype", "float32"]
+    options += ["--prompt", "I have two cats. We have two dogs."]
+    both = "J'ai deux chats. Nous avons deux chiens."
+    wanted = run(*options, "--prefix", TASK)[1]
+    assert run(*options, "--task", "french")[1] == wanted
+    assert run(*options, "--task", "none", "--prefix", TASK)[1] == wanted
+    fixed = run(*options, "--task", "french", "--prefix", "fix grammar: ")[1]
+    assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != wanted
+    assert run(*options, "--task", "french", "--split", "sentences")[1] == both
+    assert run(*options, "--prefix", TASK, "--split", "sentences")[1] == both
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--score"], "--split is for texts that are written"),
+        (["--embed"], "--split is for texts that are written"),
+        (["--num-samples", "2", "--temp", "1"], "leave --num-samples out"),
+        (["--num-beams", "2", "--num-return-sequences", "2"], "leave --num-return-sequences out"),
+        (["--resume", "--output-file", "out.txt"], "--resume is for lines, and with --split"),
+        (["--parallel", "data", "--output-file", "out"], "--parallel data is for lines"),
+        (["--split", "none", "--source-language", "de"], "--source-language is for documents"),
+        (["--split", "none", "--max-source-tokens", "9"], "--max-source-tokens is for documents"),
+        (["--max-source-tokens", "0"], "--max-source-tokens: give a whole number, at least 1"),
+        (["--split", "words"], "--split: invalid choice"),
+    ],
+)
+def test_what_does_not_go_with_a_split_is_one_line(run, file, options, told):
+    status, out, err = run(*SPLIT, *file("a"), *options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and told in err
+
+
+def test_the_bar_knows_how_many_pieces_there_are(file):
+    args = main.read_options([*SPLIT, *file(SOURCE)])
+    assert documents.count_pieces(SOURCE, documents.cutting_of(args, ""), args) == 3

@@ -1,0 +1,284 @@
+"""Documents: what is decoded of a text, what stays of it, and answers in their places."""
+
+import random
+import sys
+import unicodedata
+
+import pytest
+
+from mlx_t5.errors import UserError
+from mlx_t5.text import documents
+from mlx_t5.text.documents import LONGEST_SENTENCE, SPLITS, Cutting, Document
+from mlx_t5.text.markup import Span
+
+
+def words(prompt: str) -> int:
+    return len(prompt.split()) + 1
+
+
+def made(text: str, split: str = "sentences", limit=None, spans=None, tokens=words, **how):
+    return Document(text, Cutting(split, **how), tokens, limit, spans)
+
+
+def sources(text: str, split: str = "sentences", **how) -> list[str]:
+    document = made(text, split, **how)
+    return [document.source(piece) for piece in document.cut()]
+
+
+# ---- nothing is lost -----------------------------------------------------------------------------
+
+SENTENCES = [
+    "Dr. Smith paid $3.50 on Jan. 5th.", "“Is it true?” she asked.", "e.g. this", "x" * 90,
+    "Das kostet z. B. 3,50 Euro.", "« Vraiment ? » demanda-t-elle.", "¿Qué dices?",
+    "他来了。价格是3.50元！", "彼は来た。「本当？」", "هل هذا صحيح؟ نعم، هذا صحيح.", "वह आया। क्या?",
+    "그는 왔다.", "It goes on and on over a line of many words that is as long as any,",
+    "***", "—", "…", "42", "🙂 ok", "e\u0301te\u0301", "a\tb", "- item", "12. item", "Note: this",
+]  # fmt: skip
+BETWEEN = ["", " ", "  ", "\n", "\r\n", "\r", "\n\n", "\r\n \r\n", "\t", "\u00a0", "\u2003", "\v"]
+
+
+def texts(count: int):
+    draw = random.Random(0)
+    for _ in range(count):
+        parts = (draw.choice(BETWEEN) + draw.choice(SENTENCES) for _ in range(draw.randrange(9)))
+        yield draw.choice(["", "\ufeff"]) + "".join(parts) + draw.choice(BETWEEN)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_pieces_that_are_answered_with_themselves_give_the_text_back(split):
+    for n, text in enumerate(texts(1000)):
+        limit = [None, 4, 2][n % 3]
+        document = made(text, split, limit, tokens=words if n % 2 else len, prefix="")
+        pieces = list(document.cut())
+        assert document.joined([document.source(piece) for piece in pieces]) == text
+        assert document.joined([None] * len(pieces)) == text
+        ends = [0, *(at for piece in pieces for at in (piece.start, piece.end)), len(text)]
+        assert ends == sorted(ends), "in order, and none in another"
+        for i, piece in enumerate(pieces):
+            part = text[piece.start : piece.end]
+            assert part == part.strip() and any(char.isalnum() for char in part)
+            between = document.before(i) + document.before(len(pieces))
+            marks = between.replace("item", "")
+            assert not any(unicodedata.category(char)[0] == "L" for char in marks), text
+
+
+def test_answers_stand_where_their_pieces_stood():
+    text = "<2de>  One.  Two!\r\n\r\n\t- Three?\n***\nFour\n"
+    document = made(text)
+    assert [document.prompt(piece) for piece in document.cut()] == [
+        "<2de>  One.", "<2de>  Two!", "<2de>  Three?", "<2de>  Four"
+    ]  # fmt: skip
+    assert document.joined(["1", None, "", "4\n"]) == "1  Two!\r\n\r\n\t- \n***\n4\n\n"
+    assert [document.before(i) for i in range(5)] == ["", "  ", "\r\n\r\n\t- ", "\n***\n", "\n"]
+
+
+def test_a_document_is_cut_as_far_as_it_is_asked_for():
+    asked = []
+    document = made("One. " * 100_000, tokens=lambda text: asked.append(text) or 1, limit=9)
+    cut = document.cut()
+    assert [next(cut).start for _ in range(3)] == [0, 5, 10]
+    assert len(document.pieces) == 3 and len(asked) == 4, "of the prefix as well"
+
+
+# ---- the prefix, and the language that it names --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["translate English to German: ", "<2pt> ", "Fix the grammar of this text:\n\n", "summarize: "],
+)
+def test_the_prefix_of_a_text_goes_before_every_piece(prefix):
+    for mark in "", "\ufeff":
+        document = made(f"{mark}{prefix}One. Two.\n")
+        prompts = [document.prompt(piece) for piece in document.cut()]
+        assert prompts == [prefix + "One.", prefix + "Two."]
+        assert document.joined(["1.", "2."]) == "1. 2.\n"
+
+
+def test_a_prefix_that_is_given_is_not_looked_for():
+    text = "summarize: One. Two."
+    assert sources(text) == ["One.", "Two."]
+    for prefix in "", "shorten: ":
+        document = made(text, prefix=prefix)
+        first = next(document.cut())
+        assert document.prompt(first) == prefix + "summarize: One."
+    whole = [Span(0, len(text), False)]
+    assert sources(text, spans=whole) == ["summarize: One.", "Two."], "a file of another kind"
+
+
+GERMAN = "Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt. Am 5. Mai kam sie an."
+
+
+def test_the_language_decides_about_abbreviations():
+    wanted = ["Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt.", "Am 5. Mai kam sie an."]
+    assert sources(GERMAN, source_language="de") == wanted
+    assert sources("translate German to English: " + GERMAN) == wanted
+    assert sources("Translate from German into English: " + GERMAN) == wanted
+    for text in (GERMAN, "translate English to German: " + GERMAN, "<2en> " + GERMAN):
+        assert len(sources(text)) > 2
+    assert sources(GERMAN, source_language="xx-no-such"), "by the rules of all languages"
+
+
+@pytest.mark.parametrize(
+    "language, text, wanted",
+    [
+        ("en", "He left for the U.S. on Monday. It cost 3.5 p.c. more!", 2),
+        ("zh", "他来了。价格是3.50元！好的；再见。", 3),
+        ("ja", "彼は来た。価格は3.5円です！", 2),
+        ("ar", "هل هذا صحيح؟ نعم، هذا صحيح.", 2),
+        ("hi", "वह आया। क्या यह सच है?", 2),
+        ("el", "Είναι αλήθεια; Ναι, είναι.", 2),
+        ("ru", "Он родился в 1990 г. в Москве. Да!", 2),
+    ],
+)
+def test_sentences_of_several_languages(language, text, wanted):
+    assert len(sources(text, source_language=language)) == wanted
+
+
+# ---- lines ---------------------------------------------------------------------------------------
+
+WRAPPED = """It was the best of times, it was the worst of times, it was the
+age of wisdom, it was the age of foolishness. It was the epoch of
+belief, said Dr.
+Manette.
+"""
+
+
+def test_hard_wrapped_prose_is_read_over_the_ends_of_lines():
+    found = sources(WRAPPED.replace("\nManette", " Manette").replace("\n", "\r\n"))
+    assert found[0].endswith("it was the age of wisdom, it was the age of foolishness.")
+    assert found[1:] == ["It was the epoch of belief, said Dr. Manette."]
+
+
+def test_an_answer_over_several_lines_is_broken_again():
+    text = "\n".join(WRAPPED.split("\n")[:2])
+    document = made(text)
+    first = next(document.cut())
+    answer = (
+        "C'était le meilleur des temps, c'était le pire des temps, c'était l'âge de la sagesse."
+    )
+    assert document.answered(first, answer).split() == answer.split()
+    assert document.answered(first, answer).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("Chapter One\nin which it begins", 2),  # short
+        ("A heading of more than forty characters here\nIt begins with a capital.", 2),
+        ("one paragraph a line, and this one is long " * 3 + "\nand another one", 2),
+        ("- one item of a list that is longer than forty\n- and another\n3) third", 3),
+        ("lines that are as long as most lines are in files\nbut\nthen another short one", 3),
+        ("- one item of a list that is longer than forty ch\n  aracters, in two lines", 1),
+        ("first lines that are long enough for hard-wrapped\n\nprose, but with an empty one", 2),
+    ],
+)
+def test_other_lines_stand_by_themselves(text, count):
+    assert len(sources(text)) == count
+
+
+def test_the_mark_of_a_list_item_is_no_part_of_it():
+    assert sources("1. One\n2) Two\n * Three\n• Four\n-5 degrees\n1990. Five") == [
+        "One", "Two", "Three", "Four", "-5 degrees", "1990.", "Five"
+    ]  # fmt: skip
+
+
+def test_lines():
+    text = " One. Two.\r\n\n\tthree\r- four\n..."
+    assert sources(text, "lines") == ["One. Two.", "three", "- four"]
+    assert " ".join(sources(text, "none")[0].split()) == "One. Two. three - four ..."
+
+
+def test_spans_are_all_that_is_decoded():
+    text = "1\n00:01 --> 00:02\nOne goes\non. Two.\n"
+    spans = [Span(0, 1, False), Span(18, 35, True)]
+    assert sources(text, spans=spans) == ["1", "One goes on.", "Two."]
+    assert sources(text, "lines", spans=spans) == ["1", "One goes on. Two."]
+
+
+# ---- sentences that are too long -----------------------------------------------------------------
+
+
+def cut(text: str, limit: int, tokens=words, split="sentences") -> list[str]:
+    document = made(text, split, limit, tokens=tokens, prefix="")
+    pieces = list(document.cut())
+    assert all(piece.cut for piece in pieces) == (tokens(text) > limit)
+    assert all(tokens(document.prompt(piece)) <= limit for piece in pieces)
+    return [document.source(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_is_too_long_is_cut_at_commas_and_then_at_words(split):
+    assert cut("a b c, d e f", 7, split=split) == ["a b c, d e f"]
+    assert cut("a b c, d e f", 6, split=split) == ["a b c,", "d e f"]
+    assert cut("a b c, d e f", 3, split=split) == ["a b", "c,", "d", "e f"]
+    assert cut("1,000 2,000; 3", 3, split=split) == ["1,000 2,000;", "3"]
+
+
+def test_what_has_no_spaces_is_cut_as_well():
+    assert cut("他来了，价格是高的", 6, len) == ["他来了，", "价格是高的"]
+    assert cut("abcdefgh", 3, len) == ["ab", "cd", "ef", "gh"]
+    accents = "e\u0301" * 4
+    assert cut(accents, 4, len) == ["e\u0301" * 2] * 2
+    assert all(unicodedata.category(part[0]) != "Mn" for part in cut(accents, 3, len))
+
+
+def test_one_character_is_never_cut():
+    document = made("ab", limit=2, tokens=lambda text: 1 if text == "a" else 9, prefix="")
+    assert [document.source(piece) for piece in document.cut()] == ["a", "b"]
+
+
+def test_a_prefix_without_room_for_text_is_refused():
+    with pytest.raises(UserError, match="max_source_tokens is 3, but the prefix and one .* take 4"):
+        made("<2de> text", max_source_tokens=3, tokens=lambda text: 2 * words(text) - 2)
+
+
+def test_the_option_comes_before_the_model():
+    assert len(sources("a b c d", limit=3)) == 2 and len(sources("a b c d", limit=9)) == 1
+    assert len(sources("a b c d", limit=3, max_source_tokens=9)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 9_000, "x" * 45_000, '(«"' * 15_000 + "end.", "字" * 30_000]
+)
+def test_a_sentence_without_an_end_is_cut_in_windows(text):
+    document = made(text, prefix="")
+    pieces = list(document.cut())
+    assert all(piece.cut for piece in pieces[:-1])
+    assert max(piece.end - piece.start for piece in pieces) <= LONGEST_SENTENCE
+    assert document.joined([document.source(piece) for piece in pieces]) == text
+    if "word" in text:
+        assert {word for piece in pieces for word in document.source(piece).split()} == {"word"}
+
+
+def test_sentences_are_whole_where_windows_meet():
+    text = "".join(f"This is sentence number {i} of a long paragraph. " for i in range(900))
+    assert len(text) > 4 * LONGEST_SENTENCE
+    assert [source[-10:] for source in sources(text)] == ["paragraph."] * 900
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"split": "words"}, {"split": None}, {"prefix": 3}, {"source_language": 3},
+     {"max_source_tokens": 0}, {"max_source_tokens": "many"}],
+)  # fmt: skip
+def test_values_of_the_wrong_kind(wrong):
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"{name} is "):
+        Cutting(**wrong)
+
+
+def test_token_ids_are_no_document():
+    with pytest.raises(UserError, match="split is 'lines', which needs a text"):
+        made([5, 6], "lines")
+
+
+def test_without_the_library_of_sentences_one_line_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    assert sources("One.\nTwo.", "lines") == ["One.", "Two."]
+    with pytest.raises(UserError, match='needs sentencex; pip install "sentencex'):
+        sources("One. Two.")
+    assert documents.DEFAULT_LANGUAGE == "en"

@@ -1,0 +1,224 @@
+"""What may be decoded in a file, and how answers are broken into lines."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+import pytest
+from markdown_it import MarkdownIt
+
+from markup_files import NEWLINES, SRT, VTT, WHOLE, answered, decoded, generated
+from mlx_t5.errors import UserError
+from mlx_t5.text.markup import LINE_CHARACTERS, SUFFIXES, Span, rewrapped, spans, unwrapped
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = 300  # files of each kind
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("demo/*.md")]
+PARSER = MarkdownIt("commonmark").enable("table")
+MARKED = ("text", "softbreak", "em_open", "em_close", "strong_open", "strong_close")
+
+
+def outline(text: str) -> list[tuple]:
+    """All that is markup in a Markdown text, and its lines, as the parser sees them."""
+    return [
+        (
+            token.type,
+            token.map,
+            token.content if token.type in ("fence", "code_block", "html_block") else "",
+            [
+                (child.type, child.attrs, child.content if child.type != "text_special" else "")
+                for child in token.children or []
+                if child.type not in MARKED
+            ],
+        )
+        for token in PARSER.parse(text)
+    ]
+
+
+def answers(text: str) -> str:
+    """Letters that are others, in words of the same length."""
+    return text.swapcase()
+
+
+def test_what_is_decoded_of_markdown():
+    assert decoded(WHOLE[".md"], ".md") == [
+        "One paragraph with", "a", "and **bold** that goes on over", "here and ends now.",
+        "After a hard break", "and another one,", "and", "quoted text which goes on and lazily too",
+        "deeper still", "item one goes on", "of things", "nested, see", "And", "or",
+        "code in the item", "tab after the mark goes on", "a head", "b", "cell one", "two", "words",
+        "short", "Text", "bold", "and", "done. 使用", "来做。", "A footnote text.", "Tail",
+        "with [nothing] and an open ` mark.",
+    ]  # fmt: skip
+
+
+def test_what_is_decoded_of_subtitles():
+    assert decoded(SRT, ".srt") == [
+        "Hello there, my friend.", "Who is it?", "It is", "me", "Bob.", "la la", "is not",
+        "for me.", "The end",
+    ]  # fmt: skip
+    assert decoded(VTT, ".vtt") == ["Hello", "you", "over there", "Hi", "you"]
+
+
+def test_plain_text_is_one_span_behind_its_byte_order_mark():
+    assert spans("\ufeffOne.\nTwo.", ".txt") == [Span(1, 10, False)]
+    assert spans("", ".txt") == spans("\ufeff", ".txt") == []
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("`list`s and `dict`s", ["and"]),
+        ("un`fold`ed word", ["word"]),
+        ("(`x`), then y", ["then y"]),
+        ("Call `f`, “now”, with `x` (`y`).", ["Call", "“now”, with"]),
+        ("H<sub>2</sub>O is <b>wet</b>", ["is", "wet"]),
+        ("[^1]: See it[^2].", ["See it"]),
+        ("\\*not emphasis\\* and R&amp;D", ["not emphasis", "and"]),
+        ("fish &amp; chips", ["fish", "chips"]),
+        ("www.a.b/c, d@e.fr: 12", []),
+        ("[a] and [b](c", ["[a] and [b](c"]),
+        ("> [!NOTE]\n> Mind the gap", ["Mind the gap"]),
+        ("Title\n---\ntext", ["text"]),
+        ("[ref]: /url\ntext", ["text"]),
+        ("<!-- a\n\nb -->\ntext", ["text"]),
+        ("<div>a\nb\n\ntext", ["text"]),
+        ("---\na: b\n---\ntext", ["text"]),
+        ("+++\na = 1\n+++\ntext", ["text"]),
+        ("---\n\ntext\n\n---", ["text"]),
+        ("1. one\n2. two\n   more", ["one", "two more"]),
+        ("> a\n> b\n\nc\\\nd", ["a b", "c", "d"]),
+    ],
+)
+def test_what_stays_of_markdown(text, expected):
+    assert decoded(text, ".md") == expected
+    assert decoded("\ufeff" + text.replace("\n", "\r\n"), ".md") == expected
+
+
+@pytest.mark.parametrize(
+    "cue, expected",
+    [
+        ("<i>Yes</i>", ["Yes"]),
+        ("-Yes.\n-No.", ["Yes.", "No."]),
+        ("<i>- Yes\nand no</i>\n– Oh", ["Yes and no", "Oh"]),
+        (">> Yes\n&gt;&gt; No", ["Yes", "No"]),
+        ("{\\an8}Up <i>there</i>, far", ["Up", "there", "far"]),
+        ("I <3 you", ["I <3 you"]),
+        ("R&amp;D and &lt;", ["and"]),
+        ("12\n…", []),
+    ],
+)
+def test_what_stays_of_a_cue(cue, expected):
+    assert decoded(f"1\n00:00:01,000 --> 00:00:02,000\n{cue}\n", ".srt") == expected
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files_whose_answers_are_their_sources_come_back(suffix):
+    for newline in NEWLINES:
+        for text in (WHOLE[suffix], "\ufeff" + WHOLE[suffix], WHOLE[suffix].rstrip("\n")):
+            text = text.replace("\n", newline)
+            assert answered(text, suffix, str) == text
+            assert decoded(text, suffix) == decoded(WHOLE[suffix], suffix) or suffix == ".txt"
+    for seed in range(GENERATED):
+        text = generated(suffix, seed)
+        assert answered(text, suffix, str) == text
+
+
+@pytest.mark.parametrize("suffix", [".md", ".srt", ".vtt"])
+def test_spans_are_words_in_order(suffix):
+    for seed in range(GENERATED):
+        text, at = generated(suffix, seed), 0
+        for start, end, wrapped in spans(text, suffix):
+            source = text[start:end]
+            assert at <= start < end and source == source.strip()
+            assert any(map(str.isalpha, source)) and (wrapped or not re.search("[\r\n]", source))
+            at = end
+
+
+def test_pages_keep_their_markup_with_other_words():
+    assert len(PAGES) > 10
+    for page in PAGES:
+        text = page.read_bytes().decode()
+        assert answered(text, ".md", str) == text
+        changed = answered(text, ".md", answers)
+        assert changed != text and outline(changed) == outline(text)
+
+
+def test_subtitles_keep_all_but_their_words():
+    kept = re.compile(r"(?m)^(?:\d+ ?\n)?\d\d:.*-->.*$|<[/\w][^<>\n]*>|^WEBVTT.*$|^ *$")
+    for suffix in (".srt", ".vtt"):
+        for text in (WHOLE[suffix], *(generated(suffix, seed) for seed in range(GENERATED))):
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+            changed = answered(text, suffix, lambda source: "Ça va")
+            assert kept.findall(text) == kept.findall(changed)
+    assert answered(VTT, ".vtt", str.upper).count("\n") == VTT.count("\n")
+
+
+@pytest.mark.parametrize(
+    "text, suffix, cause",
+    [("Some text.\n", ".srt", "times"), ("", ".srt", "times"), (SRT, ".vtt", "WEBVTT")],
+)
+def test_files_that_are_no_subtitles_are_refused(text, suffix, cause):
+    with pytest.raises(UserError, match=cause):
+        spans(text, suffix)
+
+
+def test_an_answer_has_as_many_lines_as_its_source():
+    assert rewrapped("Hello there,\r\nmy friend.", "Bonjour mon ami") == "Bonjour\r\nmon ami"
+    assert rewrapped("a\nb\nc", "one two") == "one\ntwo"
+    assert rewrapped("a b c d", "one " * 50) == "one " * 50
+    assert rewrapped("a b \n> c d", "x - y 1. z") == "x - \n> y 1. z"
+    assert rewrapped("今日は\n良い天気", "「今天」天气很好。") == "「今天」天\n气很好。"
+    assert rewrapped("a\nb", "") == ""
+    assert rewrapped("a\nb", "a b") == "a\nb"
+
+
+def test_lines_that_would_be_long_become_more():
+    answer = "word " * 40
+    lines = rewrapped("a line\nand another", answer).split("\n")
+    assert len(lines) == 5 and max(map(len, lines)) <= LINE_CHARACTERS
+    lines = rewrapped("a line " * 12 + "\nand another", answer).split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= 84
+
+
+def test_lines_are_as_short_as_their_number_allows():
+    rng = Random(1)
+    for _ in range(300):
+        words = ["x" * rng.randint(1, 9) for _ in range(rng.randint(1, 8))]
+        count = rng.randint(2, 4)
+        lines = rewrapped("\n".join("abc" for _ in range(count)), " ".join(words)).split("\n")
+        assert " ".join(lines) == " ".join(words) and len(lines) == min(count, len(words))
+        cuts = combinations(range(1, len(words)), len(lines) - 1)
+        bounds = ([0, *cut, len(words)] for cut in cuts)
+        widths = (
+            max(len(" ".join(words[a:b])) for a, b in zip(ends, ends[1:], strict=False))
+            for ends in bounds
+        )
+        assert max(map(len, lines)) == min(widths)
+
+
+def test_a_wrapped_source_is_decoded_on_one_line():
+    assert unwrapped("a \r\n> > b\rc\n  d") == "a b c d"
+
+
+MARKS = (
+    "` [ ![ [a]( [a]: < <a <!-- <![CDATA[ <? & \\ > - *_ | # 1. http:// a@ [^ ~ ``` a\\_ 「 \1 {\\ "
+    "<a> ♪ 0:0 --> &gt; . ( \" ' = +".split()
+)
+
+
+@pytest.mark.parametrize("suffix, begin", [(".md", "x "), (".srt", SRT), (".vtt", VTT)])
+def test_files_of_marks_alone_come_back(suffix, begin):
+    for mark in (*MARKS, "- a\n", "> a\n", "a|b\n-|-\n", "[ ] ", "a\\\n"):
+        text = begin + mark * 500 + " y"
+        assert answered(text, suffix, str) == text
+
+
+@pytest.mark.parametrize("suffix, begin", [(".md", "x "), (".srt", SRT), (".vtt", VTT)])
+def test_long_files_take_no_more_than_they_are_longer(suffix, begin):
+    """Patterns that took time by the square of the length would not end on these."""
+    for mark in ("a", " ", "a b ", "a.b-", "漢"):
+        text = begin + (mark * 400_000)[:400_000] + " y"
+        assert answered(text, suffix, str) == text

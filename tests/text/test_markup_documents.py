@@ -1,0 +1,105 @@
+"""Files with markup from end to end: as documents, and through the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from command_line import ROOT
+from markup_files import NEWLINES, WHOLE, generated
+from mlx_t5.settings import SPLITS
+from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.markup import LINE_CHARACTERS, spans
+
+PAIR = ("--model", str(ROOT / "demo/target"), "--draft-model", str(ROOT / "demo/draft"))
+PREFIX = "translate English to French: "
+
+
+def document(text: str, suffix: str, split: str, limit: int | None = None) -> Document:
+    cutting = Cutting(split, "", max_source_tokens=limit)
+    return Document(text, cutting, lambda prompt: len(prompt.split()), spans=spans(text, suffix))
+
+
+def joined(made: Document, answer: Callable[[str], str | None]) -> str:
+    return made.joined([answer(made.source(piece)) for piece in made.cut()])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("suffix", WHOLE)
+def test_files_come_back_whatever_their_split(suffix, split):
+    texts = [generated(suffix, seed) for seed in range(100)]
+    texts += [WHOLE[suffix].replace("\n", newline) for newline in NEWLINES]
+    for text in texts:
+        for limit in (None, 2):
+            assert joined(document(text, suffix, split, limit), str) == text
+        assert joined(document(text, suffix, split), lambda source: None) == text  # as errors
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_the_marks_of_a_quote_are_not_decoded(limit):
+    text = "> He left, and she,\n> then, stayed.\n> > No one came. So it\n> > ended.\n"
+    made = document(text, ".md", "sentences", limit)
+    sources = [made.source(piece) for piece in made.cut()]
+    assert " ".join(sources) == "He left, and she, then, stayed. No one came. So it ended."
+    assert (limit is None) == (len(sources) == 3)
+
+
+CUE = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n\r\n"
+
+
+def test_sentences_of_a_cue_are_broken_into_lines_together():
+    text = CUE.format("I know. You have been\r\nhere before.")
+    answers = {"I know.": "Je le sais bien.", "You have been here before.": "Tu es déjà venu ici."}
+    whole = joined(document(text, ".srt", "sentences"), answers.get)
+    assert whole == CUE.format("Je le sais bien. Tu\r\nes déjà venu ici.")
+    answers["I know."] = None
+    failed = joined(document(text, ".srt", "sentences"), answers.get)
+    assert failed == CUE.format("I know. Tu es\r\ndéjà venu ici.")
+
+
+def test_long_answers_to_a_cue_have_more_lines():
+    text = CUE.format("One two. Three four five.\r\nSix seven. Eight.") * 3
+    made = document(text, ".srt", "sentences")
+    longer = joined(made, lambda source: source + " " + source)
+    assert longer != text and max(map(len, longer.splitlines())) <= LINE_CHARACTERS
+    assert longer.count("\r\n") == text.count("\r\n") + 3
+
+
+FILES = {
+    "talk.srt": (
+        "\ufeff1\r\n00:00:01,000 --> 00:00:03,000\r\n<i>I have two cats. They\r\nare in the garden."
+        "</i>\r\n\r\n2\r\n00:00:04,000 --> 00:00:06,000\r\n- I have a dog.\r\n- She has a cat.\r\n"
+    ),
+    "talk.vtt": (
+        "WEBVTT\n\nNOTE I have two cats.\n\n00:01.000 --> 00:03.000 align:start\n"
+        "<v Ann>I have two cats.\n"
+    ),
+    "page.md": "# I have two cats.\n\n- I have two cats. They are\n  in `here`.\n\n```\nI.\n```\n",
+    "text.txt": "I have two cats.\n\n  I have a dog. \n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_command_line_translates_a_file_and_keeps_its_markup(run, tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name].encode())
+    files = ["--input-file", str(tmp_path / name), "--output-file", str(tmp_path / "out")]
+    status, out, _ = run(
+        *PAIR, "--dtype", "float32", "--prefix", PREFIX, "--split=sentences", *files
+    )
+    text = (tmp_path / "out").read_bytes().decode()
+    assert status == 0 and not out and "J'ai deux chats." in text
+    assert text.count("\n") == FILES[name].count("\n") == text.count("\r\n") or ".srt" not in name
+    kept = {
+        "talk.srt": ("\ufeff1\r\n00:00:01,000 --> 00:00:03,000\r\n<i>J'ai deux chats.", "\r\n- "),
+        "talk.vtt": ("NOTE I have two cats.\n\n00:01.000 --> 00:03.000 align:start\n<v Ann>J'ai",),
+        "page.md": ("# I have two cats.\n\n- J'ai deux chats.", "`here`.\n\n```\nI.\n```\n"),
+        "text.txt": ("J'ai deux chats.\n\n  ", ". \n"),
+    }
+    assert all(part in text for part in kept[name])
+
+
+def test_a_file_that_is_no_subtitles_is_refused(run, tmp_path):
+    (tmp_path / "talk.SRT").write_text("I have two cats.\n")
+    status, out, err = run(*PAIR, "--split=lines", "--input-file", str(tmp_path / "talk.SRT"))
+    assert (status, out) == (2, "") and "an .srt file has times" in err
