@@ -269,3 +269,5 @@ def test_an_adapted_model_gets_a_draft_without_a_merged_copy(made, tmp_path, mon
     shutil.rmtree(draft)
     assert distill.main([*given, "--resume"]) == 2
     assert "was made with another --adapter-path" in capsys.readouterr().err
+    assert distill.main([*given, "--adapter-path", str(made[0]), "--upload-repo", "a/b"]) == 2
+    assert "leave --upload-repo out" in capsys.readouterr().err

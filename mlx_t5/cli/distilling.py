@@ -106,5 +106,8 @@ def check_options(args: argparse.Namespace) -> None:
     for name in (args.output, args.draft_model):  # as main.py reads it
         if name in ("none", "auto", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
+    if args.upload_repo is not None and args.adapter_path is not None:
+        cure = "leave --upload-repo out, and send the folder with hf upload"
+        raise UserError(f"the card of a draft for an adapted model cannot name the adapter; {cure}")
     check_output(args.output, args.resume, is_model_file, "config.json", "draft")
     check_repository(args.upload_repo)
