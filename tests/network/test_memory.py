@@ -211,7 +211,9 @@ def test_the_next_prompt_of_a_kind_finds_the_buffers_of_the_last(monkeypatch):
             engine.insert([row(600)])
             engine.keep([])
             kept.append(mx.get_cache_memory())
-        assert kept[0] > one.cache_memory(1, 600, 1) and kept[1] == kept[2], "nothing was added"
+        size = one.cache_memory(1, 600, 1)
+        assert kept[0] > size, "buffers are kept"
+        assert abs(kept[2] - kept[1]) < size / 8, "and used again"
     finally:
         mx.set_cache_limit(before)
         mx.clear_cache()
