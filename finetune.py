@@ -103,7 +103,7 @@ class FineTuning:
 
     def _read(self, lines: dict[str, PairLines]) -> None:
         """The pairs to train on, to evaluate by and to test with."""
-        from mlx_t5.training.examples import MOST_HELD_OUT, read_pairs, split_pairs
+        from mlx_t5.training.examples import MOST_HELD_OUT, read_pairs, split
 
         longest, size = tuple(self.args.max_seq_length), self.model.config.vocab_size
         pairs = {
@@ -111,7 +111,7 @@ class FineTuning:
             for part, read in lines.items()
         }
         if "valid" not in pairs:
-            pairs["train"], pairs["valid"] = split_pairs(pairs["train"], self.args.seed)
+            pairs["train"], pairs["valid"] = split(pairs["train"], self.args.seed)
         for part, least in (("train", LEAST), ("valid", 1)):
             if len(pairs[part]) < least:
                 cure = f"{least} are the least to {'train on' if least > 1 else 'evaluate by'}"

@@ -29,14 +29,7 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
 _DECODER = "decoder.block."
 _WEIGHT, _HEAD = ".weight", "lm_head"
-_ENTRIES = {
-    "peft_type": "LORA",
-    "task_type": "SEQ_2_SEQ_LM",
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "inference_mode": True,
-    "init_lora_weights": True,
-}
+_ENTRIES = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM"}
 Shape = tuple[int, ...]
 
 

@@ -163,21 +163,15 @@ def _example(
     return Example(tuple(source), tuple(answer))
 
 
-def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Returns the examples to train on, in random order, and the held-out ones."""
-    shuffled = random.Random(f"split {seed}").sample(list(examples), len(examples))
-    held_out = min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(shuffled)))
-    return shuffled[held_out:], shuffled[:held_out]
-
-
-def split_pairs(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Returns the pairs to train on, and those of a tenth of the prompts, at most `MOST_HELD_OUT`.
+def split(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made]]:
+    """Returns what to train on, in random order, and a tenth of it at most to evaluate by.
 
     No prompt is in both parts.
     """
-    prompts = list(dict.fromkeys(pair.source for pair in pairs))
-    random.Random(f"split {seed}").shuffle(prompts)
-    count = max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(prompts))))
-    held_out = set(prompts[:count])
-    kept = [pair for pair in pairs if pair.source not in held_out]
-    return kept, [pair for pair in pairs if pair.source in held_out]
+    prompts = list(dict.fromkeys(example.source for example in examples))
+    shuffled = random.Random(f"split {seed}").sample(prompts, len(prompts))
+    held_out = set(shuffled[: max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * len(prompts))))])
+    places = {source: place for place, source in enumerate(shuffled)}
+    ordered = sorted(examples, key=lambda example: places[example.source])
+    kept = [example for example in ordered if example.source not in held_out]
+    return kept, [example for example in ordered if example.source in held_out]

@@ -23,6 +23,7 @@ from mlx_t5.checkpoints.folder import (
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.drafting.shared_draft import Parameter, stored_dtype_of
 from mlx_t5.errors import UserError
+from mlx_t5.names import ADAPTED, source_of
 from mlx_t5.network.adapting import Adapters
 from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
 
@@ -143,9 +144,8 @@ def write_model(path: Path, model: Any, source: Path) -> Path:
 
 def base_name(folder: Path) -> str:
     """What PEFT is told that an adapter is for: the Hub id of a folder, or its path."""
-    origin = read_config(folder).get("converted_from")
-    name = origin.get("model") if isinstance(origin, dict) else None
-    return name if isinstance(name, str) else str(folder.absolute())
+    name = source_of(folder)
+    return str(folder.absolute()) if name is None or ADAPTED in name else name
 
 
 def _first_layers(config: Any, num_layers: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ import pytest
 from mlx_t5.cli.input import Lines
 from mlx_t5.errors import UserError
 from mlx_t5.training import examples
-from mlx_t5.training.examples import Example, Pair, read_examples, read_pairs, split, split_pairs
+from mlx_t5.training.examples import Example, Pair, read_examples, read_pairs, split
 
 
 def letters(prompt: str) -> list[int]:
@@ -98,7 +98,7 @@ def test_pairs_that_are_too_long_or_there_already_are_left_out():
 
 def test_no_prompt_is_both_trained_on_and_held_out():
     pairs = [Pair((i % 20,), (i,), str(i % 20), str(i)) for i in range(60)]
-    train, held_out = split_pairs(pairs, 0)
+    train, held_out = split(pairs, 0)
     assert len(held_out) == 6 and sorted(train + held_out, key=pairs.index) == pairs
     assert not {pair.source for pair in train} & {pair.source for pair in held_out}
-    assert split_pairs(pairs, 1)[1] != held_out == split_pairs(pairs, 0)[1]
+    assert split(pairs, 1)[1] != held_out == split(pairs, 0)[1]
