@@ -11,6 +11,6 @@ cpu_allocation = pytest.mark.skipif(
 
 
 def skip_float32_times_4_bits(bits: int, mode: str = "affine", dtype: str = "float32") -> None:
-    """Leaves out what comes out as NaN, or with other bits in every run, with MLX 0.32.4 on CUDA."""
+    """Leaves out what is NaN, or has other bits in every run, with MLX 0.32.4 on CUDA."""
     if ON_CUDA and (bits, mode, dtype) == (4, "affine", "float32"):
         pytest.skip("float32 times weights in 4 bits comes out wrong on CUDA")
