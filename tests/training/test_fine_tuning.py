@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from mlx_t5.training.answers import given
 from mlx_t5.training.batches import collate
 from mlx_t5.training.fine_tuning import (
     adapt,
+    base_name,
     changes,
     paths,
     unfreeze_last,
@@ -307,3 +309,11 @@ def test_the_last_layers_alone_are_trained(made):
     for wrong in ("lm_head", "nothing"):
         with pytest.raises(UserError, match=f"{wrong}.* names no layer of attention"):
             changes(model.config, replace(LORA, target_modules=(wrong,)), -1)
+
+
+@pytest.mark.parametrize("record", [{"model": "a/b"}, {"model": "a/b", "adapter": "c"}, None])
+def test_an_adapter_names_the_base_that_its_weights_belong_to(tmp_path, record):
+    """With an adapter merged into it, a folder is no longer the model of its Hub id."""
+    (tmp_path / "config.json").write_text(json.dumps({"converted_from": record}))
+    expected = "a/b" if record == {"model": "a/b"} else str(tmp_path)
+    assert base_name(tmp_path) == expected
