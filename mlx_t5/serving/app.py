@@ -108,27 +108,24 @@ def create_app(
 
 
 def _add_handlers(app: FastAPI) -> None:
-    def respond(error: ApiError) -> JSONResponse:
-        return JSONResponse(error.content, error.status, error.headers)
-
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:
-        return respond(error)
+        return error.response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
-            return respond(ApiError(415, "send JSON, with Content-Type: application/json"))
-        return respond(error_of_validation(error.errors()))
+            return ApiError(415, "send JSON, with Content-Type: application/json").response
+        return error_of_validation(error.errors()).response
 
     @app.exception_handler(HTTPException)
     async def of_framework(request: Request, error: HTTPException) -> Response:
-        return respond(error_of_status(error.status_code, error.detail, error.headers))
+        return error_of_status(error.status_code, error.detail, error.headers).response
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        return respond(internal_error())
+        return internal_error().response
 
 
 def _add_generation(app: FastAPI) -> None:

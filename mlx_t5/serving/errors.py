@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from mlx_t5.errors import shown
@@ -18,10 +19,11 @@ MAX_NAME = 64  # characters that are shown of a field's name
 RETRY_SECONDS = 5  # after which to come back where nothing says when
 STOPPING_MESSAGE = "the server is shutting down"
 
-TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+COMPLAINTS = {
+    "extra_forbidden": "there is no such field, or it is not supported; remove it",
+    "none_required": "this is not supported; leave it out",
+    "missing": "this field is needed",
 }
 
 
@@ -58,9 +60,9 @@ class ApiError(Exception):
         self.body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
 
     @property
-    def content(self) -> dict[str, Any]:
-        """The body as JSON objects."""
-        return self.body.model_dump()
+    def response(self) -> JSONResponse:
+        """What is sent, unless a stream has begun."""
+        return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def client_gone() -> ApiError:
@@ -102,14 +104,8 @@ def _field(error: dict[str, Any]) -> str | None:
 
 
 def _complaint(error: dict[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "there is no such field, or it is not supported; remove it"
-    if error["type"] == "none_required":
-        return "this is not supported; leave it out"
-    if error["type"] == "missing":
-        return "this field is needed"
     message = error["msg"].removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
+    return COMPLAINTS.get(error["type"]) or message[:1].lower() + message[1:]
 
 
 def raised_at(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import StrictRoute, Text, TokenIds
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
+from mlx_t5.text.prompts import split as listed_prompts
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
@@ -54,8 +55,7 @@ class EmbeddingRequest(Body):
     @property
     def inputs(self) -> list[Any]:
         """The inputs, as a list."""
-        single = isinstance(self.input, str) or isinstance(self.input[0], int)
-        return [self.input] if single else list(self.input)
+        return listed_prompts(self.input)[0]
 
 
 class ScoreRequest(Body):

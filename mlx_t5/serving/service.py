@@ -19,11 +19,12 @@ from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
+from mlx_t5.serving.answers import TokenSpelling
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
 from mlx_t5.serving.schemas import Capability, ServedModel
-from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
+from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.settings import SETTINGS, Settings, check_exact
 
 if TYPE_CHECKING:

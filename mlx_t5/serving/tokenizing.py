@@ -1,4 +1,4 @@
-"""The tokenizer's thread, in which texts of requests become tokens; and how single tokens look.
+"""The tokenizer's thread, in which texts of requests become tokens.
 
 A long text must delay neither other clients nor the batch. What is too long is refused before it
 is tokenized, as far as that shows.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
@@ -22,7 +21,6 @@ from mlx_t5.text.prompts import token_ids
 
 T = TypeVar("T")
 
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 NAMES = {
     "prompt": "prompt",
     "prediction": "prediction",
@@ -128,45 +126,3 @@ class TokenizerThread:
             f"(the server's {option}); shorten it"
         )
         return ApiError(400, message, param, "context_length_exceeded")
-
-
-class Spelling(NamedTuple):
-    r"""A token by itself, for log-probabilities.
-
-    A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\xe4`,
-    and `bytes` has it. The bytes of all tokens of a text, joined, are the text in UTF-8.
-
-    Attributes:
-        text: for people; a leading space is included. "" of an id that has none.
-        bytes: what it adds to a text; None if nothing, as special tokens.
-    """
-
-    text: str
-    bytes: list[int] | None
-
-
-class TokenSpelling:
-    """Spells a tokenizer's tokens."""
-
-    def __init__(self, tokenizer: Any):
-        """Spells the tokens of this tokenizer of transformers."""
-        self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
-
-    def __call__(self, token: int) -> Spelling:
-        """How an id looks."""
-        # Models have more ids than tokenizers, and any of them may be among the likeliest.
-        name = self._tokenizer.convert_ids_to_tokens(token) or ""
-        if token in self._special or not name:
-            return Spelling(name, None)
-        if self._all_bytes and len(name) == 1:
-            return _of_byte(ord(name))
-        if match := BYTE.fullmatch(name):
-            return _of_byte(int(match.group(1), 16))
-        text = name.replace("▁", " ")
-        return Spelling(text, list(text.encode()))
-
-
-def _of_byte(value: int) -> Spelling:
-    return Spelling(chr(value) if value < 128 else f"\\x{value:02x}", [value])

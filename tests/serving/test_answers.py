@@ -9,10 +9,9 @@ from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import FLAT, PATIENCE, Client
-from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
+from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder, TokenSpelling
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.tokenizing import TokenSpelling
 from mlx_t5.serving.worker import Worker
 
 NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # of pieces_and_bytes

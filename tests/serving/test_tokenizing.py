@@ -3,7 +3,7 @@
 import pytest
 
 from byte_tokenizers import bytes_alone, pieces_and_bytes
-from mlx_t5.serving.tokenizing import TokenSpelling
+from mlx_t5.serving.answers import TokenSpelling
 from mlx_t5.text.detokenizer import decode
 
 
