@@ -32,7 +32,6 @@ from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
-from mlx_t5.serving.splitting import cut
 
 log = logging.getLogger(__name__)
 
@@ -172,13 +171,14 @@ async def _openai(
     service.require_model(body.model)
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     builder: Any = builder_type(service.model, service.spell, logprobs, detailed)
-    options = {"stream": bool(body.stream), "logprobs": body.alternatives}
+    options: dict[str, Any] = {"samples": body.n or 1, "pieces": detailed}
     prompts: Sequence = body.prompts
-    if body.split not in (None, "none"):
-        document = await cut(service, body)
+    if body.split in (None, "none"):
+        options |= {"stream": bool(body.stream), "logprobs": body.alternatives}
+    else:
+        document, options["ids"] = await service.cut(body)
         prompts = list(map(document.prompt, document.pieces))
-        builder, options = answers.DocumentBuilder(builder, document), {"document": True}
-    options |= {"samples": body.n or 1, "pieces": detailed}
+        builder = answers.DocumentBuilder(builder, document)
     stream = await service.submit(body, prompts, request.receive, **options)
     if not body.stream:
         updates = await stream.finished()

@@ -26,6 +26,7 @@ from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.settings import SETTINGS, Settings, check_exact
+from mlx_t5.text.documents import Cutting, Document
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -121,11 +122,37 @@ class Service:
         if self.log_prompts:
             log.info("texts: %r", list(texts))
 
+    async def cut(
+        self, body: api.CompletionRequest | api.ChatRequest
+    ) -> tuple[Document, list[list[int]]]:
+        """A request's document; its prefix is that of its task, then a chat's system message.
+
+        Raises:
+            ApiError: it cannot be cut, or it is not one text.
+        """
+        parts: list[Any]
+        if isinstance(body, api.ChatRequest):
+            parts = [message.text for message in body.messages]
+        else:
+            parts = [body.prompt]
+        *system, text = parts
+        asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
+        asked |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
+        for name, refused in asked.items():
+            if refused:
+                message = f"{name}: a text that is split is one prompt, as text, and has one answer"
+                raise ApiError(400, f"{message} without logprobs or prediction", name)
+        prefix = self.task(body.task, []).prefix
+        prefix += "".join(part.strip() + " " for part in system).lstrip()
+        cutting = Cutting(body.split or "none", prefix or None, body.source_language or "")
+        return await self.tokenizer.cut(text, cutting, self.max_source_tokens, body.file_type)
+
     async def submit(
         self,
         body: api.Decoding,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         receive: Callable[[], Any],
+        ids: Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> EventStream:
         """Checks a request and hands it to the thread.
@@ -134,6 +161,7 @@ class Service:
             body: how to decode.
             prompts: texts or token ids; those of a document have its prefix.
             receive: the connection's, to see the client go.
+            ids: of the prompts, if they are the pieces of a document.
             **options: further attributes of `GenerationWork`.
 
         Raises:
@@ -142,9 +170,9 @@ class Service:
         self._require_decoder()
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
-        size, prefix = len(prompts) * options.get("samples", 1), task.prefix
-        if options.get("document"):  # no more pieces at a time than the batch has room for
-            size, prefix = min(size, self.worker.max_batch, self.limits.rows), ""
+        size, is_document = len(prompts) * options.get("samples", 1), ids is not None
+        if is_document:  # no more pieces at a time than the batch has room for
+            size = min(size, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
             raise ApiError(
                 400,
@@ -152,13 +180,14 @@ class Service:
                 f"({self.limits.rows}); send several",
                 "n",
             )
-        ids = await self.tokenizer.token_ids(prompts, prefix=prefix)
+        if ids is None:
+            ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         predictions = [body.prediction.text] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        work = GenerationWork(ids, settings, seed, prediction, **options)
+        work = GenerationWork(ids, settings, seed, prediction, document=is_document, **options)
         return self._begin(work, size, receive)
 
     async def score_or_embed(
@@ -276,25 +305,19 @@ def several(
         ApiError: they cannot be had, or not in this way.
     """
     beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    refusals = [
-        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
-        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
-        (
-            "n",
-            search and samples > settings.num_beams,
-            f"n is {samples} and {beams}; n is too many",
-        ),
-        (
-            "n",
-            samples > 1 and not search and settings.temp == 0,
-            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
-        ),
-        (
-            "num_beams",
-            not search and not body.given.keys().isdisjoint(OF_BEAMS),
-            f"{' and '.join(OF_BEAMS)} need num_beams above 1",
-        ),
-    ]
+    if search:
+        refusals = [
+            ("stream", stream, f"{beams}: a text is known at its end; leave stream out"),
+            ("logprobs", logprobs is not None, f"{beams}: beams have none; leave them out"),
+            ("n", samples > settings.num_beams, f"n is {samples} and {beams}; n is too many"),
+        ]
+    else:
+        greedy = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
+        given = not body.given.keys().isdisjoint(OF_BEAMS)
+        refusals = [
+            ("n", samples > 1 and settings.temp == 0, greedy),
+            ("num_beams", given, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
+        ]
     for param, refused, message in refusals:
         if refused:
             raise ApiError(400, message, param)

@@ -12,14 +12,20 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.markup import spans
 from mlx_t5.text.prompts import token_ids
 
 T = TypeVar("T")
+
+MAX_PIECES = 50_000  # a document; a body of 1 MiB has some 10,000 sentences
+PIECES_AT_ONCE = 64  # between which the thread has time for others
 
 NAMES = {
     "prompt": "prompt",
@@ -88,6 +94,44 @@ class TokenizerThread:
         ids = cut(ids) if cut else ids
         self._require_few(ids, param)
         return ids
+
+    async def cut(
+        self, text: str, cutting: Cutting, limit: int, file_type: str | None
+    ) -> tuple[Document, list[list[int]]]:
+        """Cuts a text into pieces.
+
+        Args:
+            text: of one prompt.
+            cutting: how to cut it.
+            limit: tokens of a piece at most.
+            file_type: of the text, None for plain text.
+
+        Returns:
+            The document with all its pieces, and the tokens of what each is decoded from.
+
+        Raises:
+            ApiError: the text cannot be cut, or has no piece or too many.
+        """
+        ids: dict[str, list[int]] = {}  # of each prompt that was counted, and so of every piece
+
+        def count(prompt: str) -> int:
+            ids[prompt] = token_ids(prompt, self.tokenizer, self.vocab_size)
+            return len(ids[prompt])
+
+        def read(_: Any) -> Document:
+            return Document(
+                text, cutting, count, limit, spans(text, file_type) if file_type else None
+            )
+
+        document = await self.run(read)
+        pieces = document.cut()
+        while await self.run(lambda _: list(islice(pieces, PIECES_AT_ONCE))):
+            if len(document.pieces) > MAX_PIECES:
+                message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
+                raise ApiError(400, message, "prompt", "context_length_exceeded")
+        if not document.pieces:
+            raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
+        return document, [ids[document.prompt(piece)] for piece in document.pieces]
 
     def beginning(self, text: str) -> str:
         """As much of a text as all the tokens of a prompt can hold."""

@@ -8,11 +8,12 @@ import pytest
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Chunk, Result, Stats
-from mlx_t5.serving import splitting
+from mlx_t5.serving import tokenizing
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder, DocumentBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
+from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -32,14 +33,14 @@ def served(tokenizer, prefix="", limit=64):
 
 def cut(tokenizer, prompt=TEXT, prefix="", limit=64, **fields):
     body = CompletionRequest(prompt=prompt, **{"split": "sentences", **fields})
-    return asyncio.run(splitting.cut(served(tokenizer, prefix, limit), body))
+    return asyncio.run(Service.cut(served(tokenizer, prefix, limit), body))[0]
 
 
 def chat(tokenizer, *contents, prefix=""):
     roles = ["system", "user"][-len(contents) :]
     messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
     body = ChatRequest(messages=messages, split="sentences")
-    return asyncio.run(splitting.cut(served(tokenizer, prefix), body))
+    return asyncio.run(Service.cut(served(tokenizer, prefix), body))[0]
 
 
 def sources(document):
@@ -68,12 +69,20 @@ def test_each_piece_has_the_prefix(tokenizer):
     ]
 
 
+def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
+    text = "Er kommt am 3. Oktober. Es regnet."
+    assert len(sources(cut(tokenizer, text, source_language="de"))) == 2
+    assert len(sources(cut(tokenizer, text))) > 2
+
+
 def test_pieces_are_no_longer_than_the_limit_and_cut_a_few_at_a_time(tokenizer, monkeypatch):
     runs, run = [], tokenizer.run
-    monkeypatch.setattr(splitting, "PIECES_AT_ONCE", 2)
+    monkeypatch.setattr(tokenizing, "PIECES_AT_ONCE", 2)
     monkeypatch.setattr(tokenizer, "run", lambda work: (runs.append(work), run(work))[1])
     text = "She has a cat, a dog, a horse and many more of them. Yes."
-    document = cut(tokenizer, text, limit=12)
+    body = CompletionRequest(prompt=text, split="sentences")
+    document, ids = asyncio.run(Service.cut(served(tokenizer, limit=12), body))
+    assert ids == [tokenizer.tokenizer.encode(prompt) for prompt in prompts(document)]
     assert max(len(tokenizer.tokenizer.encode(prompt)) for prompt in prompts(document)) <= 12
     assert [piece.cut for piece in document.pieces] == [True, True, False]
     assert len(runs) == 1 + 3, "the document; two, one and no piece"
@@ -99,7 +108,7 @@ def test_what_cannot_be_split(tokenizer, fields, param):
 
 
 def test_a_text_may_not_have_any_number_of_pieces(tokenizer, monkeypatch):
-    monkeypatch.setattr(splitting, "MAX_PIECES", 2)
+    monkeypatch.setattr(tokenizing, "MAX_PIECES", 2)
     with pytest.raises(ApiError, match="more than 2 pieces; send it in parts"):
         cut(tokenizer)
 
