@@ -1,7 +1,8 @@
-"""Answers to requests, whole or chunk by chunk: what fills their shapes (schemas.py)."""
+"""The events of a job, and the answers made of them, whole or chunk by chunk (schemas.py)."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import re
@@ -16,13 +17,72 @@ from pydantic import BaseModel
 from mlx_t5.engine.documents import Answers
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Stats
 from mlx_t5.serving import schemas
-from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import GenerationWork, TokenLogprob, Update
+from mlx_t5.serving.errors import ApiError, client_gone
+from mlx_t5.serving.jobs import GenerationWork, Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.schemas import Reason, SpeculationDetails, Usage, Writer, WrittenToken
 from mlx_t5.text.documents import Document
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
+
+
+class EventStream:
+    """The events of one job, in the event loop.
+
+    Attributes:
+        job: whose events they are.
+    """
+
+    def __init__(self, work: Any, size: int, jobs: JobQueue):
+        """Makes the job of some work that counts for `size` texts, and hands it in.
+
+        Raises:
+            ApiError: it is not taken.
+        """
+        self.job, self._jobs = Job(work, size, self._put), jobs
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        jobs.add(self.job)
+
+    def _put(self, event: Update | list[Any] | ApiError) -> None:
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def watch(self, receive: Callable[[], Any]) -> None:
+        """Withdraws the job once its client is gone; also ends when the response is complete."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Withdraws the job, if it is not done."""
+        self._jobs.cancel(self.job)
+        self._events.put_nowait(client_gone())
+
+    async def next(self) -> Any:
+        """The next event.
+
+        Raises:
+            ApiError: the job has failed, or its client is gone.
+        """
+        event = await self._events.get()
+        if isinstance(event, ApiError):
+            raise event
+        return event
+
+    async def updates(self, first: Update) -> AsyncIterator[Update]:
+        """All updates from `first` on, until every text is done."""
+        update, unfinished = first, self.job.work.count
+        while True:
+            unfinished -= update.chunk.result is not None
+            yield update
+            if not unfinished:
+                return
+            update = await self.next()
+
+    async def finished(self) -> list[Update]:
+        """The last update of every text, in their order; for jobs that do not stream."""
+        last = [update async for update in self.updates(await self.next())]
+        return sorted(last, key=lambda update: update.index)
 
 
 class Spelling(NamedTuple):

@@ -28,7 +28,6 @@ from mlx_t5.serving.errors import (
     raised_at,
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
-from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
@@ -198,7 +197,7 @@ async def _openai(
 
 async def _events(
     service: Service,
-    stream: EventStream,
+    stream: answers.EventStream,
     builder: answers.CompletionBuilder | answers.DocumentBuilder,
     first: Any,
     usage: bool,

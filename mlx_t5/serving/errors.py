@@ -6,6 +6,7 @@ be read: a prompt must not end up in a log by way of an error.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from mlx_t5.errors import shown
+from mlx_t5.errors import is_out_of_memory, shown
+
+log = logging.getLogger(__name__)
 
 MAX_NAME = 64  # characters that are shown of a field's name
 RETRY_SECONDS = 5  # after which to come back where nothing says when
@@ -118,3 +121,12 @@ def raised_at(error: BaseException) -> str:
         where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"{type(error).__name__} at {where}"
+
+
+def failure_of(error: Exception) -> ApiError:
+    """Returns what clients see of an exception; logs where it came from."""
+    log.error("decoding failed: %s", raised_at(error))
+    if is_out_of_memory(error):
+        message = "no memory left for this batch; try again later, or with a shorter prompt"
+        return ApiError(503, message)
+    return internal_error()

@@ -19,9 +19,8 @@ from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
-from mlx_t5.serving.answers import TokenSpelling
+from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
@@ -202,8 +201,7 @@ class Service:
 
     def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
         """Hands work to the thread, to be withdrawn when its client goes."""
-        stream = EventStream(work, size, self.worker.cancel)
-        self.worker.submit(stream.job)
+        stream = EventStream(work, size, self.worker.jobs)
         task = asyncio.create_task(stream.watch(receive))
         self._watching.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._watching.discard)

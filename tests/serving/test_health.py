@@ -76,7 +76,7 @@ def test_a_step_that_hangs_is_told_until_it_ends(serve):
     model.gate.set()
     assert len(short.results()[0].tokens) == 9
     until(lambda: worker.health() == ("ok", None))  # while the other one is decoded
-    worker.cancel(endless.job)
+    worker.jobs.cancel(endless.job)
     assert worker.stop(PATIENCE)
     assert worker.health()[0] == "stopping"
 

@@ -11,8 +11,7 @@ from fake_model import FakeModel, random_table
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
-from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Job
+from mlx_t5.serving.jobs import Job, JobQueue
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import ScoringTurns
 
@@ -48,7 +47,7 @@ def test_forward_passes_take_turns_with_steps(serve):
     hold(model)
     text = client().submit([[4]], max_tokens=9, num_draft=0)
     assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
-    worker.submit(job(events, parts, 3))
+    worker.jobs.add(job(events, parts, 3))
     model.gate.set()
     assert events.get(timeout=PATIENCE) == [0, 1, 4]
     assert len(text.results()[0].tokens) == 9
@@ -61,7 +60,7 @@ def turns():
     turns = ScoringTurns(None, 2, jobs, Metrics())
 
     def begin(job):
-        jobs.add(job, 0.0)
+        jobs.add(job)
         turns.add(job)
         return job
 
@@ -104,7 +103,7 @@ def test_requests_take_turns_pass_by_pass():
 def test_a_job_that_fails_harms_nobody(serve, error, status):
     worker, client = serve(FakeModel(random_table(V), V))
     events = queue.Queue()
-    worker.submit(job(events, lambda: iter([[(0, error)]]), 1))
+    worker.jobs.add(job(events, lambda: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
     assert failure.status == status
     assert client().submit([[4]], max_tokens=3).results()
@@ -117,12 +116,12 @@ def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(serve):
     def parts():
         for i in range(5):
             passes.append(i)
-            worker.cancel(gone)
+            worker.jobs.cancel(gone)
             yield [(i, i)]
 
     gone = job(events, parts, 5)
-    worker.submit(gone)
-    worker.submit(job(events, lambda: iter([[(0, "next")]]), 1))
+    worker.jobs.add(gone)
+    worker.jobs.add(job(events, lambda: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == ["next"]
     assert passes == [0] and events.empty()
 

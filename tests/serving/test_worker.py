@@ -12,7 +12,7 @@ from mlx_t5.drafting.costs import longest
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.layers import PASSES
-from mlx_t5.serving import job_queue
+from mlx_t5.serving import jobs
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.metrics import Metrics
@@ -99,7 +99,7 @@ def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
     stays = client().submit([[3]], max_tokens=40)
     model.gate.set()
     gone.next()
-    worker.cancel(gone.job)
+    worker.jobs.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
     until(lambda: worker.rows == (0, 0))
     assert worker._generation._queues[1].engine.cache is None, "its memory is free"
@@ -112,7 +112,7 @@ def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
     first = client().submit([[2]], max_tokens=5)
     assert model.arrived.acquire(timeout=PATIENCE)
     waits = client().submit([[3, 4]], max_tokens=5)
-    worker.cancel(waits.job)
+    worker.jobs.cancel(waits.job)
     model.gate.set()
     first.results()
     until(lambda: worker.rows == (0, 0))
@@ -299,13 +299,13 @@ def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
 def test_buffers_are_kept_for_the_next_request_until_none_comes_for_a_while(serve, monkeypatch):
     cleared = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(model.calls[-1]))
-    monkeypatch.setattr(job_queue, "REST_SECONDS", 30)
+    monkeypatch.setattr(jobs, "REST_SECONDS", 30)
     model = FakeModel(ENDLESS, V)
     worker, client = serve(model)
     for _ in range(3):
         assert len(client().submit([[2]], max_tokens=4).results()[0].tokens) == 4
     assert cleared == []
-    monkeypatch.setattr(job_queue, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "REST_SECONDS", 0.01)
     client().submit([[2]], max_tokens=4).results()
     until(lambda: cleared)
     assert worker.health() == ("ok", None)

@@ -74,7 +74,7 @@ def test_its_pieces_end_with_its_client(serve):
     hold(model)
     job = client().submit([[2]] * 1000, size=2, max_tokens=5, document=True)
     assert model.arrived.acquire(timeout=PATIENCE)
-    worker.cancel(job.job)
+    worker.jobs.cancel(job.job)
     model.gate.set()
     until(lambda: worker.rows == (0, 0))
     assert job.events.qsize() < 10

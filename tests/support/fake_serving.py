@@ -41,7 +41,7 @@ class Client:
         settings = replace(self.decoder.defaults, **settings)
         work = GenerationWork(prompts, settings, seed, **options)
         self.job = Job(work, size or work.count, put or self.events.put)
-        self.worker.submit(self.job)
+        self.worker.jobs.add(self.job)
         return self
 
     def next(self):
