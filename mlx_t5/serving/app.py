@@ -28,7 +28,6 @@ from mlx_t5.serving.errors import (
     raised_at,
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
-from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
 
@@ -154,11 +153,11 @@ def _add_generation(app: FastAPI) -> None:
         """A prompt in, its text out."""
         stream = await service.submit(body, [body.prompt], request.receive)
         (update,) = await stream.finished()
-        text, reason = answers.text_of(update, chunk=False)
-        assert reason is not None, "the last update has the result"
-        service.log_texts([text])
-        stats = schemas.TextStats.model_validate(update.chunk.stats)
-        return schemas.Prediction(text=text, finish_reason=reason, stats=stats)
+        result: Any = update.chunk.result
+        service.log_texts([result])
+        return schemas.Prediction(
+            text=result.text, finish_reason=result.finish_reason, stats=result.stats
+        )
 
 
 async def _openai(
@@ -169,22 +168,22 @@ async def _openai(
 ) -> Response:
     service.require_model(body.model)
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
-    builder: Any = builder_type(service.model, service.spell, logprobs, detailed)
+    builder: Any = builder_type(service.model, service.spell, bool(body.stream), logprobs, detailed)
     options: dict[str, Any] = {"samples": body.n or 1, "pieces": detailed}
     prompts: Sequence = body.prompts
     if body.split in (None, "none"):
-        options |= {"stream": bool(body.stream), "logprobs": body.alternatives}
+        options |= {"stream": builder.stream, "logprobs": body.alternatives}
     else:
         document, options["ids"] = await service.cut(body)
         prompts = list(map(document.prompt, document.pieces))
         builder = answers.DocumentBuilder(builder, document)
     stream = await service.submit(body, prompts, request.receive, **options)
-    if not body.stream:
+    if not builder.stream:
         updates = await stream.finished()
-        service.log_texts(_texts(updates))
-        counts = answers.usage(stream.job.work, [update.chunk.stats for update in updates])
-        choices = builder.choices(updates, chunk=False)
-        answer = builder.answer(choices, counts, chunk=False)
+        results: list[Any] = [update.chunk.result for update in updates]
+        service.log_texts(results)
+        counts = answers.usage(stream.job.work, [result.stats for result in results])
+        answer = builder.answer(builder.choices(updates), counts)
         return JSONResponse(answer.model_dump(mode="json", exclude_unset=True))
     first = await stream.next()  # before the status is sent: it may be an error
     usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -203,17 +202,17 @@ async def _events(
     usage: bool,
 ) -> AsyncIterator[str]:
     """Server-sent events; `usage` last, if it is asked for."""
-    last = []
+    last: list[Any] = []
     try:
         async for update in builder.ordered(stream.updates(first)):
             if update.chunk.result:
-                last.append(update)
+                last.append(update.chunk.result)
             if update.chunk.text or update.chunk.result or builder.logprobs or builder.detailed:
-                yield _sse(builder.answer(builder.choices([update], chunk=True), None, chunk=True))
+                yield _sse(builder.answer(builder.choices([update]), None))
         if usage:
-            counts = answers.usage(stream.job.work, [update.chunk.stats for update in last])
-            yield _sse(builder.answer([], counts, chunk=True))
-        service.log_texts(_texts(last))
+            counts = answers.usage(stream.job.work, [result.stats for result in last])
+            yield _sse(builder.answer([], counts))
+        service.log_texts(last)
         yield "data: [DONE]\n\n"
     except ApiError as error:
         yield _sse(error.body)
@@ -222,10 +221,6 @@ async def _events(
         yield _sse(internal_error().body)
     finally:
         stream.close()
-
-
-def _texts(updates: Sequence[Update]) -> list[str]:
-    return [answers.text_of(update, chunk=False)[0] for update in updates]
 
 
 def _sse(body: Any) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
+from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.scoring.pairs import ranks_by
@@ -116,10 +117,10 @@ class Service:
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
-    def log_texts(self, texts: Sequence[str]) -> None:
+    def log_texts(self, results: Sequence[Result]) -> None:
         """Logs what was written, if that was asked for."""
         if self.log_prompts:
-            log.info("texts: %r", list(texts))
+            log.info("texts: %r", [result.text for result in results])
 
     async def cut(
         self, body: api.CompletionRequest | api.ChatRequest

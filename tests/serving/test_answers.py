@@ -12,6 +12,7 @@ from fake_serving import FLAT, PATIENCE, Client
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder, TokenSpelling
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.schemas import ChatChoice, Choice
 from mlx_t5.serving.worker import Worker
 
 NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # of pieces_and_bytes
@@ -76,12 +77,10 @@ SETTINGS = [
 def test_the_tokens_joined_are_the_text(served, stream, settings):
     tokenizer, ask = served
     for seed in range(16):
-        builder = CompletionBuilder(
-            "a model", TokenSpelling(tokenizer), logprobs=True, detailed=False
-        )
+        builder = CompletionBuilder("a model", TokenSpelling(tokenizer), stream, True, False)
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
-            choice = builder.choice(event, chunk=stream)
+            choice = Choice(**builder.choice(event))
             found = choice.logprobs
             assert "".join(found.tokens) == choice.text, "in each chunk already"
             lengths = map(len, (found.tokens, found.token_logprobs, found.top_logprobs))
@@ -101,9 +100,9 @@ def test_the_bytes_of_a_chat_joined_are_the_text(served):
     tokenizer, ask = served
     seen = set()
     for seed in range(8):
-        builder = ChatBuilder("a model", TokenSpelling(tokenizer), logprobs=True, detailed=False)
+        builder = ChatBuilder("a model", TokenSpelling(tokenizer), False, True, False)
         (event,) = ask(False, seed, max_tokens=30)
-        choice = builder.choice(event, chunk=False)
+        choice = ChatChoice(**builder.choice(event))
         entries = choice.logprobs.content
         joined = b"".join(bytes(entry.bytes or []) for entry in entries)
         seen |= set(joined)

@@ -120,8 +120,14 @@ def update(index, text, reason="stop", error=None):
     return Update(index, chunk, [])
 
 
-def built(kind, document, detailed=False):
-    return DocumentBuilder(kind("a model", None, False, detailed), document)
+def built(kind, document, stream=False, detailed=False):
+    return DocumentBuilder(kind("a model", None, stream, False, detailed), document)
+
+
+def shown(builder, updates):
+    """The one choice of an answer, as a client gets it."""
+    answer = builder.answer(builder.choices(updates), None)
+    return answer.model_dump(exclude_unset=True)["choices"][0]
 
 
 UPDATES = [update(0, "Sie"), update(1, None, "error", "no memory"), update(2, "Es", "length")]
@@ -130,8 +136,7 @@ JOINED = " Sie\n\n- He has a dog.  Es \n"
 
 def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
     document = cut(tokenizer)
-    (choice,) = built(CompletionBuilder, document).choices(UPDATES, chunk=False)
-    choice = choice.model_dump(exclude_unset=True)
+    choice = shown(built(CompletionBuilder, document), UPDATES)
     assert (choice["text"], choice["finish_reason"]) == (JOINED, "length")
     assert choice["pieces"] == [
         {"start": 1, "end": 16, "text": "Sie", "finish_reason": "stop"},
@@ -149,16 +154,16 @@ def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
 
 def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
     document = cut(tokenizer)
-    builder = built(ChatBuilder, document, detailed=True)
+    builder = built(ChatBuilder, document, stream=True, detailed=True)
 
     async def events():
         for i in (2, 0, 1):
             yield UPDATES[i]
 
     async def chunks():
-        return [builder.choices([u], chunk=True)[0] async for u in builder.ordered(events())]
+        return [shown(builder, [update]) async for update in builder.ordered(events())]
 
-    found = [choice.model_dump(exclude_unset=True) for choice in asyncio.run(chunks())]
+    found = asyncio.run(chunks())
     assert "".join(choice["delta"]["content"] for choice in found) == JOINED
     assert [choice["finish_reason"] for choice in found] == [None, None, "length"]
     assert [[p["start"] for p in choice["pieces"]] for choice in found] == [[1], [20], [35]]
@@ -172,5 +177,5 @@ def test_a_document_of_which_nothing_could_be_decoded_is_an_error(tokenizer):
     document = cut(tokenizer)
     failed = [update(i, None, "error", "NaN logits") for i in range(3)]
     with pytest.raises(ApiError, match="NaN logits") as error:
-        built(CompletionBuilder, document).choices(failed, chunk=False)
+        built(CompletionBuilder, document).choices(failed)
     assert error.value.status == 500
