@@ -35,8 +35,14 @@ class EventStream:
         job: whose events they are.
     """
 
-    def __init__(self, work: Any, size: int, jobs: JobQueue):
-        """Makes the job of some work that counts for `size` texts, and hands it in.
+    def __init__(self, work: Any, size: int, jobs: JobQueue, receive: Callable[[], Any]):
+        """Hands in some work, to be withdrawn when its client goes.
+
+        Args:
+            work: as of `Job`.
+            size: likewise.
+            jobs: where it is handed in.
+            receive: the connection's.
 
         Raises:
             ApiError: it is not taken.
@@ -45,14 +51,14 @@ class EventStream:
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         jobs.add(self.job)
+        self._watching = asyncio.create_task(self._watch(receive))
 
     def _put(self, event: Update | list[Any] | ApiError) -> None:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    async def watch(self, receive: Callable[[], Any]) -> None:
-        """Withdraws the job once its client is gone; also ends when the response is complete."""
+    async def _watch(self, receive: Callable[[], Any]) -> None:
         while (await receive())["type"] != "http.disconnect":
-            pass
+            pass  # which also comes when the response is complete
         self.close()
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ class GenerationBatches:
             return
         for job_row in gone:
             self._end(job_row)
-        self._metrics.cancelled(len(gone))
+        self._metrics.cancelled_rows.inc(len(gone))
         for queue in self._queues.values():
             batch = queue.engine
             batch.keep([i for i, row in enumerate(batch.rows) if id(row) in self._job_rows])

@@ -5,7 +5,6 @@ Everything here runs in the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
@@ -84,9 +83,6 @@ class Service:
             UserError: the models cannot be loaded, or there is no tokenizer.
         """
         decoder = worker.start()
-        if decoder.tokenizer is None:
-            worker.stop()
-            raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
         self.presets, self._base_settings = presets or Presets(), decoder.defaults
         self._default_settings = combined({"delta": delta}, self.presets.general.settings)
@@ -95,6 +91,9 @@ class Service:
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
         try:
+            if decoder.tokenizer is None:
+                message = "the target's folder has no tokenizer, which a server needs: fetch it"
+                raise UserError(message)
             self._check(self.defaults)
         except UserError:
             worker.stop()
@@ -107,7 +106,6 @@ class Service:
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
-        self._watching: set[asyncio.Task] = set()
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -174,12 +172,8 @@ class Service:
         if is_document:  # no more pieces at a time than the batch has room for
             size = min(size, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
-            raise ApiError(
-                400,
-                f"{size} texts are more than one request may ask for here "
-                f"({self.limits.rows}); send several",
-                "n",
-            )
+            most = f"more than one request may ask for here ({self.limits.rows})"
+            raise ApiError(400, f"{size} texts are {most}; send several", "n")
         if ids is None:
             ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         predictions = [body.prediction.text] if body.prediction else []
@@ -188,7 +182,7 @@ class Service:
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
         work = GenerationWork(ids, settings, seed, prediction, document=is_document, **options)
-        return self._begin(work, size, receive)
+        return EventStream(work, size, self.worker.jobs, receive)
 
     async def score_or_embed(
         self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
@@ -198,15 +192,8 @@ class Service:
             self._require_decoder()
         # However small the queue is, the largest request finds room in it when nothing waits.
         batches = math.ceil(work.count / self.worker.max_batch / PASSES_A_TEXT)
-        return await self._begin(work, min(batches, self.limits.rows), receive).next()
-
-    def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
-        """Hands work to the thread, to be withdrawn when its client goes."""
-        stream = EventStream(work, size, self.worker.jobs)
-        task = asyncio.create_task(stream.watch(receive))
-        self._watching.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._watching.discard)
-        return stream
+        size = min(batches, self.limits.rows)
+        return await EventStream(work, size, self.worker.jobs, receive).next()
 
     def require_model(self, name: str | None) -> None:
         """Raises `ApiError` if a request names another model than the one that is served."""
@@ -238,10 +225,8 @@ class Service:
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         given = body.given
         if given.get("max_tokens", 0) > self.limits.max_tokens:
-            message = (
-                f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
-            )
-            raise ApiError(400, message, "max_tokens")
+            most = f"at most {self.limits.max_tokens} here"
+            raise ApiError(400, f"max_tokens: {most}; the server's --max-tokens", "max_tokens")
         if (body.draft or given.get("num_draft")) and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         values = combined(self._default_settings, task.settings, given)

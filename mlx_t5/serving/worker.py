@@ -228,7 +228,7 @@ class ScoringTurns:
         """Forgets cancelled jobs."""
         for job in [job for job, _ in self._turns if job.cancelled]:
             self._jobs.release(job, job.size)
-            self._metrics.cancelled(job.size)
+            self._metrics.cancelled_rows.inc(job.size)
         self._turns = deque(turn for turn in self._turns if not turn[0].cancelled)
 
     def advance(self) -> None:
