@@ -1,13 +1,21 @@
-"""Clients of the thread that owns MLX, and a model that waits where a test wants it to."""
+"""Clients of the thread that owns MLX, a model that waits, and a server without a network."""
 
 import queue
 import threading
 import time
 from dataclasses import replace
 
+from starlette.testclient import TestClient
+
 from fake_model import FakeModel, random_table, without
 from mlx_t5.drafting.costs import Costs
+from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import GenerationWork, Job, Update
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import Service
+from mlx_t5.serving.tokenizing import RequestLimits
+from mlx_t5.serving.worker import Worker
+from serving_process import Asked
 
 V = 7
 ENDLESS = without(random_table(V), 1)
@@ -56,6 +64,23 @@ class Client:
             if event.chunk.result:
                 found[event.index] = event.chunk.result
         return [found[i] for i in sorted(found)]
+
+
+class LocalServer(Asked):
+    """A server in this process, without a network; a stream is given when it is complete."""
+
+    def __init__(self, decoder, name, presets=None):
+        metrics = Metrics()
+        worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
+        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
+        self.http = TestClient(create_app(service, metrics, None), base_url="http://localhost")
+
+    def __enter__(self):
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.http.__exit__(*error)  # which stops the thread
 
 
 def until(condition):
