@@ -79,21 +79,18 @@ class TokenizerThread:
         Raises:
             ApiError: one is empty, too long or no valid text, or an id is not in the vocabulary.
         """
-        texts = [prefix + text if isinstance(text, str) else text for text in texts]
-        for text in texts:
+        given: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
+        for text in given:
             self.require_short(text, param)
-        return [await self._token_ids(text, param, pooling) for text in texts]
-
-    async def _token_ids(
-        self, text: str | Sequence[int], param: str, pooling: Pooling | None
-    ) -> list[int]:
-        cut: Callable[[list[int]], list[int]] | None = None
-        if pooling and isinstance(text, str) and text.strip():
-            text, cut = pooling.read(text), pooling.cut
-        ids = await self.run(lambda t: token_ids(text, t, self.vocab_size, NAMES[param]), param)
-        ids = cut(ids) if cut else ids
-        self._require_few(ids, param)
-        return ids
+        found = []
+        for text in given:
+            pooled = pooling if isinstance(text, str) and text.strip() else None
+            read = pooled.read(text) if pooled else text
+            work = partial(token_ids, read, vocab_size=self.vocab_size, what=NAMES[param])
+            ids = await self.run(work, param)
+            found.append(pooled.cut(ids) if pooled else ids)
+            self._require_few(found[-1], param)
+        return found
 
     async def cut(
         self, text: str, cutting: Cutting, limit: int, file_type: str | None

@@ -280,8 +280,9 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
         Worker(load, 1, 1, Metrics()).start()
 
 
-@pytest.mark.parametrize("num_draft", [1, 5, AUTO])
-@pytest.mark.parametrize("kind", ["draft", "copy", "none"])
+@pytest.mark.parametrize(
+    "kind, num_draft", [("draft", 5), ("draft", AUTO), ("copy", 1), ("copy", AUTO), ("none", 5)]
+)
 def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
     model = FakeModel(ENDLESS, V)
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
