@@ -66,6 +66,28 @@ class Client:
         return [found[i] for i in sorted(found)]
 
 
+class Served:
+    """A thread that serves a model, and its clients."""
+
+    def __init__(self, worker, decoder, model):
+        self.worker, self.decoder, self.model = worker, decoder, model
+
+    def submit(self, prompts, **options):
+        """A client that waits for the texts of these prompts."""
+        return Client(self.worker, self.decoder).submit(prompts, **options)
+
+    def submit_held(self, prompts, **options):
+        """The same, with the engine stopped inside its first pass, until `release`."""
+        hold(self.model)
+        client = self.submit(prompts, **options)
+        assert self.model.arrived.acquire(timeout=PATIENCE)
+        return client
+
+    def release(self):
+        """Lets the engine go on."""
+        self.model.gate.set()
+
+
 class LocalServer(Asked):
     """A server in this process, without a network; a stream is given when it is complete."""
 
