@@ -2,24 +2,8 @@
 
 import pytest
 
-from decoder import SpeculativeDecoder
-from fake_model import drafter, good, random_table
 from fake_serving import ENDLESS, Gated, V, until
 from mlx_t5.serving.errors import ApiError
-
-PIECES = [[2 + i % 5] * (1 + i % 3) for i in range(12)]
-SAMPLED = {"max_tokens": 9, "temp": 0.8, "seed": 3}
-
-
-@pytest.mark.parametrize("settings", [SAMPLED, {"max_tokens": 9, "num_beams": 2}])
-def test_its_pieces_are_what_generate_makes_of_them(serve, settings):
-    model = Gated(random_table(V, eos_bias=-1.0), V)
-    served = serve(model, max_batch=3, max_queue=0)
-    together = served.submit(PIECES, size=3, document=True, **settings)
-    alone = SpeculativeDecoder(model, drafter(good(model.table), model))
-    places = (i << 32 for i in range(len(PIECES)))  # of a first document's pieces
-    expected = alone.results(PIECES, indexes=places, **settings)
-    assert [r.tokens for r in together.results()] == [r.tokens for r in expected]
 
 
 def test_another_request_takes_the_next_place_and_the_queue_has_room(serve):
