@@ -239,23 +239,6 @@ def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded
     assert server.http.get("/health").json()["model"] == "demo", "where no key is needed"
 
 
-@pytest.mark.slow
-def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
-    server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
-    try:
-        for fields in ({"draft": True}, {"num_draft": 3}):
-            answer = server.http.post("/predict", json={"prompt": "x", **fields})
-            assert "no draft" in refused(answer, 400, "draft")
-        for fields in ({"draft": False}, {"num_draft": 0}, {}):
-            body = {"prompt": "x", "max_tokens": 3, **fields}
-            answer = server.http.post("/predict", json=body)
-            assert answer.status_code == 200
-        text = answer.json()["text"]
-        server.until(lambda: "prompts: ['x']" in server.log and f"texts: ['{text}']" in server.log)
-    finally:
-        server.close()
-
-
 def test_the_official_client_sees_its_own_exceptions(guarded):
     client = OpenAI(base_url=guarded.url + "/v1", api_key=KEY, max_retries=0)
     with pytest.raises(openai.BadRequestError, match="at most 50"):

@@ -138,9 +138,11 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     (job,) = service.worker.jobs.unfinished()
     assert job.work.prediction == tokenizer.encode("a b")
     assert job.work.settings.num_draft == 7
-    body = api.PredictRequest(prompt="a", num_draft=7)
-    with pytest.raises(ApiError, match="no draft"):
-        asyncio.run(service.submit(body, [body.prompt], gone))
+    for fields in ({"num_draft": 7}, {"draft": True}):
+        with pytest.raises(ApiError, match="no draft"):
+            service._settings(api.PredictRequest(prompt="a", **fields))
+    for fields in ({"num_draft": 0}, {"draft": False}):
+        assert service._settings(api.PredictRequest(prompt="a", **fields)).num_draft == 0
 
 
 async def gone():
