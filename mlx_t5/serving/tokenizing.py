@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -109,26 +109,28 @@ class TokenizerThread:
         Raises:
             ApiError: the text cannot be cut, or has no piece or too many.
         """
-        ids: dict[str, list[int]] = {}  # of each prompt that was counted, and so of every piece
 
-        def count(prompt: str) -> int:
-            ids[prompt] = token_ids(prompt, self.tokenizer, self.vocab_size)
-            return len(ids[prompt])
+        @lru_cache(maxsize=1)  # cutting has counted the tokens of a piece when it yields it
+        def read(prompt: str) -> list[int]:
+            return token_ids(prompt, self.tokenizer, self.vocab_size)
 
-        def read(_: Any) -> Document:
-            return Document(
-                text, cutting, count, limit, spans(text, file_type) if file_type else None
-            )
+        def begin(_: Any) -> Document:
+            found = spans(text, file_type) if file_type else None
+            return Document(text, cutting, lambda prompt: len(read(prompt)), limit, found)
 
-        document = await self.run(read)
+        def draw(_: Any) -> list[list[int]]:
+            return [read(document.prompt(piece)) for piece in islice(pieces, PIECES_AT_ONCE)]
+
+        document, ids = await self.run(begin), list[list[int]]()
         pieces = document.cut()
-        while await self.run(lambda _: list(islice(pieces, PIECES_AT_ONCE))):
-            if len(document.pieces) > MAX_PIECES:
+        while drawn := await self.run(draw):
+            ids += drawn
+            if len(ids) > MAX_PIECES:
                 message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
                 raise ApiError(400, message, "prompt", "context_length_exceeded")
-        if not document.pieces:
+        if not ids:
             raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
-        return document, [ids[document.prompt(piece)] for piece in document.pieces]
+        return document, ids
 
     def beginning(self, text: str) -> str:
         """As much of a text as all the tokens of a prompt can hold."""

@@ -79,9 +79,14 @@ def test_pieces_are_no_longer_than_the_limit_and_cut_a_few_at_a_time(tokenizer, 
     runs, run = [], tokenizer.run
     monkeypatch.setattr(tokenizing, "PIECES_AT_ONCE", 2)
     monkeypatch.setattr(tokenizer, "run", lambda work: (runs.append(work), run(work))[1])
-    text = "She has a cat, a dog, a horse and many more of them. Yes."
+    text = "She has a cat, a dog, a horse and many more of them. 1"
     body = CompletionRequest(prompt=text, split="sentences")
+    read, encode = [], tokenizer.tokenizer.encode
+    monkeypatch.setattr(
+        tokenizer.tokenizer, "encode", lambda text: (read.append(text), encode(text))[1]
+    )
     document, ids = asyncio.run(Service.cut(served(tokenizer, limit=12), body))
+    assert len(read) == len(set(read)), "nothing is tokenized twice"
     assert ids == [tokenizer.tokenizer.encode(prompt) for prompt in prompts(document)]
     assert max(len(tokenizer.tokenizer.encode(prompt)) for prompt in prompts(document)) <= 12
     assert [piece.cut for piece in document.pieces] == [True, True, False]
