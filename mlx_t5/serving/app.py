@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import mimetypes
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,14 +23,12 @@ from mlx_t5.serving.errors import (
     ErrorBody,
     error_of_status,
     error_of_validation,
+    failure_of,
     internal_error,
-    raised_at,
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
-
-log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 LAST_STEPS = 10  # seconds
@@ -214,11 +211,8 @@ async def _events(
             yield _sse(builder.answer([], counts))
         service.log_texts(last)
         yield "data: [DONE]\n\n"
-    except ApiError as error:
-        yield _sse(error.body)
     except Exception as error:
-        log.error("a stream failed: %s", raised_at(error))
-        yield _sse(internal_error().body)
+        yield _sse(failure_of(error).body)
     finally:
         stream.close()
 

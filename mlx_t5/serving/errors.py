@@ -124,8 +124,10 @@ def raised_at(error: BaseException) -> str:
 
 
 def failure_of(error: Exception) -> ApiError:
-    """Returns what clients see of an exception; logs where it came from."""
-    log.error("decoding failed: %s", raised_at(error))
+    """Returns what clients see of an exception; logs where one came from that nobody expected."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("a request failed: %s", raised_at(error))
     if is_out_of_memory(error):
         message = "no memory left for this batch; try again later, or with a shorter prompt"
         return ApiError(503, message)

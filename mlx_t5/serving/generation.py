@@ -71,19 +71,17 @@ class GenerationBatches:
 
     def add(self, job: Job) -> None:
         """Turns a job into rows that wait, of so many texts as it may have at a time."""
-        job_rows, failure = self._job_rows_of(job), None
-        first: list[JobRow] = []
+        job.coming = self._job_rows_of(job)
         try:
-            first += islice(job_rows, job.size // job.work.settings.num_return_sequences)
-            failure = next((ApiError(400, j.row.error) for j in first if j.row.error), None)
+            first = list(islice(job.coming, job.size // job.work.settings.num_return_sequences))
+            for job_row in first:
+                if job_row.row.error:
+                    raise ApiError(400, job_row.row.error)
         except Exception as error:
-            failure = failure_of(error)
-        if failure:
             self._jobs.release(job, job.size)
-            self._jobs.put(job, failure)
-            return
-        job.coming = job_rows
-        self._enqueue(first)
+            self._jobs.put(job, failure_of(error))
+        else:
+            self._enqueue(first)
 
     def _job_rows_of(self, job: Job) -> Iterator[JobRow]:
         """All rows of a job, each made when it is asked for."""
