@@ -20,7 +20,7 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.costs import longest
-from mlx_t5.errors import RanksApart
+from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.modules import expect_passes
 from mlx_t5.network.ranks import ALONE, Ranks
