@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -214,7 +215,7 @@ def _application(
 def _worker(args: argparse.Namespace, chosen: Pair, metrics: Metrics, ranks: Ranks) -> Worker:
     from mlx_t5.serving.worker import Worker
 
-    load = lambda: _load(args, chosen, ranks)  # noqa: E731
+    load = partial(_load, args, chosen, ranks)
     return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
 
 

@@ -225,10 +225,14 @@ def test_logprobs_of_a_chat(client):
         assert (entry.top_logprobs[0].token, len(entry.top_logprobs)) == (entry.token, 3)
 
 
-def test_the_model_is_listed(client):
+def test_the_model_is_listed_with_what_it_can_do(client, server):
     (model,) = client.models.list().data
     assert (model.id, model.object) == ("demo", "model")
+    assert model.capabilities == ["completions", "score", "embeddings"]
     assert client.models.retrieve("demo").max_tokens == 1024
+    answer = server.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert (answer.status_code, answer.headers["x-content-type-options"]) == (400, "nosniff")
+    assert "is no single token" in answer.json()["error"]["message"]
 
 
 def test_predict_is_the_simplest_way(server, decoder):

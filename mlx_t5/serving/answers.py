@@ -1,27 +1,138 @@
-"""Answers to requests, whole or chunk by chunk: what fills their shapes (schemas.py)."""
+"""The events of a job, and the answers made of them, whole or chunk by chunk (schemas.py)."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel
 
 from mlx_t5.engine.documents import Answers
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Stats
 from mlx_t5.serving import schemas
-from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import GenerationWork, TokenLogprob, Update
-from mlx_t5.serving.schemas import Reason, SpeculationDetails, Usage, Writer, WrittenToken
-from mlx_t5.serving.tokenizing import Spelling
+from mlx_t5.serving.errors import ApiError, client_gone
+from mlx_t5.serving.jobs import GenerationWork, Job, JobQueue, TokenLogprob, Update
+from mlx_t5.serving.schemas import Usage
 from mlx_t5.text.documents import Document
 
+Fields = dict[str, Any]
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
+
+
+class EventStream:
+    """The events of one job, in the event loop.
+
+    Attributes:
+        job: whose events they are.
+    """
+
+    def __init__(self, work: Any, size: int, jobs: JobQueue, receive: Callable[[], Any]):
+        """Hands in some work, to be withdrawn when its client goes.
+
+        Args:
+            work: as of `Job`.
+            size: likewise.
+            jobs: where it is handed in.
+            receive: the connection's.
+
+        Raises:
+            ApiError: it is not taken.
+        """
+        self.job, self._jobs = Job(work, size, self._put), jobs
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        jobs.add(self.job)
+        self._watching = asyncio.create_task(self._watch(receive))
+
+    def _put(self, event: Update | list[Any] | ApiError) -> None:
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def _watch(self, receive: Callable[[], Any]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass  # which also comes when the response is complete
+        self.close()
+
+    def close(self) -> None:
+        """Withdraws the job, if it is not done."""
+        self._jobs.cancel(self.job)
+        self._events.put_nowait(client_gone())
+
+    async def next(self) -> Any:
+        """The next event.
+
+        Raises:
+            ApiError: the job has failed, or its client is gone.
+        """
+        event = await self._events.get()
+        if isinstance(event, ApiError):
+            raise event
+        return event
+
+    async def updates(self, first: Update) -> AsyncIterator[Update]:
+        """All updates from `first` on, until every text is done."""
+        update, unfinished = first, self.job.work.count
+        while True:
+            unfinished -= update.chunk.result is not None
+            yield update
+            if not unfinished:
+                return
+            update = await self.next()
+
+    async def finished(self) -> list[Update]:
+        """The last update of every text, in their order; for jobs that do not stream."""
+        last = [update async for update in self.updates(await self.next())]
+        return sorted(last, key=lambda update: update.index)
+
+
+class Spelling(NamedTuple):
+    r"""A token by itself, for log-probabilities.
+
+    A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\xe4`,
+    and `bytes` has it. The bytes of all tokens of a text, joined, are the text in UTF-8.
+
+    Attributes:
+        text: for people; a leading space is included. "" of an id that has none.
+        bytes: what it adds to a text; None if nothing, as special tokens.
+    """
+
+    text: str
+    bytes: list[int] | None
+
+
+class TokenSpelling:
+    """Spells a tokenizer's tokens."""
+
+    def __init__(self, tokenizer: Any):
+        """Spells the tokens of this tokenizer of transformers."""
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
+
+    def __call__(self, token: int) -> Spelling:
+        """How an id looks."""
+        # Models have more ids than tokenizers, and any of them may be among the likeliest.
+        name = self._tokenizer.convert_ids_to_tokens(token) or ""
+        if token in self._special or not name:
+            return Spelling(name, None)
+        if self._all_bytes and len(name) == 1:
+            return _of_byte(ord(name))
+        if match := BYTE.fullmatch(name):
+            return _of_byte(int(match.group(1), 16))
+        text = name.replace("▁", " ")
+        return Spelling(text, list(text.encode()))
+
+
+def _of_byte(value: int) -> Spelling:
+    return Spelling(chr(value) if value < 128 else f"\\x{value:02x}", [value])
 
 
 def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
@@ -41,7 +152,7 @@ def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
     )
 
 
-def speculation(update: Update) -> SpeculationDetails:
+def speculation(update: Update) -> Fields:
     """Says who wrote what in a chunk; text after its last token counts as the target's."""
     chunk = update.chunk
     rest = chunk.text[sum(map(len, chunk.pieces)) :]
@@ -49,73 +160,77 @@ def speculation(update: Update) -> SpeculationDetails:
     written = [*zip(chunk.pieces, chunk.writers, strict=False)]
     if rest:
         written.append((rest, "target"))
-    tokens = [WrittenToken(text=text, writer=cast(Writer, writer)) for text, writer in written]
-    stats = schemas.TextStats.model_validate(chunk.stats)
-    return SpeculationDetails(tokens=tokens, stats=stats)
+    tokens = [{"text": text, "writer": writer} for text, writer in written]
+    return {"tokens": tokens, "stats": chunk.stats}
 
 
 @dataclass
 class CompletionBuilder:
-    """Makes the parts of one completion.
+    """Makes the parts of one completion, as fields of the shapes in schemas.py.
 
     Attributes:
         model: name of the model served.
         spell: a token's id → how it looks by itself.
+        stream: whether chunks are made.
         logprobs: whether to include log-probabilities.
         detailed: whether to say who wrote each token.
     """
 
     model: str
     spell: Callable[[int], Spelling]
+    stream: bool
     logprobs: bool
     detailed: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
-    offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
+    lengths: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
 
-    def answer(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
+    def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
         """The answer, or a chunk of it; `counts` is left out if None."""
         return schemas.Completion(object="text_completion", **self._fields("cmpl", choices, counts))
 
-    def _fields(self, kind: str, choices: Sequence[Any], counts: Usage | None) -> dict[str, Any]:
+    def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
         fields = {"id": f"{kind}-{self.id}", "created": self.created, "model": self.model}
-        return fields | {"choices": list(choices)} | ({} if counts is None else {"usage": counts})
+        return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
     def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
         """The updates in the order in which a stream has them."""
         return updates
 
-    def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
+    def choices(self, updates: Sequence[Update]) -> list[Fields]:
         """The choices that these updates make."""
-        return [self.choice(update, chunk) for update in updates]
+        return list(map(self.choice, updates))
 
-    def choice(self, update: Update, chunk: bool) -> BaseModel:
+    def choice(self, update: Update) -> Fields:
         """One choice of a chunk, or of the whole answer."""
-        text, reason = text_of(update, chunk)
-        return schemas.Choice(
-            index=update.index,
-            text=text,
-            logprobs=self._logprobs(update) if self.logprobs else None,
-            finish_reason=reason,
-            **self._details(update),
-        )
-
-    def _details(self, update: Update) -> dict[str, Any]:
         result = update.chunk.result
-        score = {"score": result.score} if result and result.score is not None else {}
-        return score | ({"speculation": speculation(update)} if self.detailed else {})
+        text = update.chunk.text if self.stream or not result else result.text or ""
+        choice = {
+            "index": update.index,
+            "logprobs": self._logprobs(update) if self.logprobs else None,
+            "finish_reason": result.finish_reason if result else None,
+            **self._text(update.index, text),
+        }
+        if result and result.score is not None:
+            choice["score"] = result.score
+        if self.detailed:
+            choice["speculation"] = speculation(update)
+        return choice
 
-    def _logprobs(self, update: Update) -> schemas.Logprobs:
+    def _text(self, index: int, text: str) -> Fields:
+        return {"text": text}
+
+    def _logprobs(self, update: Update) -> Fields:
         entries, tokens = update.logprobs, completed(update)
-        start = self.offsets.get(update.index, 0)
+        start = self.lengths.get(update.index, 0)
         *offsets, end = itertools.accumulate(map(len, tokens), initial=start)
-        self.offsets[update.index] = end
-        return schemas.Logprobs(
-            tokens=tokens,
-            token_logprobs=[json_number(entry.logprob) for entry in entries],
-            top_logprobs=list(map(self._by_text, entries, tokens)),
-            text_offset=offsets,
-        )
+        self.lengths[update.index] = end
+        return {
+            "tokens": tokens,
+            "token_logprobs": [json_number(entry.logprob) for entry in entries],
+            "top_logprobs": list(map(self._by_text, entries, tokens)),
+            "text_offset": offsets,
+        }
 
     def _by_text(self, entry: TokenLogprob, text: str) -> dict[str, float]:
         """Likely tokens by their text, the written one by `text`.
@@ -134,52 +249,45 @@ class CompletionBuilder:
 class ChatBuilder(CompletionBuilder):
     """Makes the parts of one chat completion."""
 
-    def answer(self, choices: Sequence[Any], counts: Usage | None, chunk: bool) -> BaseModel:
+    def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
         """As in `CompletionBuilder`."""
-        kind: Any = "chat.completion.chunk" if chunk else "chat.completion"
+        kind: Any = "chat.completion.chunk" if self.stream else "chat.completion"
         return schemas.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
 
-    def choice(self, update: Update, chunk: bool) -> BaseModel:
-        """As in `CompletionBuilder`."""
-        text, reason = text_of(update, chunk)
-        is_first = update.index not in self.offsets
-        self.offsets[update.index] = 0
-        role: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        message: dict[str, Any] = {
-            "delta" if chunk else "message": schemas.ChatMessage(content=text, **role)
-        }
-        content = [self._entry(entry) for entry in update.logprobs]
-        return schemas.ChatChoice(
-            index=update.index,
-            logprobs=schemas.ChatLogprobs(content=content, refusal=None) if self.logprobs else None,
-            finish_reason=reason,
-            **message,
-            **self._details(update),
-        )
+    def _text(self, index: int, text: str) -> Fields:
+        message = {"content": text}
+        if index not in self.lengths:  # it is the first of this choice
+            message["role"] = "assistant"
+        self.lengths[index] = len(text)
+        return {"delta" if self.stream else "message": message}
 
-    def _entry(self, entry: TokenLogprob) -> schemas.ChatTokenLogprob:
-        def named(token: int, value: float) -> dict[str, Any]:
+    def _logprobs(self, update: Update) -> Fields:
+        return {"content": list(map(self._entry, update.logprobs)), "refusal": None}
+
+    def _entry(self, entry: TokenLogprob) -> Fields:
+        def named(token: int, value: float) -> Fields:
             text, spelled = self.spell(token)
             return {"token": text, "logprob": json_number(value), "bytes": spelled}
 
-        top = [schemas.ChatToken(**named(*other)) for other in entry.top]
-        return schemas.ChatTokenLogprob(**named(entry.token, entry.logprob), top_logprobs=top)
+        top = [named(*other) for other in entry.top]
+        return {**named(entry.token, entry.logprob), "top_logprobs": top}
 
 
 class DocumentBuilder:
     """Makes one choice of the answers to a document's pieces.
 
     Attributes:
-        answer: as of `CompletionBuilder`, like the other two.
+        answer: as of `CompletionBuilder`, like the other three.
+        stream: whether chunks are made.
         logprobs: none.
         detailed: whether to say who wrote each token, piece by piece.
     """
 
     def __init__(self, builder: CompletionBuilder, document: Document):
         """Makes choices as `builder` does."""
-        self.answer, self.logprobs, self.detailed = builder.answer, False, builder.detailed
-        self._builder, self._answers = replace(builder, detailed=False), Answers(document)
-        self._count = len(document.pieces)
+        self.answer, self.stream, self.logprobs = builder.answer, builder.stream, False
+        self.detailed, self._builder = builder.detailed, replace(builder, detailed=False)
+        self._answers, self._count = Answers(document), len(document.pieces)
 
     async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
         """The updates in the order of the text, each as soon as it and all before it are there."""
@@ -191,7 +299,7 @@ class DocumentBuilder:
                 yield early.pop(done)
                 done += 1
 
-    def choices(self, updates: Sequence[Update], chunk: bool) -> list[BaseModel]:
+    def choices(self, updates: Sequence[Update]) -> list[Fields]:
         """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
         answers, result = self._answers, None
         texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
@@ -203,24 +311,12 @@ class DocumentBuilder:
             if result.error:
                 raise ApiError(500, result.error)
         whole = Chunk("".join(texts), [], [], [], answers.stats, result)
-        choice = self._builder.choice(Update(0, whole, []), chunk)
-        more = {"pieces": list(pieces), "stats": schemas.DocumentStats(**counts)}
-        return [choice.model_copy(update=more)]
+        choice = self._builder.choice(Update(0, whole, []))
+        return [{**choice, "pieces": list(pieces), "stats": counts}]
 
-    def _piece(self, update: Update, result: PieceResult) -> schemas.Piece:
-        fields: Any = {name: value for name, value in vars(result).items() if value is not None}
-        if self.detailed:
-            fields["speculation"] = speculation(update)
-        return schemas.Piece(**fields)
-
-
-def text_of(update: Update, chunk: bool) -> tuple[str, Reason | None]:
-    """Returns the text, of this chunk or whole, and why it ended (None if it goes on)."""
-    result = update.chunk.result
-    if result is None:
-        return update.chunk.text, None
-    text = update.chunk.text if chunk else result.text or ""
-    return text, cast(Reason, result.finish_reason)
+    def _piece(self, update: Update, result: PieceResult) -> Fields:
+        fields = {name: value for name, value in vars(result).items() if value is not None}
+        return fields | ({"speculation": speculation(update)} if self.detailed else {})
 
 
 def completed(update: Update) -> list[str]:

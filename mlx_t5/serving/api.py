@@ -9,12 +9,11 @@ unknown fields, only the first wrong one is complained of: a body may have 300,0
 from __future__ import annotations
 
 import codecs
-import contextlib
 import gc
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import fastapi
 from fastapi.routing import APIRoute
@@ -24,6 +23,7 @@ from pydantic_core import from_json
 from mlx_t5.ranges import LARGEST_COUNT
 from mlx_t5.settings import SETTINGS, SPLITS, Setting
 from mlx_t5.text.markup import SUFFIXES
+from mlx_t5.text.prompts import split as listed_prompts
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # results a prompt
@@ -40,6 +40,7 @@ MOST = {
 }
 MAX_ALTERNATIVES = 20  # log-probabilities a token
 MAX_PARTS = 64  # of a chat message
+MAX_LANGUAGE = 16  # characters of a code
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -201,6 +202,11 @@ class OpenAIRequest(Decoding):
     file_type: FileType | None = Field(
         None, description="of a text to split: what a file of such a name has besides words stays"
     )
+    source_language: Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None = Field(
+        None,
+        description="of a text to split: whose rules end a sentence, as a code such as de; absent: "
+        "the language that the prefix names, or English",
+    )
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -210,8 +216,9 @@ class OpenAIRequest(Decoding):
     def _consistent(self) -> OpenAIRequest:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options needs stream to be true")
-        if self.file_type and self.split in (None, "none"):
-            raise ValueError("file_type is of a text to split; give split as well")
+        for name in ("file_type", "source_language"):
+            if getattr(self, name) and self.split in (None, "none"):
+                raise ValueError(f"{name} is of a text to split; give split as well")
         return self
 
 
@@ -237,8 +244,7 @@ class CompletionRequest(OpenAIRequest):
     @property
     def prompts(self) -> Sequence[str] | Sequence[list[int]]:
         """The prompts as a list, of texts or of token ids."""
-        single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return cast("list[str] | list[list[int]]", [self.prompt] if single else self.prompt)
+        return listed_prompts(self.prompt)[0]
 
     @property
     def alternatives(self) -> int | None:
@@ -314,25 +320,14 @@ class StrictRequest(fastapi.Request):
     async def json(self) -> Any:
         """The body's value; a `JSONDecodeError` says what is wrong with it."""
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
+        # Collection would scan a body's 300,000 lists again and again. They hold no garbage, and
+        # the event loop would wait ten times as long.
+        gc.disable()
         try:
-            with _no_collection():
-                return from_json(body, allow_inf_nan=False)
+            return from_json(body, allow_inf_nan=False)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pauses garbage collection, which would scan a body's 300,000 lists again and again.
-
-    They hold no garbage, and the event loop would wait ten times as long.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
+        finally:
             gc.enable()
 
 

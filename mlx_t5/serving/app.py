@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import mimetypes
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,17 +23,12 @@ from mlx_t5.serving.errors import (
     ErrorBody,
     error_of_status,
     error_of_validation,
+    failure_of,
     internal_error,
-    raised_at,
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
-from mlx_t5.serving.job_queue import EventStream
-from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.service import Service
-from mlx_t5.serving.splitting import cut
-
-log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 LAST_STEPS = 10  # seconds
@@ -108,27 +102,24 @@ def create_app(
 
 
 def _add_handlers(app: FastAPI) -> None:
-    def respond(error: ApiError) -> JSONResponse:
-        return JSONResponse(error.content, error.status, error.headers)
-
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:
-        return respond(error)
+        return error.response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
-            return respond(ApiError(415, "send JSON, with Content-Type: application/json"))
-        return respond(error_of_validation(error.errors()))
+            return ApiError(415, "send JSON, with Content-Type: application/json").response
+        return error_of_validation(error.errors()).response
 
     @app.exception_handler(HTTPException)
     async def of_framework(request: Request, error: HTTPException) -> Response:
-        return respond(error_of_status(error.status_code, error.detail, error.headers))
+        return error_of_status(error.status_code, error.detail, error.headers).response
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        return respond(internal_error())
+        return internal_error().response
 
 
 def _add_generation(app: FastAPI) -> None:
@@ -159,11 +150,11 @@ def _add_generation(app: FastAPI) -> None:
         """A prompt in, its text out."""
         stream = await service.submit(body, [body.prompt], request.receive)
         (update,) = await stream.finished()
-        text, reason = answers.text_of(update, chunk=False)
-        assert reason is not None, "the last update has the result"
-        service.log_texts([text])
-        stats = schemas.TextStats.model_validate(update.chunk.stats)
-        return schemas.Prediction(text=text, finish_reason=reason, stats=stats)
+        result: Any = update.chunk.result
+        service.log_texts([result])
+        return schemas.Prediction(
+            text=result.text, finish_reason=result.finish_reason, stats=result.stats
+        )
 
 
 async def _openai(
@@ -174,21 +165,22 @@ async def _openai(
 ) -> Response:
     service.require_model(body.model)
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
-    builder: Any = builder_type(service.model, service.spell, logprobs, detailed)
-    options = {"stream": bool(body.stream), "logprobs": body.alternatives}
+    builder: Any = builder_type(service.model, service.spell, bool(body.stream), logprobs, detailed)
+    options: dict[str, Any] = {"samples": body.n or 1, "pieces": detailed}
     prompts: Sequence = body.prompts
-    if body.split not in (None, "none"):
-        document = await cut(service, body)
+    if body.split in (None, "none"):
+        options |= {"stream": builder.stream, "logprobs": body.alternatives}
+    else:
+        document, options["ids"] = await service.cut(body)
         prompts = list(map(document.prompt, document.pieces))
-        builder, options = answers.DocumentBuilder(builder, document), {"document": True}
-    options |= {"samples": body.n or 1, "pieces": detailed}
+        builder = answers.DocumentBuilder(builder, document)
     stream = await service.submit(body, prompts, request.receive, **options)
-    if not body.stream:
+    if not builder.stream:
         updates = await stream.finished()
-        service.log_texts(_texts(updates))
-        counts = answers.usage(stream.job.work, [update.chunk.stats for update in updates])
-        choices = builder.choices(updates, chunk=False)
-        answer = builder.answer(choices, counts, chunk=False)
+        results: list[Any] = [update.chunk.result for update in updates]
+        service.log_texts(results)
+        counts = answers.usage(stream.job.work, [result.stats for result in results])
+        answer = builder.answer(builder.choices(updates), counts)
         return JSONResponse(answer.model_dump(mode="json", exclude_unset=True))
     first = await stream.next()  # before the status is sent: it may be an error
     usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -201,35 +193,28 @@ async def _openai(
 
 async def _events(
     service: Service,
-    stream: EventStream,
+    stream: answers.EventStream,
     builder: answers.CompletionBuilder | answers.DocumentBuilder,
     first: Any,
     usage: bool,
 ) -> AsyncIterator[str]:
     """Server-sent events; `usage` last, if it is asked for."""
-    last = []
+    last: list[Any] = []
     try:
         async for update in builder.ordered(stream.updates(first)):
             if update.chunk.result:
-                last.append(update)
+                last.append(update.chunk.result)
             if update.chunk.text or update.chunk.result or builder.logprobs or builder.detailed:
-                yield _sse(builder.answer(builder.choices([update], chunk=True), None, chunk=True))
+                yield _sse(builder.answer(builder.choices([update]), None))
         if usage:
-            counts = answers.usage(stream.job.work, [update.chunk.stats for update in last])
-            yield _sse(builder.answer([], counts, chunk=True))
-        service.log_texts(_texts(last))
+            counts = answers.usage(stream.job.work, [result.stats for result in last])
+            yield _sse(builder.answer([], counts))
+        service.log_texts(last)
         yield "data: [DONE]\n\n"
-    except ApiError as error:
-        yield _sse(error.body)
     except Exception as error:
-        log.error("a stream failed: %s", raised_at(error))
-        yield _sse(internal_error().body)
+        yield _sse(failure_of(error).body)
     finally:
         stream.close()
-
-
-def _texts(updates: Sequence[Update]) -> list[str]:
-    return [answers.text_of(update, chunk=False)[0] for update in updates]
 
 
 def _sse(body: Any) -> str:

@@ -6,22 +6,27 @@ be read: a prompt must not end up in a log by way of an error.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from mlx_t5.errors import shown
+from mlx_t5.errors import is_out_of_memory, shown
+
+log = logging.getLogger(__name__)
 
 MAX_NAME = 64  # characters that are shown of a field's name
 RETRY_SECONDS = 5  # after which to come back where nothing says when
 STOPPING_MESSAGE = "the server is shutting down"
 
-TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+COMPLAINTS = {
+    "extra_forbidden": "there is no such field, or it is not supported; remove it",
+    "none_required": "this is not supported; leave it out",
+    "missing": "this field is needed",
 }
 
 
@@ -58,9 +63,9 @@ class ApiError(Exception):
         self.body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
 
     @property
-    def content(self) -> dict[str, Any]:
-        """The body as JSON objects."""
-        return self.body.model_dump()
+    def response(self) -> JSONResponse:
+        """What is sent, unless a stream has begun."""
+        return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def client_gone() -> ApiError:
@@ -102,14 +107,8 @@ def _field(error: dict[str, Any]) -> str | None:
 
 
 def _complaint(error: dict[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "there is no such field, or it is not supported; remove it"
-    if error["type"] == "none_required":
-        return "this is not supported; leave it out"
-    if error["type"] == "missing":
-        return "this field is needed"
     message = error["msg"].removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
+    return COMPLAINTS.get(error["type"]) or message[:1].lower() + message[1:]
 
 
 def raised_at(error: BaseException) -> str:
@@ -122,3 +121,14 @@ def raised_at(error: BaseException) -> str:
         where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"{type(error).__name__} at {where}"
+
+
+def failure_of(error: Exception) -> ApiError:
+    """Returns what clients see of an exception; logs where one came from that nobody expected."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("a request failed: %s", raised_at(error))
+    if is_out_of_memory(error):
+        message = "no memory left for this batch; try again later, or with a shorter prompt"
+        return ApiError(503, message)
+    return internal_error()

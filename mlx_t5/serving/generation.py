@@ -15,7 +15,7 @@ Symbols: B rows, T positions, V vocabulary, K alternatives, R rows that ask.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
@@ -25,9 +25,8 @@ from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.beams import texts_of
 from mlx_t5.sampling.draws import random_keys
-from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Decoder, Job, TokenLogprob, Update, failure_of
+from mlx_t5.serving.errors import ApiError, failure_of
+from mlx_t5.serving.jobs import Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, counts
 from mlx_t5.settings import AUTO
 
@@ -52,18 +51,13 @@ class JobRow:
 
 
 class GenerationBatches:
-    """All rows that are decoded or wait for it, for the thread that owns MLX.
+    """All rows that are decoded or wait for it, for the thread that owns MLX."""
 
-    Attributes:
-        row_seconds: how long a row stays in a batch, on average over the last ones.
-    """
-
-    def __init__(self, decoder: Decoder, max_batch: int, jobs: JobQueue, metrics: Metrics):
+    def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
         """Decodes at most `max_batch` rows of a width at the same time."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row); holding the row keeps the id
-        self.row_seconds = 0.0
         self._new_batches([])
 
     def __bool__(self) -> bool:
@@ -77,19 +71,17 @@ class GenerationBatches:
 
     def add(self, job: Job) -> None:
         """Turns a job into rows that wait, of so many texts as it may have at a time."""
-        job_rows, failure = self._job_rows_of(job), None
-        first: list[JobRow] = []
+        job.coming = self._job_rows_of(job)
         try:
-            first += islice(job_rows, job.size // job.work.settings.num_return_sequences)
-            failure = next((ApiError(400, j.row.error) for j in first if j.row.error), None)
+            first = list(islice(job.coming, job.size // job.work.settings.num_return_sequences))
+            for job_row in first:
+                if job_row.row.error:
+                    raise ApiError(400, job_row.row.error)
         except Exception as error:
-            failure = failure_of(error)
-        if failure:
             self._jobs.release(job, job.size)
-            self._jobs.put(job, failure)
-            return
-        job.coming = job_rows
-        self._enqueue(first)
+            self._jobs.put(job, failure_of(error))
+        else:
+            self._enqueue(first)
 
     def _job_rows_of(self, job: Job) -> Iterator[JobRow]:
         """All rows of a job, each made when it is asked for."""
@@ -110,7 +102,7 @@ class GenerationBatches:
             return
         for job_row in gone:
             self._end(job_row)
-        self._metrics.cancelled(len(gone))
+        self._metrics.cancelled_rows.inc(len(gone))
         for queue in self._queues.values():
             batch = queue.engine
             batch.keep([i for i, row in enumerate(batch.rows) if id(row) in self._job_rows])
@@ -153,20 +145,21 @@ class GenerationBatches:
         # With "auto" the costs of steps are measured, so that any request may ask for it.
         settings = replace(self._decoder.defaults, num_draft=AUTO, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
-        engine.on_verified = self._recorder = LogprobRecorder()
+        engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width
         self._enqueue([self._job_rows[id(row)] for row in waiting])
 
     def _enqueue(self, job_rows: Iterable[JobRow]) -> None:
         for job_row in job_rows:
-            row, logprobs = job_row.row, job_row.job.work.logprobs
+            row = job_row.row
             beams, self._job_rows[id(row)] = row.settings.num_beams, job_row
             if beams not in self._queues:
                 batch = self._decoder.engine(row.settings, self._max_batch)
                 self._queues[beams] = batching.Queue(batch, self._max_batch)
             self._queues[beams].waiting.append(row)
-            if logprobs is not None:
-                self._recorder.watch(row, logprobs)
+
+    def _alternatives(self, row: Row) -> int | None:
+        return self._job_rows[id(row)].job.work.logprobs
 
     def _step(self, batch: Any) -> None:
         began, rows = self._jobs.clock(), len(batch.rows)
@@ -191,7 +184,7 @@ class GenerationBatches:
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             seconds = row.stats.encode_seconds + row.stats.decode_seconds
-            self.row_seconds += (seconds - self.row_seconds) / 8
+            self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(job_row)
         for update in updates:  # last: a client that knows may look at the metrics
             self._jobs.put(job, update)
@@ -225,7 +218,6 @@ class GenerationBatches:
         """Takes a row out; the next one of its job comes in its place, if there is one."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
-        self._recorder.forget(job_row.row)
         following = [] if job.cancelled else list(islice(job.coming, 1))
         self._enqueue(following)
         if not following:
@@ -235,52 +227,36 @@ class GenerationBatches:
 class LogprobRecorder:
     """Listens to an engine's steps: `engine.on_verified = recorder`, and `collect` after a step."""
 
-    def __init__(self) -> None:
-        self._watched: dict[int, tuple[Row, int]] = {}  # by id(row); holding the row keeps the id
-        self._rows: list[Row] = []
+    def __init__(self, alternatives: Callable[[Row], int | None]) -> None:
+        """Records rows with so many alternatives a token; None leaves a row out."""
+        self._alternatives = alternatives
+        self._rows: list[tuple[Row, int, int]] = []  # with alternatives, and tokens decided before
         self._arrays: tuple[mx.array, ...] = ()
-        self._before: list[int] = []
-
-    def watch(self, row: Row, alternatives: int) -> None:
-        """Records this row from now on, with so many alternatives a token (0: none)."""
-        self._watched[id(row)] = (row, alternatives)
-
-    def forget(self, row: Row) -> None:
-        """Records this row no longer."""
-        self._watched.pop(id(row), None)
 
     def __call__(self, rows: Sequence[Row], logits: mx.array, tokens: mx.array) -> None:
         """Takes what a step needs out of logits (B, T, V) and tokens (B, T), lazily."""
-        indices = [i for i, row in enumerate(rows) if id(row) in self._watched]
-        self._rows = [rows[i] for i in indices]
-        self._before = [row.decided for row in self._rows]
-        if not indices:
-            return
-        count = max(self._watched[id(row)][1] for row in self._rows)
-        self._arrays = logprobs(logits[mx.array(indices)], tokens[mx.array(indices)], count)
-        mx.async_eval(*self._arrays)
+        asking = [
+            (i, n) for i, row in enumerate(rows) if (n := self._alternatives(row)) is not None
+        ]
+        self._rows = [(rows[i], n, rows[i].decided) for i, n in asking]
+        if asking:
+            indices, most = mx.array([i for i, _ in asking]), max(n for _, n in asking)
+            self._arrays = logprobs(logits[indices], tokens[indices], most)
+            mx.async_eval(*self._arrays)
 
     def collect(self) -> list[tuple[Row, list[TokenLogprob]]]:
         """What the last step wrote, for each row that asked; EOS included."""
-        rows, self._rows = self._rows, []
-        if not rows:
-            return []
-        values, top, ids = (array.tolist() for array in self._arrays)
-        self._arrays = ()
-        return [
-            (
-                row,
-                [
-                    TokenLogprob(
-                        token,
-                        values[r][t],
-                        list(zip(ids[r][t], top[r][t], strict=True))[: self._watched[id(row)][1]],
-                    )
-                    for t, token in enumerate(row.committed[1 + before :])
-                ],
-            )
-            for r, (row, before) in enumerate(zip(rows, self._before, strict=True))
-        ]
+        recorded = []
+        arrays = zip(*(array.tolist() for array in self._arrays), strict=True)
+        for (row, alternatives, before), of_row in zip(self._rows, arrays, strict=True):
+            written = zip(row.committed[1 + before :], *of_row, strict=False)
+            entries = [
+                TokenLogprob(token, value, list(zip(ids, top, strict=True))[:alternatives])
+                for token, value, top, ids in written
+            ]
+            recorded.append((row, entries))
+        self._rows, self._arrays = [], ()
+        return recorded
 
 
 def logprobs(logits: mx.array, tokens: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,7 +38,7 @@ HAS_KEY = "has_key"  # in a request's scope
 MAX_BODY = 1 << 20  # bytes; while a body is read and checked, nobody else is served
 BODY_SECONDS = 30  # in which a body has to arrive
 SEND_SECONDS = 60  # that a client may leave what it was sent unread
-HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+HEADERS = [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
 # Far above what --max-batch and --max-queue let in, so that a user has nothing to choose; and below
 # the descriptors that a process gets (1024 on Linux, 256 on macOS), as the rest needs some too.
 MAX_CONNECTIONS = 512
@@ -81,26 +80,37 @@ class Middleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        response, headers = _Response(send), dict(scope["headers"])
+        status, refusal, headers = 0, None, dict(scope["headers"])
         path = scope["path"] if scope["path"] in self._paths else "other"
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the server sends no body then, but its length
         began = time.monotonic()
+
+        async def respond(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            # What a client does not read would be kept for it as long as it stays connected.
+            with anyio.fail_after(SEND_SECONDS):
+                await send(message)
+
         try:
             self._check_name(headers)
             scope = {**scope, HAS_KEY: self._is_known(headers)}
             self._check_key(scope)
             body = await self._body(receive)
-            await self._app(scope, _replay(body, receive), response.send)
+            await self._app(scope, _replay(body, receive), respond)
         except ApiError as error:
-            await response.refuse(error)
+            refusal = error
         except asyncio.CancelledError:  # the server does not wait any longer
-            await response.refuse(ApiError(503, STOPPING_MESSAGE))
+            refusal = ApiError(503, STOPPING_MESSAGE)
         except Exception as error:  # no traceback: it may show what a client sent
             log.error("%s %s failed: %s", scope["method"], path, raised_at(error))
-            await response.refuse(internal_error())
+            refusal = internal_error()
+        try:
+            if refusal and not status:  # or it is too late for another response
+                await refusal.response(scope, receive, respond)
         finally:
-            self._metrics.requests.labels(path, str(response.status)).inc()
+            self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
 
     def _check_name(self, headers: dict[bytes, bytes]) -> None:
@@ -156,26 +166,6 @@ def has_key(scope: Mapping[str, Any]) -> bool:
     return scope[HAS_KEY]
 
 
-class _Response:
-    """One response: notes its status and adds headers."""
-
-    def __init__(self, send: Callable):
-        self._send, self.status = send, 0
-
-    async def send(self, message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-            message = {**message, "headers": [*message["headers"], *more]}
-        # What a client does not read would be kept for it as long as it stays connected.
-        with anyio.fail_after(SEND_SECONDS):
-            await self._send(message)
-
-    async def refuse(self, error: ApiError) -> None:
-        if not self.status:  # or it is too late for another one
-            await refuse(error, self.send)
-
-
 def _replay(body: bytes, receive: Callable) -> Callable:
     """A `receive` that gives the body once, and then what the connection says."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
@@ -184,19 +174,6 @@ def _replay(body: bytes, receive: Callable) -> Callable:
         return left.pop() if left else await receive()
 
     return next_message
-
-
-async def refuse(error: ApiError, send: Callable) -> None:
-    """Sends an error as the response."""
-    body = json.dumps(error.content).encode()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **{name.lower(): value for name, value in error.headers.items()},
-    }
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
 
 
 def most_connections() -> int:
@@ -214,7 +191,8 @@ def most_connections() -> int:
 async def too_many(scope: dict, receive: Callable, send: Callable) -> None:
     """The application of connections above the limit: answers 503."""
     message = "too many connections; try again later"
-    await refuse(ApiError(503, message, headers={"Connection": "close"}), send)
+    error = ApiError(503, message, headers={"Connection": "close"})
+    await error.response(scope, receive, send)
 
 
 class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # h11 or httptools
@@ -308,6 +286,7 @@ def serve(
         log_level="warning",
         access_log=False,  # it would show what comes after the question mark of an address
         server_header=False,
+        headers=HEADERS,
         http=LimitedConnection,
         ws="none",
         timeout_graceful_shutdown=shutdown_seconds + LAST_SECONDS,

@@ -1,62 +1,33 @@
 """What goes into the thread that owns MLX and what comes out: jobs in, events out.
 
-Requests of every kind take the same way: a `Job` with its work, through the `JobQueue`.
+Requests of every kind take the same way: a `Job` with its work, through the `JobQueue`. Where
+several ranks share the model, each has such a thread and all of them take the same jobs in the same
+rounds. What clients ask, and who has gone, only rank 0 knows; the others get it as JSON before each
+round.
 """
 
 from __future__ import annotations
 
-import logging
+import itertools
+import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.engine.batching import MAX_JOINING_TOKENS
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.errors import is_out_of_memory
-from mlx_t5.serving.errors import ApiError, internal_error, raised_at
+from mlx_t5.network.ranks import ALONE, Ranks
+from mlx_t5.scoring.pairs import LastEncoded, Pair
+from mlx_t5.serving.errors import ApiError
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
-    from mlx_t5.drafting.draft_model import Drafter
-    from mlx_t5.engine.codec import Codec
-    from mlx_t5.network.interface import Seq2Seq
-    from mlx_t5.scoring.embeddings import Embeddings
-    from mlx_t5.scoring.pairs import LastEncoded, Pair
     from mlx_t5.scoring.passes import Part
-    from mlx_t5.scoring.scores import Scoring
 
-log = logging.getLogger(__name__)
-
-
-class Decoder(Protocol):
-    """What serving needs of `decoder.SpeculativeDecoder`."""
-
-    tokenizer: Any
-    defaults: Settings
-    codec: Codec
-    exact: bool
-    scoring: Scoring
-    embeddings: Embeddings
-
-    @property
-    def model(self) -> Seq2Seq:
-        """The target."""
-
-    @property
-    def drafter(self) -> Drafter | None:
-        """Where proposals come from."""
-
-    def target(self, batch_size: int) -> Any:
-        """The model that verifies, in exact decoding with its width."""
-
-    def generate(self, prompts: Any, max_tokens: int, *, batch_size: int, **settings: Any) -> Any:
-        """Decodes one prompt or several."""
-
-    def embed(self, prompts: Any) -> Any:
-        """A vector of each prompt."""
-
-    def engine(self, settings: Settings, batch_size: int) -> Any:
-        """An empty batch, see `batching.Engine`."""
+LONGEST_RETRY = 60  # seconds that a client is asked to wait at most
+REST_SECONDS = 10  # between two rounds with nothing to do
+IDLE_SECONDS = 0.05  # the same of ranks, as waiting in a collective is work
 
 
 # ---- out -----------------------------------------------------------------------------------------
@@ -91,15 +62,6 @@ class Update:
     index: int
     chunk: Chunk
     logprobs: list[TokenLogprob]
-
-
-def failure_of(error: Exception) -> ApiError:
-    """Returns what clients see of an exception; logs where it came from."""
-    log.error("decoding failed: %s", raised_at(error))
-    if is_out_of_memory(error):
-        message = "no memory left for this batch; try again later, or with a shorter prompt"
-        return ApiError(503, message)
-    return internal_error()
 
 
 # ---- in ------------------------------------------------------------------------------------------
@@ -160,7 +122,7 @@ class ScoringWork:
         """Tokens of its prompts, each of which counts once."""
         return sum(map(len, {pair.source for pair in self.pairs}))
 
-    def batches(self, decoder: Decoder, batch_size: int, last: LastEncoded) -> Iterator[Part]:
+    def batches(self, decoder: Any, batch_size: int, last: LastEncoded) -> Iterator[Part]:
         """Values batch by batch; `last` are the prompts that were encoded last for any job."""
         return decoder.scoring.parts(self.pairs, batch_size, MAX_JOINING_TOKENS, last)
 
@@ -183,7 +145,7 @@ class EmbeddingWork:
         """Tokens of its prompts."""
         return sum(map(len, self.ids))
 
-    def batches(self, decoder: Decoder, batch_size: int, last: LastEncoded) -> Iterator[Part]:
+    def batches(self, decoder: Any, batch_size: int, last: LastEncoded) -> Iterator[Part]:
         """Values batch by batch."""
         return decoder.embeddings.parts(self.ids, batch_size, self.normalize, MAX_JOINING_TOKENS)
 
@@ -216,3 +178,162 @@ class Job:
 
     def __post_init__(self) -> None:
         self.unfinished = self.size
+
+
+# ---- between -------------------------------------------------------------------------------------
+
+
+class JobQueue:
+    """The jobs that are not done; its methods may be called from any thread.
+
+    Attributes:
+        clock: seconds.
+        row_seconds: how long a text stays in a batch, on average over the last ones.
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        max_queue: int,
+        clock: Callable[[], float],
+        ranks: Ranks = ALONE,
+    ):
+        """Takes jobs until `close`.
+
+        Args:
+            max_batch: texts decoded at the same time.
+            max_queue: texts that wait for a place at most.
+            clock: seconds.
+            ranks: that share the model; those other than 0 get the jobs of rank 0.
+        """
+        self._max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
+        self.row_seconds = 0.0
+        self._ranks, self._numbers = ranks, itertools.count()
+        self._changed = threading.Condition()
+        self._jobs: dict[int, Job] = {}  # by number
+        self._new: list[Job] = []
+        self._withdrawn: list[int] = []  # numbers, since the last round
+        self._progressed = 0.0  # when a round last ended, or there was something to do again
+        self._closed: str | None = None  # why
+
+    @property
+    def open(self) -> bool:
+        """Whether jobs are taken."""
+        return self._closed is None
+
+    @property
+    def admitted(self) -> int:
+        """Texts that are not done."""
+        with self._changed:
+            return sum(job.unfinished for job in self._jobs.values())
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the last progress; 0 if there is nothing to do."""
+        with self._changed:
+            return self.clock() - self._progressed if self._jobs else 0.0
+
+    def add(self, job: Job) -> None:
+        """Takes a job.
+
+        Raises:
+            ApiError: there is no room for it, or the queue is closed.
+        """
+        with self._changed:
+            if self._closed is not None:
+                raise ApiError(503, self._closed)
+            if self.admitted + job.size > self._max_batch + self._max_queue:
+                seconds = math.ceil(self.admitted / self._max_batch * self.row_seconds)
+                seconds = max(1, min(seconds, LONGEST_RETRY))
+                message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
+                raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
+            job.submitted, job.number = self.clock(), next(self._numbers)
+            if not self._jobs:
+                self._progressed = job.submitted
+            self._jobs[job.number] = job
+            self._new.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Withdraws a job, from the thread's next round on. One that is done stays done."""
+        with self._changed:
+            if job.number in self._jobs:
+                self._withdrawn.append(job.number)
+
+    def close(self, reason: str) -> None:
+        """Takes no more jobs, and says why to clients; of several reasons, the first."""
+        with self._changed:
+            self._closed = self._closed or reason
+            self._changed.notify()
+
+    def unfinished(self) -> list[Job]:
+        """The jobs that are not done."""
+        with self._changed:
+            return list(self._jobs.values())
+
+    # ---- of the thread that owns MLX -------------------------------------------------------------
+
+    def next_round(self, busy: bool) -> list[Job] | None:
+        """Waits for jobs, unless the thread is busy, and marks those that are cancelled.
+
+        After `REST_SECONDS` it waits no longer, so that there may be no new ones.
+
+        Returns:
+            The new jobs, the same on all ranks; None if no more will come and none is left.
+        """
+        with self._changed:
+            timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
+            self._changed.wait_for(lambda: busy or self._new or not self.open, timeout)
+            new, self._new = self._new, []
+            cancelled, self._withdrawn = self._withdrawn, []
+        last = not (self.open or busy or new)
+        if self._ranks.size > 1:
+            new, cancelled, last = self._shared(new, cancelled, last)
+        for number in cancelled:
+            if number in self._jobs:
+                self._jobs[number].cancelled = True
+        return None if last else new
+
+    def _shared(
+        self, new: list[Job], cancelled: list[int], last: bool
+    ) -> tuple[list[Job], list[int], bool]:
+        """What rank 0 knows, on every rank."""
+        jobs = [[job.number, job.size, type(job.work).__name__, asdict(job.work)] for job in new]
+        jobs, cancelled, last = self._ranks.shared([jobs, cancelled, last])
+        if self._ranks.rank:
+            # The client is on rank 0, so nobody here waits for an event.
+            new = [
+                Job(work_of(kind, fields), size, lambda event: None, number)
+                for number, size, kind, fields in jobs
+            ]
+            with self._changed:
+                self._jobs |= {job.number: job for job in new}
+        return new, cancelled, last
+
+    def progressed(self) -> None:
+        """A round has ended."""
+        self._progressed = self.clock()
+
+    def put(self, job: Job, event: Update | list[Any] | ApiError) -> None:
+        """Hands a job an event."""
+        try:
+            job.put(event)
+        except RuntimeError:  # the event loop that the client belonged to has ended
+            self.cancel(job)
+
+    def release(self, job: Job, texts: int) -> None:
+        """So many texts of a job are done."""
+        with self._changed:
+            job.unfinished -= texts
+            if not job.unfinished:
+                del self._jobs[job.number]
+
+
+def work_of(kind: str, fields: dict[str, Any]) -> Any:
+    """Work of which kind and fields came as JSON."""
+    if kind == "GenerationWork":
+        return GenerationWork(**{**fields, "settings": Settings(**fields["settings"])})
+    if kind == "ScoringWork":
+        pairs = [Pair(tuple(p["source"]), tuple(p["target"])) for p in fields["pairs"]]
+        return ScoringWork(fields["kind"], pairs)
+    return EmbeddingWork(**fields)

@@ -22,10 +22,6 @@ class Metrics:
     def __init__(self) -> None:
         """Starts at zero."""
         self.registry = CollectorRegistry()
-        self._request_metrics()
-        self._decoding_metrics()
-
-    def _request_metrics(self) -> None:
         counter, seconds = self._counter, self._seconds
         self.requests = counter("t5_requests", "HTTP requests", "path", "status")
         self.request_seconds = seconds(
@@ -35,22 +31,19 @@ class Metrics:
         )
         self.queue_seconds = seconds("t5_queue_seconds", "A row's wait for a place")
         self.first_token_seconds = seconds("t5_first_token_seconds", "From request to first token")
-        self._cancelled = counter("t5_cancelled_rows", "Rows whose client went away")
+        self.cancelled_rows = counter("t5_cancelled_rows", "Rows whose client went away")
         self._finished = counter("t5_finished_rows", "Rows decoded", "reason")
         self._scored = counter(
             "t5_one_pass_items",
             "Prompts embedded, targets scored, answers scored to rank documents",
             "kind",
         )
-
-    def _decoding_metrics(self) -> None:
-        counter = self._counter
         self._prompt_tokens = counter("t5_prompt_tokens", "Source tokens read")
         self._tokens = counter("t5_generated_tokens", "Tokens decided, end tokens included")
         self._calls = counter("t5_target_calls", "Passes of the target, summed over rows")
         self._drafted = counter("t5_drafted_tokens", "Proposals verified")
         self._accepted = counter("t5_accepted_tokens", "Proposals kept")
-        self._step_seconds = self._seconds("t5_step_seconds", "A step of the whole batch")
+        self._step_seconds = seconds("t5_step_seconds", "A step of the whole batch")
         self._occupancy = Histogram(
             "t5_batch_occupancy",
             "Rows in a step",
@@ -89,10 +82,6 @@ class Metrics:
         """Counts a finished request that took no decoding: "embed", "score" or "rerank"."""
         self._prompt_tokens.inc(prompt_tokens)
         self._scored.labels(kind).inc(items)
-
-    def cancelled(self, rows: int) -> None:
-        """Counts rows whose clients withdrew them."""
-        self._cancelled.inc(rows)
 
     def text(self) -> bytes:
         """Returns everything in Prometheus' text format."""

@@ -22,6 +22,7 @@ from mlx_t5.serving.api import Request as Body
 from mlx_t5.serving.api import StrictRoute, Text, TokenIds
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
+from mlx_t5.text.prompts import split as listed_prompts
 
 if TYPE_CHECKING:
     from mlx_t5.serving.service import Service
@@ -54,8 +55,7 @@ class EmbeddingRequest(Body):
     @property
     def inputs(self) -> list[Any]:
         """The inputs, as a list."""
-        single = isinstance(self.input, str) or isinstance(self.input[0], int)
-        return [self.input] if single else list(self.input)
+        return listed_prompts(self.input)[0]
 
 
 class ScoreRequest(Body):
@@ -146,8 +146,10 @@ class RankList(BaseModel):
 router = APIRouter(route_class=StrictRoute)
 
 
-def _service(request: Request) -> Service:
-    return request.app.state.service
+def _service(request: Request, model: str | None) -> Service:
+    service: Service = request.app.state.service
+    service.require_model(model)
+    return service
 
 
 @router.post(
@@ -158,20 +160,29 @@ def _service(request: Request) -> Service:
 )
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Turns each input into a vector: the mean of the encoder's states over its tokens."""
-    service = _service(request)
-    service.require_model(body.model)
+    service = _service(request, body.model)
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.tokenizer.token_ids(body.inputs, "input", prefix, service.pooling)
     work = EmbeddingWork(ids, bool(body.normalize))
     vectors = await service.score_or_embed(work, request.receive)
-    return await _embedding_list(service.model, vectors, body.encoding_format, _usage(ids))
+
+    def answer() -> Response:
+        entries = []
+        for i, vector in enumerate(vectors):
+            numbers = np.asarray(vector, "<f4")
+            coded = base64.b64encode(numbers.tobytes()).decode()
+            embedding = coded if body.encoding_format == "base64" else numbers.tolist()
+            entries.append({"object": "embedding", "index": i, "embedding": embedding})
+        fields = {"object": "list", "data": entries, "model": service.model}
+        return JSONResponse({**fields, "usage": _usage(ids).model_dump()})
+
+    return await asyncio.to_thread(answer)  # writing millions of numbers takes a while
 
 
 @router.post("/v1/score", tags=["scores"])
 async def score(body: ScoreRequest, request: Request) -> ScoreList:
     """Says how likely the model is to answer a prompt with each target, token by token."""
-    service = _service(request)
-    service.require_model(body.model)
+    service = _service(request, body.model)
     prefix = service.task(body.task, [body.prompt]).prefix
     (source,) = await service.tokenizer.token_ids([body.prompt], prefix=prefix)
     targets = await service.tokenizer.token_ids(body.targets, "targets")
@@ -193,8 +204,7 @@ async def score(body: ScoreRequest, request: Request) -> ScoreList:
 @router.post("/v1/rerank", response_model_exclude_none=True, tags=["scores"])
 async def rerank(body: RerankRequest, request: Request) -> RankList:
     """Ranks documents by their relevance to a query, with a monoT5."""
-    service = _service(request)
-    service.require_model(body.model)
+    service = _service(request, body.model)
     pairs = await _relevance(service, body.query, body.documents)
     scores = await service.score_or_embed(ScoringWork("rerank", pairs), request.receive)
     entries = []
@@ -234,19 +244,3 @@ async def _relevance(service: Service, query: str, documents: Sequence[str]) -> 
 def _usage(prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]] = ()) -> ScoringUsage:
     read = sum(map(len, prompts))
     return ScoringUsage(prompt_tokens=read, total_tokens=read + sum(map(len, targets)))
-
-
-async def _embedding_list(
-    model: str, vectors: Sequence[np.ndarray], encoding: str | None, usage: ScoringUsage
-) -> Response:
-    def make() -> Response:
-        entries = []
-        for i, vector in enumerate(vectors):
-            numbers = np.asarray(vector, "<f4")
-            coded = base64.b64encode(numbers.tobytes()).decode()
-            embedding = coded if encoding == "base64" else numbers.tolist()
-            entries.append({"object": "embedding", "index": i, "embedding": embedding})
-        counts = usage.model_dump()
-        return JSONResponse({"object": "list", "data": entries, "model": model, "usage": counts})
-
-    return await asyncio.to_thread(make)  # writing millions of numbers takes a while

@@ -5,7 +5,6 @@ Everything here runs in the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import secrets
@@ -15,16 +14,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
+from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
+from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.job_queue import EventStream
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
 from mlx_t5.serving.schemas import Capability, ServedModel
-from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread, TokenSpelling
+from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.settings import SETTINGS, Settings, check_exact
+from mlx_t5.text.documents import Cutting, Document
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -82,9 +83,6 @@ class Service:
             UserError: the models cannot be loaded, or there is no tokenizer.
         """
         decoder = worker.start()
-        if decoder.tokenizer is None:
-            worker.stop()
-            raise UserError("the target's folder has no tokenizer, which a server needs: fetch it")
         self.worker, self.limits, self.model = worker, limits, model
         self.presets, self._base_settings = presets or Presets(), decoder.defaults
         self._default_settings = combined({"delta": delta}, self.presets.general.settings)
@@ -93,6 +91,9 @@ class Service:
         width = decoder.target(worker.max_batch).width if self.exact else api.MAX_NUM_DRAFT + 1
         self.max_num_draft = min(api.MAX_NUM_DRAFT, width - 1)
         try:
+            if decoder.tokenizer is None:
+                message = "the target's folder has no tokenizer, which a server needs: fetch it"
+                raise UserError(message)
             self._check(self.defaults)
         except UserError:
             worker.stop()
@@ -105,7 +106,6 @@ class Service:
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
-        self._watching: set[asyncio.Task] = set()
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -115,16 +115,42 @@ class Service:
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer.tokenizer) else []
         return ["completions", "score", *ranks, "embeddings"]
 
-    def log_texts(self, texts: Sequence[str]) -> None:
+    def log_texts(self, results: Sequence[Result]) -> None:
         """Logs what was written, if that was asked for."""
         if self.log_prompts:
-            log.info("texts: %r", list(texts))
+            log.info("texts: %r", [result.text for result in results])
+
+    async def cut(
+        self, body: api.CompletionRequest | api.ChatRequest
+    ) -> tuple[Document, list[list[int]]]:
+        """A request's document; its prefix is that of its task, then a chat's system message.
+
+        Raises:
+            ApiError: it cannot be cut, or it is not one text.
+        """
+        parts: list[Any]
+        if isinstance(body, api.ChatRequest):
+            parts = [message.text for message in body.messages]
+        else:
+            parts = [body.prompt]
+        *system, text = parts
+        asked = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
+        asked |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
+        for name, refused in asked.items():
+            if refused:
+                message = f"{name}: a text that is split is one prompt, as text, and has one answer"
+                raise ApiError(400, f"{message} without logprobs or prediction", name)
+        prefix = self.task(body.task, []).prefix
+        prefix += "".join(part.strip() + " " for part in system).lstrip()
+        cutting = Cutting(body.split or "none", prefix or None, body.source_language or "")
+        return await self.tokenizer.cut(text, cutting, self.max_source_tokens, body.file_type)
 
     async def submit(
         self,
         body: api.Decoding,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         receive: Callable[[], Any],
+        ids: Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> EventStream:
         """Checks a request and hands it to the thread.
@@ -133,6 +159,7 @@ class Service:
             body: how to decode.
             prompts: texts or token ids; those of a document have its prefix.
             receive: the connection's, to see the client go.
+            ids: of the prompts, if they are the pieces of a document.
             **options: further attributes of `GenerationWork`.
 
         Raises:
@@ -141,24 +168,21 @@ class Service:
         self._require_decoder()
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
-        size, prefix = len(prompts) * options.get("samples", 1), task.prefix
-        if options.get("document"):  # no more pieces at a time than the batch has room for
-            size, prefix = min(size, self.worker.max_batch, self.limits.rows), ""
+        size, is_document = len(prompts) * options.get("samples", 1), ids is not None
+        if is_document:  # no more pieces at a time than the batch has room for
+            size = min(size, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
-            raise ApiError(
-                400,
-                f"{size} texts are more than one request may ask for here "
-                f"({self.limits.rows}); send several",
-                "n",
-            )
-        ids = await self.tokenizer.token_ids(prompts, prefix=prefix)
+            most = f"more than one request may ask for here ({self.limits.rows})"
+            raise ApiError(400, f"{size} texts are {most}; send several", "n")
+        if ids is None:
+            ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
         predictions = [body.prediction.text] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        work = GenerationWork(ids, settings, seed, prediction, **options)
-        return self._begin(work, size, receive)
+        work = GenerationWork(ids, settings, seed, prediction, document=is_document, **options)
+        return EventStream(work, size, self.worker.jobs, receive)
 
     async def score_or_embed(
         self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]
@@ -168,16 +192,8 @@ class Service:
             self._require_decoder()
         # However small the queue is, the largest request finds room in it when nothing waits.
         batches = math.ceil(work.count / self.worker.max_batch / PASSES_A_TEXT)
-        return await self._begin(work, min(batches, self.limits.rows), receive).next()
-
-    def _begin(self, work: Any, size: int, receive: Callable[[], Any]) -> EventStream:
-        """Hands work to the thread, to be withdrawn when its client goes."""
-        stream = EventStream(work, size, self.worker.cancel)
-        self.worker.submit(stream.job)
-        task = asyncio.create_task(stream.watch(receive))
-        self._watching.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._watching.discard)
-        return stream
+        size = min(batches, self.limits.rows)
+        return await EventStream(work, size, self.worker.jobs, receive).next()
 
     def require_model(self, name: str | None) -> None:
         """Raises `ApiError` if a request names another model than the one that is served."""
@@ -209,10 +225,8 @@ class Service:
     def _settings(self, body: api.Decoding, task: Preset = NO_TASK) -> Settings:
         given = body.given
         if given.get("max_tokens", 0) > self.limits.max_tokens:
-            message = (
-                f"max_tokens: at most {self.limits.max_tokens} here; the server's --max-tokens"
-            )
-            raise ApiError(400, message, "max_tokens")
+            most = f"at most {self.limits.max_tokens} here"
+            raise ApiError(400, f"max_tokens: {most}; the server's --max-tokens", "max_tokens")
         if (body.draft or given.get("num_draft")) and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
         values = combined(self._default_settings, task.settings, given)
@@ -275,25 +289,19 @@ def several(
         ApiError: they cannot be had, or not in this way.
     """
     beams, search = f"num_beams is {settings.num_beams}", settings.num_beams > 1
-    refusals = [
-        ("stream", search and stream, f"{beams}: a text is known at its end; leave stream out"),
-        ("logprobs", search and logprobs is not None, f"{beams}: beams have none; leave them out"),
-        (
-            "n",
-            search and samples > settings.num_beams,
-            f"n is {samples} and {beams}; n is too many",
-        ),
-        (
-            "n",
-            samples > 1 and not search and settings.temp == 0,
-            f"n is {samples}, but greedy texts would be equal; set temperature above 0",
-        ),
-        (
-            "num_beams",
-            not search and not body.given.keys().isdisjoint(OF_BEAMS),
-            f"{' and '.join(OF_BEAMS)} need num_beams above 1",
-        ),
-    ]
+    if search:
+        refusals = [
+            ("stream", stream, f"{beams}: a text is known at its end; leave stream out"),
+            ("logprobs", logprobs is not None, f"{beams}: beams have none; leave them out"),
+            ("n", samples > settings.num_beams, f"n is {samples} and {beams}; n is too many"),
+        ]
+    else:
+        greedy = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
+        given = not body.given.keys().isdisjoint(OF_BEAMS)
+        refusals = [
+            ("n", samples > 1 and settings.temp == 0, greedy),
+            ("num_beams", given, f"{' and '.join(OF_BEAMS)} need num_beams above 1"),
+        ]
     for param, refused, message in refusals:
         if refused:
             raise ApiError(400, message, param)

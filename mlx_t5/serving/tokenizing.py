@@ -1,4 +1,4 @@
-"""The tokenizer's thread, in which texts of requests become tokens; and how single tokens look.
+"""The tokenizer's thread, in which texts of requests become tokens.
 
 A long text must delay neither other clients nor the batch. What is too long is refused before it
 is tokenized, as far as that shows.
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.markup import spans
 from mlx_t5.text.prompts import token_ids
 
 T = TypeVar("T")
 
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+MAX_PIECES = 50_000  # a document; a body of 1 MiB has some 10,000 sentences
+PIECES_AT_ONCE = 64  # between which the thread has time for others
+
 NAMES = {
     "prompt": "prompt",
     "prediction": "prediction",
@@ -75,21 +79,58 @@ class TokenizerThread:
         Raises:
             ApiError: one is empty, too long or no valid text, or an id is not in the vocabulary.
         """
-        texts = [prefix + text if isinstance(text, str) else text for text in texts]
-        for text in texts:
+        given: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
+        for text in given:
             self.require_short(text, param)
-        return [await self._token_ids(text, param, pooling) for text in texts]
+        found = []
+        for text in given:
+            pooled = pooling if isinstance(text, str) and text.strip() else None
+            read = pooled.read(text) if pooled else text
+            work = partial(token_ids, read, vocab_size=self.vocab_size, what=NAMES[param])
+            ids = await self.run(work, param)
+            found.append(pooled.cut(ids) if pooled else ids)
+            self._require_few(found[-1], param)
+        return found
 
-    async def _token_ids(
-        self, text: str | Sequence[int], param: str, pooling: Pooling | None
-    ) -> list[int]:
-        cut: Callable[[list[int]], list[int]] | None = None
-        if pooling and isinstance(text, str) and text.strip():
-            text, cut = pooling.read(text), pooling.cut
-        ids = await self.run(lambda t: token_ids(text, t, self.vocab_size, NAMES[param]), param)
-        ids = cut(ids) if cut else ids
-        self._require_few(ids, param)
-        return ids
+    async def cut(
+        self, text: str, cutting: Cutting, limit: int, file_type: str | None
+    ) -> tuple[Document, list[list[int]]]:
+        """Cuts a text into pieces.
+
+        Args:
+            text: of one prompt.
+            cutting: how to cut it.
+            limit: tokens of a piece at most.
+            file_type: of the text, None for plain text.
+
+        Returns:
+            The document with all its pieces, and the tokens of what each is decoded from.
+
+        Raises:
+            ApiError: the text cannot be cut, or has no piece or too many.
+        """
+
+        @lru_cache(maxsize=1)  # cutting has counted the tokens of a piece when it yields it
+        def read(prompt: str) -> list[int]:
+            return token_ids(prompt, self.tokenizer, self.vocab_size)
+
+        def begin(_: Any) -> Document:
+            found = spans(text, file_type) if file_type else None
+            return Document(text, cutting, lambda prompt: len(read(prompt)), limit, found)
+
+        def draw(_: Any) -> list[list[int]]:
+            return [read(document.prompt(piece)) for piece in islice(pieces, PIECES_AT_ONCE)]
+
+        document, ids = await self.run(begin), list[list[int]]()
+        pieces = document.cut()
+        while drawn := await self.run(draw):
+            ids += drawn
+            if len(ids) > MAX_PIECES:
+                message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
+                raise ApiError(400, message, "prompt", "context_length_exceeded")
+        if not ids:
+            raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
+        return document, ids
 
     def beginning(self, text: str) -> str:
         """As much of a text as all the tokens of a prompt can hold."""
@@ -128,45 +169,3 @@ class TokenizerThread:
             f"(the server's {option}); shorten it"
         )
         return ApiError(400, message, param, "context_length_exceeded")
-
-
-class Spelling(NamedTuple):
-    r"""A token by itself, for log-probabilities.
-
-    A byte is no text unless it is ASCII, so its token is named as OpenAI's API does it, `\xe4`,
-    and `bytes` has it. The bytes of all tokens of a text, joined, are the text in UTF-8.
-
-    Attributes:
-        text: for people; a leading space is included. "" of an id that has none.
-        bytes: what it adds to a text; None if nothing, as special tokens.
-    """
-
-    text: str
-    bytes: list[int] | None
-
-
-class TokenSpelling:
-    """Spells a tokenizer's tokens."""
-
-    def __init__(self, tokenizer: Any):
-        """Spells the tokens of this tokenizer of transformers."""
-        self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._all_bytes = type(tokenizer).__name__ == "ByT5Tokenizer"
-
-    def __call__(self, token: int) -> Spelling:
-        """How an id looks."""
-        # Models have more ids than tokenizers, and any of them may be among the likeliest.
-        name = self._tokenizer.convert_ids_to_tokens(token) or ""
-        if token in self._special or not name:
-            return Spelling(name, None)
-        if self._all_bytes and len(name) == 1:
-            return _of_byte(ord(name))
-        if match := BYTE.fullmatch(name):
-            return _of_byte(int(match.group(1), 16))
-        text = name.replace("▁", " ")
-        return Spelling(text, list(text.encode()))
-
-
-def _of_byte(value: int) -> Spelling:
-    return Spelling(chr(value) if value < 128 else f"\\x{value:02x}", [value])

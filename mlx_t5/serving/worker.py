@@ -1,7 +1,7 @@
 """The one thread that owns MLX: it loads the models, and takes every job from the queue to its end.
 
 MLX's streams belong to the thread that made them, so everything that touches an array happens in
-here. Other threads hand in jobs (`submit`) and withdraw them (`cancel`); events go back through the
+here. Other threads hand in jobs and withdraw them (`JobQueue`); events go back through the
 job's `put`, which must not wait: a client that reads slowly, or not at all, delays nobody. In every
 round jobs leave and join, scoring and embedding make one forward pass, and every batch of texts one
 step.
@@ -27,17 +27,9 @@ from mlx_t5.network.ranks import ALONE, Ranks
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.passes import NotFinite
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
-from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, raised_at
+from mlx_t5.serving.errors import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
-from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import (
-    Decoder,
-    EmbeddingWork,
-    GenerationWork,
-    Job,
-    ScoringWork,
-    failure_of,
-)
+from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, Job, JobQueue, ScoringWork
 from mlx_t5.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -53,11 +45,16 @@ INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEA
 
 
 class Worker:
-    """The thread. All its public methods may be called from any other."""
+    """The thread. All its public methods may be called from any other.
+
+    Attributes:
+        max_batch: rows decoded at the same time.
+        jobs: what it is to do.
+    """
 
     def __init__(
         self,
-        load: Callable[[], Decoder],
+        load: Callable[[], Any],
         max_batch: int,
         max_queue: int,
         metrics: Metrics,
@@ -76,14 +73,14 @@ class Worker:
         """
         self.max_batch = max_batch
         self._load, self._metrics, self._ranks = load, metrics, ranks
-        self._jobs = JobQueue(max_batch, max_queue, clock, ranks)
+        self.jobs = JobQueue(max_batch, max_queue, clock, ranks)
         self._broken = False
-        self._loaded: Future[Decoder] = Future()
+        self._loaded: Future[Any] = Future()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
 
     # ---- from other threads ----------------------------------------------------------------------
 
-    def start(self) -> Decoder:
+    def start(self) -> Any:
         """Starts the thread and waits until it has loaded the models.
 
         Returns:
@@ -102,21 +99,9 @@ class Worker:
             self._thread.join()
             raise
 
-    def submit(self, job: Job) -> None:
-        """Hands in a job.
-
-        Raises:
-            ApiError: there is no room for it, or the thread is ending.
-        """
-        self._jobs.add(job, self._generation.row_seconds)
-
-    def cancel(self, job: Job) -> None:
-        """Withdraws a job: it leaves before the next step. One that is done stays done."""
-        self._jobs.cancel(job)
-
     def stop(self, timeout: float | None = None) -> bool:
         """Takes no more jobs and finishes the others; returns whether that was in time."""
-        self._jobs.close(STOPPING_MESSAGE)
+        self.jobs.close(STOPPING_MESSAGE)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -132,25 +117,25 @@ class Worker:
 
     def give_up(self) -> None:
         """Takes no more jobs, withdraws the others and says so to whoever waits for them."""
-        self._jobs.close(STOPPING_MESSAGE)
-        for job in self._jobs.unfinished():
-            self.cancel(job)
-            self._jobs.put(job, ApiError(503, STOPPING_MESSAGE))
+        self.jobs.close(STOPPING_MESSAGE)
+        for job in self.jobs.unfinished():
+            self.jobs.cancel(job)
+            self.jobs.put(job, ApiError(503, STOPPING_MESSAGE))
 
     def health(self) -> tuple[str, str | None]:
         """Returns a status ("ok", "stopping", "failed", "stalled") and why; None if it is ok."""
         if self._broken:
             return "failed", BROKEN_MESSAGE
-        if not (self._thread.is_alive() and self._jobs.open):
+        if not (self._thread.is_alive() and self.jobs.open):
             return "stopping", STOPPING_MESSAGE
-        if (waited := self._jobs.waited) > STALL_SECONDS:
+        if (waited := self.jobs.waited) > STALL_SECONDS:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
         return "ok", None
 
     @property
     def rows(self) -> tuple[int, int]:
         """The number of rows in the batch, and the number that wait for a place."""
-        admitted, running = self._jobs.admitted, len(self._generation.running)
+        admitted, running = self.jobs.admitted, len(self._generation.running)
         return running, max(admitted - running, 0)
 
     # ---- in the thread ---------------------------------------------------------------------------
@@ -160,14 +145,15 @@ class Worker:
             if self._prepare():
                 while (jobs := self._next_round()) is not None:
                     self._round(jobs)
-                    self._jobs.progressed()
+                    self.jobs.progressed()
         except BaseException as error:  # no traceback: it may show what was being decoded
             self._broken = True
             log.error("the thread that decodes has ended: %s", raised_at(error))
         finally:
-            self._jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
-            for job in self._jobs.clear():  # nobody is left waiting
-                self._jobs.put(job, ApiError(500, BROKEN_MESSAGE))
+            self.jobs.close(BROKEN_MESSAGE if self._broken else STOPPING_MESSAGE)
+            for job in self.jobs.unfinished():  # nobody is left waiting
+                self.jobs.put(job, ApiError(500, BROKEN_MESSAGE))
+                self.jobs.release(job, job.unfinished)
             if self._broken and self._ranks.size > 1:
                 os._exit(FAILED)  # the others wait for this one, and the launcher ends them
             # MLX aborts the process at its end if streams of a thread outlive it.
@@ -179,7 +165,7 @@ class Worker:
         try:
             decoder = self._load()
             warm_up(decoder, self.max_batch)
-            shared = decoder, self.max_batch, self._jobs, self._metrics
+            shared = decoder, self.max_batch, self.jobs, self._metrics
             self._generation, self._scoring = GenerationBatches(*shared), ScoringTurns(*shared)
         except BaseException as error:
             self._loaded.set_exception(error)
@@ -194,7 +180,7 @@ class Worker:
     def _next_round(self) -> list[Job] | None:
         """Waits for work; returns the new jobs, or None if no more will come."""
         busy = bool(self._generation or self._scoring)
-        new = self._jobs.next_round(busy)
+        new = self.jobs.next_round(busy)
         if not (busy or new):
             mx.clear_cache()  # buffers kept for the next request, and none has come for a while
         return new
@@ -223,7 +209,7 @@ class ScoringTurns:
     its own.
     """
 
-    def __init__(self, decoder: Decoder, max_batch: int, jobs: JobQueue, metrics: Metrics):
+    def __init__(self, decoder: Any, max_batch: int, jobs: JobQueue, metrics: Metrics):
         """Makes forward passes of at most `max_batch` items."""
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
@@ -242,7 +228,7 @@ class ScoringTurns:
         """Forgets cancelled jobs."""
         for job in [job for job, _ in self._turns if job.cancelled]:
             self._jobs.release(job, job.size)
-            self._metrics.cancelled(job.size)
+            self._metrics.cancelled_rows.inc(job.size)
         self._turns = deque(turn for turn in self._turns if not turn[0].cancelled)
 
     def advance(self) -> None:
@@ -255,10 +241,8 @@ class ScoringTurns:
             outcome = next(passes)
         except RanksApart:
             raise
-        except NotFinite as error:
-            outcome = ApiError(500, str(error))
         except UserError as error:
-            outcome = ApiError(400, str(error))
+            outcome = ApiError(500 if isinstance(error, NotFinite) else 400, str(error))
         except Exception as error:
             outcome = failure_of(error)
         if outcome is None:
@@ -284,7 +268,7 @@ class ScoringTurns:
         yield [values[i] for i in range(work.count)]
 
 
-def warm_up(decoder: Decoder, batch_size: int) -> None:
+def warm_up(decoder: Any, batch_size: int) -> None:
     """Does what the first requests would otherwise wait for: reads weights, compiles kernels.
 
     Decodes a dummy prompt, then makes a pass of the target of every width there may be: 1 to
@@ -319,7 +303,7 @@ def warm_up(decoder: Decoder, batch_size: int) -> None:
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))
 
 
-def compile_kernels(decoder: Decoder, prompts: list[list[int]], common: dict[str, Any]) -> None:
+def compile_kernels(decoder: Any, prompts: list[list[int]], common: dict[str, Any]) -> None:
     """Takes every kind of request that the server's flags allow, with these settings in common."""
     for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
         decoder.generate(prompts, **common, **settings)

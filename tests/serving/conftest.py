@@ -7,7 +7,7 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import drafter, good
-from fake_serving import FLAT, PATIENCE, Client, until
+from fake_serving import ENDLESS, FLAT, PATIENCE, Gated, Served, V, until
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
 
@@ -17,10 +17,11 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAM
 
 @pytest.fixture
 def serve():
-    """`serve(model, …)`: a worker, which no job may outlive, and a maker of clients."""
+    """`serve(model=…, …)`: a thread that serves a model, which no job may outlive."""
     served = []
 
-    def serve(model, max_batch=4, max_queue=8, tokenizer=None, start=True, **options):
+    def serve(model=None, max_batch=4, max_queue=8, tokenizer=None, start=True, **options):
+        model = model or Gated(ENDLESS, V)
         decoder = SpeculativeDecoder(
             model, drafter(good(model.table), model), tokenizer, costs=FLAT
         )
@@ -29,7 +30,7 @@ def serve():
         if start:
             worker.start()
             model.calls.clear()
-        return worker, lambda: Client(worker, decoder)
+        return Served(worker, decoder, model)
 
     yield serve
     for worker, model in served:

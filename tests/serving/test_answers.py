@@ -9,11 +9,12 @@ from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import FLAT, PATIENCE, Client
-from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
+from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.tokenizing import TokenSpelling
+from mlx_t5.serving.schemas import Choice
 from mlx_t5.serving.worker import Worker
+from mlx_t5.text.detokenizer import decode
 
 NAMES = ["<0xC3>", "<0xA9>", "<0xE4>", "<0x41>", *PIECES, *SPECIAL[1:]]  # of pieces_and_bytes
 LETTERS = "abé é "  # of bytes_alone
@@ -71,18 +72,15 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_tokens_joined_are_the_text(served, stream, settings):
     tokenizer, ask = served
-    for seed in range(16):
-        builder = CompletionBuilder(
-            "a model", TokenSpelling(tokenizer), logprobs=True, detailed=False
-        )
+    for seed in range(6):
+        builder = CompletionBuilder("a model", TokenSpelling(tokenizer), stream, True, False)
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
-            choice = builder.choice(event, chunk=stream)
+            choice = Choice(**builder.choice(event))
             found = choice.logprobs
             assert "".join(found.tokens) == choice.text, "in each chunk already"
             lengths = map(len, (found.tokens, found.token_logprobs, found.top_logprobs))
@@ -98,20 +96,26 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
         assert offsets == list(itertools.accumulate(map(len, tokens), initial=0))[: len(tokens)]
 
 
-def test_the_bytes_of_a_chat_joined_are_the_text(served):
-    tokenizer, ask = served
-    seen = set()
-    for seed in range(8):
-        builder = ChatBuilder("a model", TokenSpelling(tokenizer), logprobs=True, detailed=False)
-        (event,) = ask(False, seed, max_tokens=30)
-        choice = builder.choice(event, chunk=False)
-        entries = choice.logprobs.content
-        joined = b"".join(bytes(entry.bytes or []) for entry in entries)
-        seen |= set(joined)
-        text = choice.message.content
-        if "\ufffd" not in text:
-            assert joined.decode(errors="ignore").strip() == text.strip()
-        for entry in entries:
-            if entry.bytes and entry.bytes[0] < 128:
-                assert bytes(entry.bytes).decode() == entry.token
-    assert max(seen) >= 128, "or nothing was tried"
+def test_how_tokens_look_by_themselves():
+    tokenizer = pieces_and_bytes()
+    spell = TokenSpelling(tokenizer)
+    for name, text, spelled in [
+        ("▁cat", " cat", b" cat"),
+        ("é", "é", "é".encode()),
+        ("<0x41>", "A", b"A"),
+        ("<0x0A>", "\n", b"\n"),
+        ("<0xC3>", r"\xc3", b"\xc3"),
+    ]:
+        assert spell(tokenizer.convert_tokens_to_ids(name)) == (text, list(spelled))
+    for name in ("</s>", "<unk>", "<extra_id_0>"):
+        assert spell(tokenizer.convert_tokens_to_ids(name)) == (name, None)
+    assert spell(len(tokenizer) + 5) == ("", None), "models have more ids than tokenizers"
+
+
+@pytest.mark.parametrize("make", [pieces_and_bytes, bytes_alone])
+@pytest.mark.parametrize("text", ["She has two cats.", " naïve é", "你好 😀 s"])
+def test_the_bytes_of_all_tokens_are_the_text(make, text):
+    tokenizer = make()
+    spell, tokens = TokenSpelling(tokenizer), tokenizer.encode(text)
+    joined = b"".join(bytes(spell(token).bytes or []) for token in tokens)
+    assert joined.decode().strip() == decode(tokenizer, tokens).strip() == text.strip()

@@ -36,59 +36,58 @@ DEADLY = {
 
 @pytest.mark.parametrize("broken", DEADLY)
 def test_if_the_thread_dies_every_client_is_told(serve, caplog, monkeypatch, broken):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=1)
-    decoder = client().decoder
-    hold(model)
-    clients = [client().submit([[2]], max_tokens=50, stream=True)]
-    assert model.arrived.acquire(timeout=PATIENCE)
-    clients += [client().submit([[3 + i]], max_tokens=50) for i in range(2)]
-    assert worker.health() == ("ok", None)
+    served = serve(max_batch=1)
+    decoder = served.decoder
+    hold(served.model)
+    clients = [served.submit([[2]], max_tokens=50, stream=True)]
+    assert served.model.arrived.acquire(timeout=PATIENCE)
+    clients += [served.submit([[3 + i]], max_tokens=50) for i in range(2)]
+    assert served.worker.health() == ("ok", None)
     for name, function in DEADLY[broken].items():
         monkeypatch.setattr(decoder if name == "engine" else decoder.codec, name, function)
-    model.gate.set()
+    served.release()
     for waiting in clients:
         while isinstance(event := waiting.next(), Update):
             pass
         assert event.status == 500
-    worker._thread.join(PATIENCE)
-    status, reason = worker.health()
+    served.worker._thread.join(PATIENCE)
+    status, reason = served.worker.health()
     assert status == "failed" and "has to be restarted" in reason
     with pytest.raises(ApiError, match="has to be restarted"):
-        client().submit([[2]])
+        served.submit([[2]])
     assert "Died at" in caplog.text and "secret" not in caplog.text
 
 
 def test_a_step_that_hangs_is_told_until_it_ends(serve):
     now, model = [0.0], Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=1, clock=lambda: now[0])
+    served = serve(model, max_batch=1, clock=lambda: now[0])
     now[0] = 1000
-    assert worker.health() == ("ok", None), "there was nothing to do"
+    assert served.worker.health() == ("ok", None), "there was nothing to do"
     hold(model)
-    short = client().submit([[2]], max_tokens=9)
-    endless = client().submit([[3]], max_tokens=10**9)
+    short = served.submit([[2]], max_tokens=9)
+    endless = served.submit([[3]], max_tokens=10**9)
     assert model.arrived.acquire(timeout=PATIENCE)
     now[0] += 60
-    assert worker.health() == ("ok", None)
+    assert served.worker.health() == ("ok", None)
     now[0] += 13
-    status, reason = worker.health()
+    status, reason = served.worker.health()
     assert status == "stalled" and "no step has ended for 73 s" in reason
-    model.gate.set()
+    served.release()
     assert len(short.results()[0].tokens) == 9
-    until(lambda: worker.health() == ("ok", None))  # while the other one is decoded
-    worker.cancel(endless.job)
-    assert worker.stop(PATIENCE)
-    assert worker.health()[0] == "stopping"
+    until(lambda: served.worker.health() == ("ok", None))  # while the other one is decoded
+    served.worker.jobs.cancel(endless.job)
+    assert served.worker.stop(PATIENCE)
+    assert served.worker.health()[0] == "stopping"
 
 
 def test_over_http_a_dead_thread_and_a_step_that_hangs(serve):
     now, model = [0.0], Gated(ENDLESS, V)
     model.dtype = "mlx.core.float32"
     tokenizer = load_tokenizer(BUNDLED / "target")
-    worker, client = serve(model, 1, 8, tokenizer, start=False, clock=lambda: now[0])
-    service = Service(worker, RequestLimits(10, 1000, 10), "a model", 0.0)
+    served = serve(model, 1, 8, tokenizer, start=False, clock=lambda: now[0])
+    service = Service(served.worker, RequestLimits(10, 1000, 10), "a model", 0.0)
     app = create_app(service, Metrics(), None)
-    asyncio.run(die_while_clients_wait(app, worker, client().decoder, model, now))
+    asyncio.run(die_while_clients_wait(app, served.worker, served.decoder, model, now))
 
 
 async def die_while_clients_wait(app, worker, decoder, model, now):

@@ -1,10 +1,8 @@
 """Embeddings, scores and ranks over HTTP."""
 
-import asyncio
 import base64
 import re
 
-import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
@@ -12,19 +10,11 @@ from openai import OpenAI
 import ranking_models
 from convert import convert
 from decoder import SpeculativeDecoder
-from fake_serving import PATIENCE
-from mlx_t5.serving.app import create_app
-from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
-from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import Service
-from mlx_t5.serving.tokenizing import RequestLimits
-from mlx_t5.serving.worker import Worker
+from fake_serving import LocalServer
+from mlx_t5.checkpoints.generation_config import read_tasks
+from mlx_t5.serving.service import Presets
 from model import load
-from serving_process import Server
 
-LIMITS = ["--max-prompt-tokens", "60", "--max-tokens", "20", "--max-batch", "2"]
-LIMITS += ["--max-queue", "4", "--draft-model", "none", "--dtype", "float32"]
 TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
 
 
@@ -44,20 +34,16 @@ def decoder(folder):
 
 
 @pytest.fixture(scope="module")
-def ranker(folder):
-    running = Server("--model", str(folder), *LIMITS)
-    yield running
-    running.close()
+def ranker(folder, decoder):
+    with LocalServer(decoder, "ranker", Presets(tasks=read_tasks(folder))) as running:
+        yield running
 
 
-@pytest.mark.slow
 def test_the_official_client_gets_vectors(ranker, decoder):
-    with OpenAI(base_url=f"{ranker.url}/v1", api_key="any") as client:
-        found = client.embeddings.create(model="ranker", input=TEXTS)  # base64, which it decodes
-        plain = client.embeddings.create(model="ranker", input="a cat", encoding_format="float")
-        normal = client.embeddings.create(
-            model="ranker", input=TEXTS, extra_body={"normalize": True}
-        )
+    client = OpenAI(base_url="http://localhost/v1", api_key="any", http_client=ranker.http)
+    found = client.embeddings.create(model="ranker", input=TEXTS)  # base64, which it decodes
+    plain = client.embeddings.create(model="ranker", input="a cat", encoding_format="float")
+    normal = client.embeddings.create(model="ranker", input=TEXTS, extra_body={"normalize": True})
     expected = decoder.embed(TEXTS)
     vectors = np.array([entry.embedding for entry in found.data], np.float32)
     np.testing.assert_allclose(vectors, expected, atol=1e-4)
@@ -102,18 +88,9 @@ def test_scores_are_as_they_are_however_unlikely(folder):
     decoder = SpeculativeDecoder(model, None, tokenizer)
     (score,) = decoder.score("a cat", "mouse")
     assert score.logprob < min(score.token_logprobs) < -9999
-    service = Service(Worker(lambda: decoder, 2, 4, Metrics()), RequestLimits(60, 20, 6), "far", 0)
-    transport = httpx.ASGITransport(create_app(service, Metrics(), None))
-
-    async def ask():
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            body = {"prompt": "a cat", "targets": ["mouse"]}
-            return (await client.post("/v1/score", json=body)).json()
-
-    try:
-        (entry,) = asyncio.run(asyncio.wait_for(ask(), PATIENCE))["data"]
-    finally:
-        assert service.worker.stop(PATIENCE)
+    with LocalServer(decoder, "far") as far:
+        answer = far.http.post("/v1/score", json={"prompt": "a cat", "targets": ["mouse"]})
+    (entry,) = answer.json()["data"]
     assert entry["logprob"] == pytest.approx(score.logprob, rel=1e-5)
     assert entry["token_logprobs"] == pytest.approx(score.token_logprobs, rel=1e-5)
 
@@ -129,14 +106,12 @@ def test_the_prefix_of_a_task_is_put_before_what_is_scored_or_embedded(ranker, d
     np.testing.assert_allclose(entry["embedding"], expected, atol=1e-4)
 
 
-def test_clients_are_told_what_the_model_can_do(ranker, server):
+def test_clients_are_told_what_the_model_can_do(ranker):
     (ranks,) = ranker.http.get("/v1/models").json()["data"]
     assert ranks["capabilities"] == ["completions", "score", "rerank", "embeddings"]
     assert ranks["tasks"] == {"telling": {"prefix": "the tale: "}}
     described = ranker.http.get("/openapi.json").json()["components"]["schemas"]
     assert set(ranks) == set(described["ServedModel"]["properties"])
-    (bundled,) = server.http.get("/v1/models").json()["data"]
-    assert bundled["capabilities"] == ["completions", "score", "embeddings"]
 
 
 def test_ranks(ranker, decoder):
@@ -161,12 +136,6 @@ def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, d
     assert found[2] == pytest.approx(found[3], abs=1e-6), "what differs is cut off"
     short = len(decoder.tokenizer("Query: cat Document: two dogs Relevant:").input_ids)
     assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
-
-
-def test_the_bundled_pair_does_not_rank(server):
-    answer = server.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-    assert answer.status_code == 400
-    assert "is no single token" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -230,24 +199,17 @@ def test_metrics_count_items_and_requests(ranker):
 def test_an_encoder_alone_serves_embeddings_and_nothing_else(folder, tmp_path):
     alone = load(convert(folder, tmp_path / "mlx", "float32", encoder_only=True), "float32")
     decoder = SpeculativeDecoder(alone[0], None, alone[1])
-    worker = Worker(lambda: decoder, 2, 4, Metrics())
-    service = Service(worker, RequestLimits(60, 20, 6), "encoder", 0.0)
-
-    async def ask():
-        never = asyncio.Event()
-        work = EmbeddingWork([[5, 1], [6, 7, 1]], False)
-        vectors = await service.score_or_embed(work, never.wait)
-        np.testing.assert_allclose(vectors, expected, atol=1e-4)
-        for asked in (
-            service.submit(None, ["a"], never.wait),
-            service.score_or_embed(ScoringWork("score", []), never.wait),
+    ids = [[5, 1], [6, 7, 1]]
+    with LocalServer(decoder, "encoder") as encoder:
+        data = encoder.http.post("/v1/embeddings", json={"input": ids}).json()["data"]
+        expected = SpeculativeDecoder(load(folder, "float32")[0]).embed(ids)
+        np.testing.assert_allclose([e["embedding"] for e in data], expected, atol=1e-4)
+        for path, body in (
+            ("completions", {"prompt": "a"}),
+            ("score", {"prompt": "a", "targets": ["b"]}),
         ):
-            with pytest.raises(ApiError, match="encoder is an encoder alone") as error:
-                await asked
-            assert error.value.status == 400
-
-    expected = SpeculativeDecoder(load(folder, "float32")[0]).embed([[5, 1], [6, 7, 1]])
-    try:
-        asyncio.run(asyncio.wait_for(ask(), PATIENCE))
-    finally:
-        assert worker.stop(PATIENCE)
+            answer = encoder.http.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 400
+            assert "encoder is an encoder alone" in answer.json()["error"]["message"]
+        (served,) = encoder.http.get("/v1/models").json()["data"]
+        assert served["capabilities"] == ["embeddings"]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from fake_model import FakeModel, random_table
-from fake_serving import ENDLESS, PATIENCE, Gated, V, hold
+from fake_serving import PATIENCE, V
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.scoring.passes import NotFinite
-from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import Job
+from mlx_t5.serving.jobs import Job, JobQueue
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import ScoringTurns
 
@@ -36,20 +35,17 @@ def job(events, parts, count):
 
 def test_forward_passes_take_turns_with_steps(serve):
     """A text goes on while a request of three passes is worked on."""
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model)
+    served = serve()
     steps, events = [], queue.Queue()
 
     def parts():
         for i in range(3):
-            steps.append(len(model.calls))
+            steps.append(len(served.model.calls))
             yield [(i, i * i)]
 
-    hold(model)
-    text = client().submit([[4]], max_tokens=9, num_draft=0)
-    assert model.arrived.acquire(timeout=PATIENCE)  # the first step is on its way
-    worker.submit(job(events, parts, 3))
-    model.gate.set()
+    text = served.submit_held([[4]], max_tokens=9, num_draft=0)
+    served.worker.jobs.add(job(events, parts, 3))
+    served.release()
     assert events.get(timeout=PATIENCE) == [0, 1, 4]
     assert len(text.results()[0].tokens) == 9
     assert np.diff(steps).tolist() == [1, 1], "a step after every pass"
@@ -61,7 +57,7 @@ def turns():
     turns = ScoringTurns(None, 2, jobs, Metrics())
 
     def begin(job):
-        jobs.add(job, 0.0)
+        jobs.add(job)
         turns.add(job)
         return job
 
@@ -102,27 +98,27 @@ def test_requests_take_turns_pass_by_pass():
      (MemoryError(), 503)],
 )  # fmt: skip
 def test_a_job_that_fails_harms_nobody(serve, error, status):
-    worker, client = serve(FakeModel(random_table(V), V))
+    served = serve(FakeModel(random_table(V), V))
     events = queue.Queue()
-    worker.submit(job(events, lambda: iter([[(0, error)]]), 1))
+    served.worker.jobs.add(job(events, lambda: iter([[(0, error)]]), 1))
     failure = events.get(timeout=PATIENCE)
     assert failure.status == status
-    assert client().submit([[4]], max_tokens=3).results()
+    assert served.submit([[4]], max_tokens=3).results()
 
 
 def test_a_job_whose_client_has_gone_is_dropped_between_two_passes(serve):
-    worker, _ = serve(FakeModel(random_table(V), V))
+    served = serve(FakeModel(random_table(V), V))
     events, passes = queue.Queue(), []
 
     def parts():
         for i in range(5):
             passes.append(i)
-            worker.cancel(gone)
+            served.worker.jobs.cancel(gone)
             yield [(i, i)]
 
     gone = job(events, parts, 5)
-    worker.submit(gone)
-    worker.submit(job(events, lambda: iter([[(0, "next")]]), 1))
+    served.worker.jobs.add(gone)
+    served.worker.jobs.add(job(events, lambda: iter([[(0, "next")]]), 1))
     assert events.get(timeout=PATIENCE) == ["next"]
     assert passes == [0] and events.empty()
 

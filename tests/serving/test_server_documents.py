@@ -5,7 +5,6 @@ import json
 import pytest
 
 from benchmarks import workload
-from serving_process import kill, raw_request
 
 TEXT = """translate English to French: I open a lot of white suitcases at noon.  It is going to
 rain next Thursday.
@@ -101,40 +100,9 @@ def test_others_are_answered_while_a_long_document_runs(server):
     server.until(lambda: server.metric(CANCELLED) - cancelled == 8)  # with its client
 
 
-def test_the_pieces_of_a_killed_client_leave(server):
-    cancelled = server.metric(CANCELLED)
-    body = {"prompt": "fix grammar: " + held_out(200) * 5, "split": "sentences"}
-    connection = raw_request(server.url, "/v1/completions", body)
-    server.until(lambda: server.http.get("/health").json()["running"] == 8)
-    kill(connection)
-    server.until(lambda: server.metric(CANCELLED) - cancelled == 8)
-    assert server.idle()
-
-
-def test_what_does_not_go_together_is_refused(server):
-    for fields, param in [
-        ({"n": 2, "temperature": 1.0}, "n"),
-        ({"best_of": 2}, "best_of"),
-        ({"echo": True}, None),
-        ({"logprobs": 1}, "logprobs"),
-        ({"split": "words"}, "split"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-    ]:
-        body = {"prompt": TEXT, "split": "sentences", **fields}
-        answer = server.http.post("/v1/completions", json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields
-    answer = server.http.post("/predict", json={"prompt": TEXT, "split": "lines"})
-    assert answer.json()["error"]["param"] == "split"
+def test_only_completions_and_chats_are_split(server):
+    for path, split in (("v1/completions", "words"), ("predict", "lines")):
+        answer = server.http.post(f"/{path}", json={"prompt": TEXT, "split": split})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "split")
     plain = complete(server, prompt=FIX, split="none")["choices"][0]
     assert plain["text"] == "She has two cats." and "pieces" not in plain
-
-
-def test_the_description_names_the_pieces(server):
-    schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
-    for name in ("Choice", "ChatChoice"):
-        (items, _) = schemas[name]["properties"]["pieces"]["anyOf"]
-        assert items["items"]["$ref"].endswith("/Piece")
-    for name in ("CompletionRequest", "ChatRequest"):
-        (values, _) = schemas[name]["properties"]["split"]["anyOf"]
-        assert values["enum"] == ["none", "lines", "sentences"]
-    assert set(schemas["Piece"]["required"]) == {"start", "end", "text", "finish_reason"}

@@ -1,4 +1,4 @@
-"""`--exact` over HTTP: the same bits whatever else is in the batch."""
+"""`--exact` over HTTP: the same bits whatever else is in the batch; and `--log-prompts`."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +9,7 @@ from serving_process import Server
 
 @pytest.mark.slow
 def test_bits_depend_neither_on_other_requests_nor_on_the_draft(models):
-    server = Server(*models, "--exact", "--max-batch", "4")
+    server = Server(*models, "--exact", "--max-batch", "4", "--log-prompts")
     try:
         assert server.http.get("/v1/models").json()["data"][0]["exact"]
 
@@ -23,6 +23,8 @@ def test_bits_depend_neither_on_other_requests_nor_on_the_draft(models):
         for drafts in ([3, 7, 1, 5], [0, 2, 7, 4]):
             with ThreadPoolExecutor(4) as clients:
                 assert list(clients.map(choice, prompts, drafts)) == alone
+        for line in ("prompts: ['abc']", f"texts: {[alone[0][0]]!r}"):
+            assert line in server.log
         answer = server.http.post("/v1/completions", json={"prompt": "abc", "delta": 0.5})
         assert answer.status_code == 400 and "exact" in answer.json()["error"]["message"]
     finally:

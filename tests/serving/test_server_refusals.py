@@ -90,6 +90,9 @@ BAD_PREDICTIONS = [
         ({**PROMPT, "num_beams": 4, "n": 5}, "n", "n is 5 and num_beams is 4"),
         ({**PROMPT, "length_penalty": 2}, "num_beams", "need num_beams above 1"),
         ({**PROMPT, "num_beams": 1, "early_stopping": "never"}, "num_beams", "above 1"),
+        ({**PROMPT, "file_type": ".srt"}, None, "file_type is of a text to split"),
+        ({**PROMPT, "source_language": "de"}, None, "source_language is of a text to split"),
+        ({**PROMPT, "source_language": "x" * 17}, "source_language", "at most 16"),
         ({**PROMPT, "echo": True}, None, "echo"),
         ({**PROMPT, "best_of": 2}, "best_of", "less than or equal to 1"),
         ({**PROMPT, "suffix": "x"}, "suffix", "not supported"),
@@ -237,23 +240,6 @@ def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded
     assert set(known) == {"status", "model", "running", "waiting"} and known["model"] == "target"
     assert "/v1/completions" in ask(guarded, "/openapi.json").json()["paths"]
     assert server.http.get("/health").json()["model"] == "demo", "where no key is needed"
-
-
-@pytest.mark.slow
-def test_proposals_need_a_draft_and_prompts_are_logged_where_asked_for(models):
-    server = Server(*models[:2], "--draft-model", "none", "--log-prompts")
-    try:
-        for fields in ({"draft": True}, {"num_draft": 3}):
-            answer = server.http.post("/predict", json={"prompt": "x", **fields})
-            assert "no draft" in refused(answer, 400, "draft")
-        for fields in ({"draft": False}, {"num_draft": 0}, {}):
-            body = {"prompt": "x", "max_tokens": 3, **fields}
-            answer = server.http.post("/predict", json=body)
-            assert answer.status_code == 200
-        text = answer.json()["text"]
-        server.until(lambda: "prompts: ['x']" in server.log and f"texts: ['{text}']" in server.log)
-    finally:
-        server.close()
 
 
 def test_the_official_client_sees_its_own_exceptions(guarded):

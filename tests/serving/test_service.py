@@ -11,8 +11,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving import api, scoring_routes
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import EmbeddingWork, ScoringWork
+from mlx_t5.serving.jobs import EmbeddingWork, JobQueue, ScoringWork
 from mlx_t5.serving.service import Presets, Service
 from mlx_t5.serving.tokenizing import RequestLimits
 from mlx_t5.settings import Settings
@@ -36,7 +35,8 @@ def served(vocab_size, presets=None, exact=False, delta=0.0):
         exact=exact,
         target=lambda batch_size: SimpleNamespace(width=8),
     )
-    worker = SimpleNamespace(start=lambda: decoder, stop=lambda: None, max_batch=4)
+    jobs = JobQueue(4, 8, lambda: 0.0)
+    worker = SimpleNamespace(start=lambda: decoder, stop=lambda: None, max_batch=4, jobs=jobs)
     limits = RequestLimits(10, 10, 10)
     return Service(worker, limits, "a model", delta, presets=presets), tokenizer
 
@@ -78,10 +78,7 @@ def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(batch, 
     service, _ = served(32)
     queue = JobQueue(batch, waiting, lambda: 0.0)
     service.limits = RequestLimits(10, 10, batch + waiting)
-    service.worker = SimpleNamespace(
-        max_batch=batch, submit=lambda job: queue.add(job, 0.0), cancel=queue.cancel
-    )
-
+    service.worker = SimpleNamespace(max_batch=batch, jobs=queue)
     pairs = [Pair((5,), (6,))] * (2 * scoring_routes.MAX_DOCUMENTS)
     largest = EmbeddingWork([[5]] * scoring_routes.MAX_INPUTS, False), ScoringWork("rerank", pairs)
     for work in largest:
@@ -126,11 +123,10 @@ def test_a_request_overrides_its_task_and_that_the_model():
         with pytest.raises(ApiError, match=message) as error:
             asyncio.run(service.submit(body, body.prompts, None))
         assert (error.value.status, error.value.body.error.param) == (400, "task")
-    jobs = []
-    service.worker.submit, service.worker.cancel = jobs.append, lambda job: None
     body = api.PredictRequest(prompt="a", task="fixing")
     asyncio.run(service.submit(body, [body.prompt], gone))
-    assert jobs[0].work.prompts == [tokenizer.encode("fix grammar: a")]
+    (job,) = service.worker.jobs.unfinished()
+    assert job.work.prompts == [tokenizer.encode("fix grammar: a")]
 
 
 def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix():
@@ -138,14 +134,15 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     service, tokenizer = served(3072, Presets(tasks={"fixing": fixing}))
     prediction = {"type": "content", "content": "a b"}
     body = api.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
-    jobs = []
-    service.worker.submit, service.worker.cancel = jobs.append, lambda job: None
     asyncio.run(service.submit(body, [body.prompt], gone))
-    assert jobs[0].work.prediction == tokenizer.encode("a b")
-    assert jobs[0].work.settings.num_draft == 7
-    body = api.PredictRequest(prompt="a", num_draft=7)
-    with pytest.raises(ApiError, match="no draft"):
-        asyncio.run(service.submit(body, [body.prompt], gone))
+    (job,) = service.worker.jobs.unfinished()
+    assert job.work.prediction == tokenizer.encode("a b")
+    assert job.work.settings.num_draft == 7
+    for fields in ({"num_draft": 7}, {"draft": True}):
+        with pytest.raises(ApiError, match="no draft"):
+            service._settings(api.PredictRequest(prompt="a", **fields))
+    for fields in ({"num_draft": 0}, {"draft": False}):
+        assert service._settings(api.PredictRequest(prompt="a", **fields)).num_draft == 0
 
 
 async def gone():

@@ -8,11 +8,12 @@ import pytest
 from mlx_t5.checkpoints.generation_config import Preset
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Chunk, Result, Stats
-from mlx_t5.serving import splitting
+from mlx_t5.serving import tokenizing
 from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder, DocumentBuilder
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import Update
+from mlx_t5.serving.service import Service
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.text.tokenizer import load_tokenizer
 
@@ -32,14 +33,14 @@ def served(tokenizer, prefix="", limit=64):
 
 def cut(tokenizer, prompt=TEXT, prefix="", limit=64, **fields):
     body = CompletionRequest(prompt=prompt, **{"split": "sentences", **fields})
-    return asyncio.run(splitting.cut(served(tokenizer, prefix, limit), body))
+    return asyncio.run(Service.cut(served(tokenizer, prefix, limit), body))[0]
 
 
 def chat(tokenizer, *contents, prefix=""):
     roles = ["system", "user"][-len(contents) :]
     messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
     body = ChatRequest(messages=messages, split="sentences")
-    return asyncio.run(splitting.cut(served(tokenizer, prefix), body))
+    return asyncio.run(Service.cut(served(tokenizer, prefix), body))[0]
 
 
 def sources(document):
@@ -68,12 +69,25 @@ def test_each_piece_has_the_prefix(tokenizer):
     ]
 
 
+def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
+    text = "Er kommt am 3. Oktober. Es regnet."
+    assert len(sources(cut(tokenizer, text, source_language="de"))) == 2
+    assert len(sources(cut(tokenizer, text))) > 2
+
+
 def test_pieces_are_no_longer_than_the_limit_and_cut_a_few_at_a_time(tokenizer, monkeypatch):
     runs, run = [], tokenizer.run
-    monkeypatch.setattr(splitting, "PIECES_AT_ONCE", 2)
+    monkeypatch.setattr(tokenizing, "PIECES_AT_ONCE", 2)
     monkeypatch.setattr(tokenizer, "run", lambda work: (runs.append(work), run(work))[1])
-    text = "She has a cat, a dog, a horse and many more of them. Yes."
-    document = cut(tokenizer, text, limit=12)
+    text = "She has a cat, a dog, a horse and many more of them. 1"
+    body = CompletionRequest(prompt=text, split="sentences")
+    read, encode = [], tokenizer.tokenizer.encode
+    monkeypatch.setattr(
+        tokenizer.tokenizer, "encode", lambda text: (read.append(text), encode(text))[1]
+    )
+    document, ids = asyncio.run(Service.cut(served(tokenizer, limit=12), body))
+    assert len(read) == len(set(read)), "nothing is tokenized twice"
+    assert ids == [tokenizer.tokenizer.encode(prompt) for prompt in prompts(document)]
     assert max(len(tokenizer.tokenizer.encode(prompt)) for prompt in prompts(document)) <= 12
     assert [piece.cut for piece in document.pieces] == [True, True, False]
     assert len(runs) == 1 + 3, "the document; two, one and no piece"
@@ -99,7 +113,7 @@ def test_what_cannot_be_split(tokenizer, fields, param):
 
 
 def test_a_text_may_not_have_any_number_of_pieces(tokenizer, monkeypatch):
-    monkeypatch.setattr(splitting, "MAX_PIECES", 2)
+    monkeypatch.setattr(tokenizing, "MAX_PIECES", 2)
     with pytest.raises(ApiError, match="more than 2 pieces; send it in parts"):
         cut(tokenizer)
 
@@ -111,8 +125,14 @@ def update(index, text, reason="stop", error=None):
     return Update(index, chunk, [])
 
 
-def built(kind, document, detailed=False):
-    return DocumentBuilder(kind("a model", None, False, detailed), document)
+def built(kind, document, stream=False, detailed=False):
+    return DocumentBuilder(kind("a model", None, stream, False, detailed), document)
+
+
+def shown(builder, updates):
+    """The one choice of an answer, as a client gets it."""
+    answer = builder.answer(builder.choices(updates), None)
+    return answer.model_dump(exclude_unset=True)["choices"][0]
 
 
 UPDATES = [update(0, "Sie"), update(1, None, "error", "no memory"), update(2, "Es", "length")]
@@ -121,8 +141,7 @@ JOINED = " Sie\n\n- He has a dog.  Es \n"
 
 def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
     document = cut(tokenizer)
-    (choice,) = built(CompletionBuilder, document).choices(UPDATES, chunk=False)
-    choice = choice.model_dump(exclude_unset=True)
+    choice = shown(built(CompletionBuilder, document), UPDATES)
     assert (choice["text"], choice["finish_reason"]) == (JOINED, "length")
     assert choice["pieces"] == [
         {"start": 1, "end": 16, "text": "Sie", "finish_reason": "stop"},
@@ -140,16 +159,16 @@ def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
 
 def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
     document = cut(tokenizer)
-    builder = built(ChatBuilder, document, detailed=True)
+    builder = built(ChatBuilder, document, stream=True, detailed=True)
 
     async def events():
         for i in (2, 0, 1):
             yield UPDATES[i]
 
     async def chunks():
-        return [builder.choices([u], chunk=True)[0] async for u in builder.ordered(events())]
+        return [shown(builder, [update]) async for update in builder.ordered(events())]
 
-    found = [choice.model_dump(exclude_unset=True) for choice in asyncio.run(chunks())]
+    found = asyncio.run(chunks())
     assert "".join(choice["delta"]["content"] for choice in found) == JOINED
     assert [choice["finish_reason"] for choice in found] == [None, None, "length"]
     assert [[p["start"] for p in choice["pieces"]] for choice in found] == [[1], [20], [35]]
@@ -163,5 +182,5 @@ def test_a_document_of_which_nothing_could_be_decoded_is_an_error(tokenizer):
     document = cut(tokenizer)
     failed = [update(i, None, "error", "NaN logits") for i in range(3)]
     with pytest.raises(ApiError, match="NaN logits") as error:
-        built(CompletionBuilder, document).choices(failed, chunk=False)
+        built(CompletionBuilder, document).choices(failed)
     assert error.value.status == 500

@@ -12,7 +12,7 @@ from mlx_t5.drafting.costs import longest
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.layers import PASSES
-from mlx_t5.serving import job_queue
+from mlx_t5.serving import jobs
 from mlx_t5.serving.api import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.metrics import Metrics
@@ -24,9 +24,9 @@ def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
     def table(source, seen):
         return ENDLESS(source, seen) * (float("nan") if source[0] == 5 and len(seen) > 3 else 1)
 
-    _, client = serve(FakeModel(table, V))
-    bad = client().submit([[5]], max_tokens=9, num_draft=0)
-    fine = client().submit([[4]], max_tokens=9, num_draft=0)
+    served = serve(FakeModel(table, V))
+    bad = served.submit([[5]], max_tokens=9, num_draft=0)
+    fine = served.submit([[4]], max_tokens=9, num_draft=0)
     failure = bad.next()
     assert failure.status == 500
     assert "after 3 tokens are NaN" in str(failure)
@@ -39,7 +39,7 @@ def copied(result):
 
 def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
-    worker, client = serve(model)
+    served = serve(model)
     requests = [
         {"max_tokens": 9},
         {"max_tokens": 20, "temp": 1.0, "seed": 3, "delta": 0.3, "num_draft": 2},
@@ -49,8 +49,8 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
     ]
     prompts = [[2, 3], [4], [5, 6, 2, 2], [3, 3, 3], [4, 5]]
     hold(model)
-    clients = [client().submit([p], **w) for p, w in zip(prompts, requests, strict=True)]
-    model.gate.set()
+    clients = [served.submit([p], **w) for p, w in zip(prompts, requests, strict=True)]
+    served.release()
     results = [c.results() for c in clients]
     assert max(len(tokens) for _, tokens in model.calls) == 4
     for prompt, options, together in zip(prompts, requests, results, strict=True):
@@ -70,12 +70,12 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
 
 def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve):
     model = Gated(random_table(V, eos_bias=-1.0), V)
-    worker, client = serve(model)
+    served = serve(model)
     search = {"num_beams": 3, "num_return_sequences": 2, "max_tokens": 9}
     hold(model)
-    greedy = client().submit([[2, 3]], max_tokens=9)
-    beams = client().submit([[4], [5, 6]], samples=2, **search)
-    model.gate.set()
+    greedy = served.submit([[2, 3]], max_tokens=9)
+    beams = served.submit([[4], [5, 6]], samples=2, **search)
+    served.release()
     together = beams.results()
     assert len(greedy.results()[0].tokens) > 0
     assert max(len(tokens) for _, tokens in model.calls) == 2 * 3
@@ -85,69 +85,63 @@ def test_searches_have_a_batch_beside_the_others_and_give_their_best_texts(serve
 
 
 def test_an_update_has_the_counts_of_its_step(serve):
-    _, client = serve(FakeModel(ENDLESS, V))
-    stream = client().submit([[2]], max_tokens=9, num_draft=0, stream=True)
+    served = serve(FakeModel(ENDLESS, V))
+    stream = served.submit([[2]], max_tokens=9, num_draft=0, stream=True)
     updates = [stream.next() for _ in range(9)]
     assert [update.chunk.stats.target_calls for update in updates] == list(range(1, 10))
 
 
 def test_a_withdrawn_job_leaves_the_batch_and_the_others_go_on(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model)
-    hold(model)
-    gone = client().submit([[2]], max_tokens=10**9, stream=True)
-    stays = client().submit([[3]], max_tokens=40)
-    model.gate.set()
+    served = serve()
+    hold(served.model)
+    gone = served.submit([[2]], max_tokens=10**9, stream=True)
+    stays = served.submit([[3]], max_tokens=40)
+    served.release()
     gone.next()
-    worker.cancel(gone.job)
+    served.worker.jobs.cancel(gone.job)
     assert len(stays.results()[0].tokens) == 40
-    until(lambda: worker.rows == (0, 0))
-    assert worker._generation._queues[1].engine.cache is None, "its memory is free"
+    until(lambda: served.worker.rows == (0, 0))
+    assert served.worker._generation._queues[1].engine.cache is None, "its memory is free"
 
 
 def test_a_job_that_is_withdrawn_while_it_waits_is_never_decoded(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=1)
-    hold(model)
-    first = client().submit([[2]], max_tokens=5)
-    assert model.arrived.acquire(timeout=PATIENCE)
-    waits = client().submit([[3, 4]], max_tokens=5)
-    worker.cancel(waits.job)
-    model.gate.set()
+    served = serve(max_batch=1)
+    first = served.submit_held([[2]], max_tokens=5)
+    waits = served.submit([[3, 4]], max_tokens=5)
+    served.worker.jobs.cancel(waits.job)
+    served.release()
     first.results()
-    until(lambda: worker.rows == (0, 0))
-    assert worker.stop(PATIENCE) and waits.events.empty()
+    until(lambda: served.worker.rows == (0, 0))
+    assert served.worker.stop(PATIENCE) and waits.events.empty()
 
 
 def test_a_full_queue_refuses_and_has_room_again_afterwards(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=1, max_queue=2)
-    hold(model)
-    first = client().submit([[2]], max_tokens=4)
-    second = client().submit([[3]], max_tokens=4, temp=1.0, samples=2)
+    served = serve(max_batch=1, max_queue=2)
+    hold(served.model)
+    first = served.submit([[2]], max_tokens=4)
+    second = served.submit([[3]], max_tokens=4, temp=1.0, samples=2)
     with pytest.raises(ApiError, match="queue is full") as refused:
-        client().submit([[4]])
+        served.submit([[4]])
     assert refused.value.status == 429 and 1 <= int(refused.value.headers["Retry-After"]) <= 60
     assert refused.value.body.error.code == "queue_full"
-    model.gate.set()
+    served.release()
     first.results()
     second.results()
-    until(lambda: worker.rows == (0, 0))
-    assert len(client().submit([[4]], max_tokens=3).results()) == 1
+    until(lambda: served.worker.rows == (0, 0))
+    assert len(served.submit([[4]], max_tokens=3).results()) == 1
 
 
 def test_stopping_finishes_what_there_is_and_takes_no_more(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=1)
-    hold(model)
-    clients = [client().submit([[2 + i]], max_tokens=7) for i in range(3)]
-    assert not worker.stop(timeout=0.01)
+    served = serve(max_batch=1)
+    hold(served.model)
+    clients = [served.submit([[2 + i]], max_tokens=7) for i in range(3)]
+    assert not served.worker.stop(timeout=0.01)
     with pytest.raises(ApiError, match="shutting down"):
-        client().submit([[2]])
-    model.gate.set()
+        served.submit([[2]])
+    served.release()
     assert [len(c.results()[0].tokens) for c in clients] == [7, 7, 7]
-    assert worker.stop(PATIENCE)
-    assert worker.health()[0] == "stopping"
+    assert served.worker.stop(PATIENCE)
+    assert served.worker.health()[0] == "stopping"
 
 
 METAL_OUT_OF_MEMORY = (
@@ -181,25 +175,22 @@ class Failing(Gated):
 )
 def test_a_step_that_fails_costs_its_rows_and_nobody_else(serve, caplog, error, status):
     model = Failing(ENDLESS, V)
-    worker, client = serve(model, max_batch=1)
-    hold(model)
-    broken = client().submit([[2]], max_tokens=50)
-    assert model.arrived.acquire(timeout=PATIENCE)
-    waits = client().submit([[3]], max_tokens=5, logprobs=0)
+    served = serve(model, max_batch=1)
+    broken = served.submit_held([[2]], max_tokens=50)
+    waits = served.submit([[3]], max_tokens=5, logprobs=0)
     model.errors += [error, None]  # when the other one is known to wait
-    model.gate.set()
+    served.release()
     failure = broken.next()
     assert failure.status == status
     update = waits.next()
     assert len(update.chunk.result.tokens) == len(update.logprobs) == 5
-    until(lambda: worker.rows == (0, 0))
+    until(lambda: served.worker.rows == (0, 0))
     assert type(error).__name__ in caplog.text and "secret" not in caplog.text
 
 
 def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model)
-    codec = client().decoder.codec
+    served = serve()
+    codec = served.decoder.codec
     make = codec.rows
 
     def rows(prompt, *others):
@@ -208,11 +199,9 @@ def test_a_job_that_cannot_be_begun_costs_nobody_else(serve, monkeypatch):
         return make(prompt, *others)
 
     monkeypatch.setattr(codec, "rows", rows)
-    hold(model)
-    running = client().submit([[3]], max_tokens=6)
-    assert model.arrived.acquire(timeout=PATIENCE)
-    broken, waits = client().submit([[2]]), client().submit([[4]], max_tokens=5)
-    model.gate.set()
+    running = served.submit_held([[3]], max_tokens=6)
+    broken, waits = served.submit([[2]]), served.submit([[4]], max_tokens=5)
+    served.release()
     assert broken.next().status == 500
     assert [len(c.results()[0].tokens) for c in (running, waits)] == [6, 5]
 
@@ -232,10 +221,10 @@ def test_a_prompt_that_the_model_breaks_on_fails_alone(serve, unpadded, error, s
                 raise error
             return super().encode(ids, mask)
 
-    worker, client = serve(Small(ENDLESS, V))
-    failure = client().submit([[2] * 10]).next()
+    served = serve(Small(ENDLESS, V))
+    failure = served.submit([[2] * 10]).next()
     assert failure.status == status and message in str(failure)
-    assert len(client().submit([[3]], max_tokens=5).results()[0].tokens) == 5
+    assert len(served.submit([[3]], max_tokens=5).results()[0].tokens) == 5
 
 
 def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
@@ -244,31 +233,30 @@ def test_a_prompt_waits_where_others_have_the_memory(serve, unpadded):
             return (source > 9 or prompts > 1) * 10**18
 
     model = Small(ENDLESS, V)
-    worker, client = serve(model)
+    served = serve(model)
     hold(model)
-    clients = [client().submit([[2 + i]], max_tokens=5 + i) for i in range(3)]
-    large = client().submit([[2] * 10])
-    model.gate.set()
+    clients = [served.submit([[2 + i]], max_tokens=5 + i) for i in range(3)]
+    large = served.submit([[2] * 10])
+    served.release()
     assert [len(c.results()[0].tokens) for c in clients] == [5, 6, 7]
     assert large.next().status == 400
     assert max(len(tokens) for _, tokens in model.calls) == 1
 
 
 def test_a_client_whose_event_loop_has_ended_is_as_good_as_gone(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model)
+    served = serve()
 
     def put(event):
         raise RuntimeError("Event loop is closed")
 
-    client().submit([[2]], put=put, max_tokens=10**9, stream=True)
-    until(lambda: worker.rows == (0, 0))
-    assert len(client().submit([[4]], max_tokens=5).results()[0].tokens) == 5
+    served.submit([[2]], put=put, max_tokens=10**9, stream=True)
+    until(lambda: served.worker.rows == (0, 0))
+    assert len(served.submit([[4]], max_tokens=5).results()[0].tokens) == 5
 
 
 def test_a_prompt_that_the_model_cannot_read_is_the_clients_fault(serve):
-    worker, client = serve(Gated(ENDLESS, V))
-    failure = client().submit([[2], [V]]).next()
+    served = serve(Gated(ENDLESS, V))
+    failure = served.submit([[2], [V]]).next()
     assert failure.status == 400 and "vocabulary" in str(failure)
 
 
@@ -280,8 +268,9 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
         Worker(load, 1, 1, Metrics()).start()
 
 
-@pytest.mark.parametrize("num_draft", [1, 5, AUTO])
-@pytest.mark.parametrize("kind", ["draft", "copy", "none"])
+@pytest.mark.parametrize(
+    "kind, num_draft", [("draft", 5), ("draft", AUTO), ("copy", 1), ("copy", AUTO), ("none", 5)]
+)
 def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
     model = FakeModel(ENDLESS, V)
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
@@ -299,16 +288,16 @@ def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
 def test_buffers_are_kept_for_the_next_request_until_none_comes_for_a_while(serve, monkeypatch):
     cleared = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(model.calls[-1]))
-    monkeypatch.setattr(job_queue, "REST_SECONDS", 30)
+    monkeypatch.setattr(jobs, "REST_SECONDS", 30)
     model = FakeModel(ENDLESS, V)
-    worker, client = serve(model)
+    served = serve(model)
     for _ in range(3):
-        assert len(client().submit([[2]], max_tokens=4).results()[0].tokens) == 4
+        assert len(served.submit([[2]], max_tokens=4).results()[0].tokens) == 4
     assert cleared == []
-    monkeypatch.setattr(job_queue, "REST_SECONDS", 0.01)
-    client().submit([[2]], max_tokens=4).results()
+    monkeypatch.setattr(jobs, "REST_SECONDS", 0.01)
+    served.submit([[2]], max_tokens=4).results()
     until(lambda: cleared)
-    assert worker.health() == ("ok", None)
+    assert served.worker.health() == ("ok", None)
 
 
 @pytest.mark.parametrize("exact", [False, True])

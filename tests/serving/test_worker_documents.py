@@ -2,37 +2,18 @@
 
 import pytest
 
-from decoder import SpeculativeDecoder
-from fake_model import drafter, good, random_table
-from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
+from fake_serving import ENDLESS, Gated, V, until
 from mlx_t5.serving.errors import ApiError
-
-PIECES = [[2 + i % 5] * (1 + i % 3) for i in range(12)]
-SAMPLED = {"max_tokens": 9, "temp": 0.8, "seed": 3}
-
-
-@pytest.mark.parametrize("settings", [SAMPLED, {"max_tokens": 9, "num_beams": 2}])
-def test_its_pieces_are_what_generate_makes_of_them(serve, settings):
-    model = Gated(random_table(V, eos_bias=-1.0), V)
-    worker, client = serve(model, max_batch=3, max_queue=0)
-    together = client().submit(PIECES, size=3, document=True, **settings)
-    alone = SpeculativeDecoder(model, drafter(good(model.table), model))
-    places = (i << 32 for i in range(len(PIECES)))  # of a first document's pieces
-    expected = alone.results(PIECES, indexes=places, **settings)
-    assert [r.tokens for r in together.results()] == [r.tokens for r in expected]
 
 
 def test_another_request_takes_the_next_place_and_the_queue_has_room(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=2, max_queue=2)
-    hold(model)
-    long = client().submit([[2, 3]] * 40, size=2, max_tokens=5, document=True)
-    assert model.arrived.acquire(timeout=PATIENCE)
+    served = serve(max_batch=2, max_queue=2)
+    long = served.submit_held([[2, 3]] * 40, size=2, max_tokens=5, document=True)
     order = []
-    other = client().submit([[4]], put=lambda event: order.append("other"), max_tokens=5)
+    other = served.submit([[4]], put=lambda event: order.append("other"), max_tokens=5)
     with pytest.raises(ApiError, match="queue is full"):
-        client().submit([[5], [6]])
-    model.gate.set()
+        served.submit([[5], [6]])
+    served.release()
     pieces = 0
     while "other" not in order:
         pieces += 1
@@ -58,24 +39,21 @@ def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, unpadded, stag
         bad = stage == "logits" and len(source) > 9 and len(seen) > 2
         return ENDLESS(source, seen) * (float("nan") if bad else 1)
 
-    worker, client = serve(Breaking(table, V), max_batch=1, max_queue=0)
-    job = client().submit([[2], [3] * 10, [4], [5]], size=1, max_tokens=6, document=True)
+    served = serve(Breaking(table, V), max_batch=1, max_queue=0)
+    job = served.submit([[2], [3] * 10, [4], [5]], size=1, max_tokens=6, document=True)
     results = job.results()
     messages = {"step": "internal error", "insert": "no memory", "logits": "NaN"}
     assert [r.finish_reason for r in results] == ["length", "error", "length", "length"]
     assert messages[stage] in results[1].error and "secret" not in results[1].error
     assert [len(r.tokens) for r in results] == [6, 0, 6, 6]
-    until(lambda: worker.rows == (0, 0))
+    until(lambda: served.worker.rows == (0, 0))
 
 
 def test_its_pieces_end_with_its_client(serve):
-    model = Gated(ENDLESS, V)
-    worker, client = serve(model, max_batch=2)
-    hold(model)
-    job = client().submit([[2]] * 1000, size=2, max_tokens=5, document=True)
-    assert model.arrived.acquire(timeout=PATIENCE)
-    worker.cancel(job.job)
-    model.gate.set()
-    until(lambda: worker.rows == (0, 0))
+    served = serve(max_batch=2)
+    job = served.submit_held([[2]] * 1000, size=2, max_tokens=5, document=True)
+    served.worker.jobs.cancel(job.job)
+    served.release()
+    until(lambda: served.worker.rows == (0, 0))
     assert job.events.qsize() < 10
-    assert len(client().submit([[4]], max_tokens=3).results()) == 1
+    assert len(served.submit([[4]], max_tokens=3).results()) == 1

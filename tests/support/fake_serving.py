@@ -1,13 +1,21 @@
-"""Clients of the thread that owns MLX, and a model that waits where a test wants it to."""
+"""Clients of the thread that owns MLX, a model that waits, and a server without a network."""
 
 import queue
 import threading
 import time
 from dataclasses import replace
 
+from starlette.testclient import TestClient
+
 from fake_model import FakeModel, random_table, without
 from mlx_t5.drafting.costs import Costs
+from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import GenerationWork, Job, Update
+from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.service import Service
+from mlx_t5.serving.tokenizing import RequestLimits
+from mlx_t5.serving.worker import Worker
+from serving_process import Asked
 
 V = 7
 ENDLESS = without(random_table(V), 1)
@@ -41,7 +49,7 @@ class Client:
         settings = replace(self.decoder.defaults, **settings)
         work = GenerationWork(prompts, settings, seed, **options)
         self.job = Job(work, size or work.count, put or self.events.put)
-        self.worker.submit(self.job)
+        self.worker.jobs.add(self.job)
         return self
 
     def next(self):
@@ -56,6 +64,45 @@ class Client:
             if event.chunk.result:
                 found[event.index] = event.chunk.result
         return [found[i] for i in sorted(found)]
+
+
+class Served:
+    """A thread that serves a model, and its clients."""
+
+    def __init__(self, worker, decoder, model):
+        self.worker, self.decoder, self.model = worker, decoder, model
+
+    def submit(self, prompts, **options):
+        """A client that waits for the texts of these prompts."""
+        return Client(self.worker, self.decoder).submit(prompts, **options)
+
+    def submit_held(self, prompts, **options):
+        """The same, with the engine stopped inside its first pass, until `release`."""
+        hold(self.model)
+        client = self.submit(prompts, **options)
+        assert self.model.arrived.acquire(timeout=PATIENCE)
+        return client
+
+    def release(self):
+        """Lets the engine go on."""
+        self.model.gate.set()
+
+
+class LocalServer(Asked):
+    """A server in this process, without a network; a stream is given when it is complete."""
+
+    def __init__(self, decoder, name, presets=None):
+        metrics = Metrics()
+        worker = Worker(lambda: decoder, max_batch=2, max_queue=4, metrics=metrics)
+        service = Service(worker, RequestLimits(60, 20, 6), name, 0.0, presets=presets)
+        self.http = TestClient(create_app(service, metrics, None), base_url="http://localhost")
+
+    def __enter__(self):
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.http.__exit__(*error)  # which stops the thread
 
 
 def until(condition):

@@ -34,13 +34,21 @@ def writers(page, panel):
     return [token.get_attribute("class").split()[1] for token in tokens]
 
 
-def contrast(first, second):
-    """Contrast ratio by WCAG 2 of two colours, each `rgb(r, g, b)`."""
+def contrast(page, selector):
+    """Contrast ratio by WCAG 2 of an element's text."""
+    colours = page.locator(selector).first.evaluate(
+        """e => {
+          let ground = e;
+          while (/, 0\\)|transparent/.test(getComputedStyle(ground).backgroundColor))
+            ground = ground.parentElement;
+          return [getComputedStyle(e).color, getComputedStyle(ground).backgroundColor];
+        }"""
+    )
 
     def luminance(colour):
         values = [int(v) / 255 for v in re.findall(r"\d+", colour)[:3]]
         linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
         return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    high, low = sorted(map(luminance, (first, second)), reverse=True)
+    high, low = sorted(map(luminance, colours), reverse=True)
     return (high + 0.05) / (low + 0.05)

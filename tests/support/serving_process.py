@@ -27,7 +27,22 @@ LOOKUP_TOO = (
 PATIENCE = 60  # seconds for what takes a moment; nothing waits so long unless it fails
 
 
-class Server:
+class Asked:
+    """What tests ask of any server; `http` is its client."""
+
+    def idle(self) -> bool:
+        """Whether nothing is decoded and nothing waits."""
+        state = self.http.get("/health").json()
+        return state["running"] == state["waiting"] == 0
+
+    def metric(self, name: str) -> float:
+        """A metric, with its labels; 0 before it was first counted."""
+        text = self.http.get("/metrics").text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+
+class Server(Asked):
     """A running server.
 
     Attributes:
@@ -72,17 +87,6 @@ class Server:
             assert time.monotonic() < end, self.log
             time.sleep(0.01)
         return value
-
-    def idle(self) -> bool:
-        """Whether nothing is decoded and nothing waits."""
-        state = self.http.get("/health").json()
-        return state["running"] == state["waiting"] == 0
-
-    def metric(self, name: str) -> float:
-        """A metric, with its labels; 0 before it was first counted."""
-        text = self.http.get("/metrics").text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return float(found.group(1)) if found else 0.0
 
     def rss(self) -> int:
         """Resident memory in bytes."""

@@ -4,8 +4,7 @@ import time
 
 from meeting import Meeting
 from mlx_t5.scoring.pairs import Pair
-from mlx_t5.serving.job_queue import JobQueue
-from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, Job, ScoringWork
+from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, Job, JobQueue, ScoringWork
 from mlx_t5.settings import Settings
 
 WORK = [
@@ -20,7 +19,7 @@ def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
         queue, rounds, taken = JobQueue(4, 8, time.monotonic, ranks), [], []
         asked = [Job(w, w.count, print) for w in WORK] if ranks.rank == 0 else []
         for job in asked:
-            queue.add(job, 0.0)
+            queue.add(job)
         while (new := queue.next_round(busy=bool(taken))) is not None:
             taken += new
             rounds.append([(job.work, job.size, job.cancelled) for job in taken])
