@@ -17,7 +17,6 @@ waits for other ranks, and it is no matter whether all of them draft or one does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -65,8 +64,8 @@ def full_head(model: Any) -> nn.Module | None:
     holder, config = nn.Module(), model.config
     holder.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
     with (
-        memory.room_for_weights(memory.stored_bytes(model.folder, model.dtype, memory.HEADS)),
         open_checkpoint(model.folder) as stored,
+        memory.room_for_weights(memory.loaded_bytes(stored, model.dtype, memory.HEADS)),
     ):
         names = {name: name for name in stored.names if name.startswith(memory.HEADS)}
         if len(names) > 1:
@@ -144,20 +143,17 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
-    """The target that a folder's draft is to use; None if the folder holds a whole model.
+def target_of(folder: Path, entry: Any, given: Any) -> Any:
+    """The target that a folder's draft is to use.
 
     Args:
         folder: of the draft, for messages.
-        raw: its config.json.
+        entry: `ENTRY` of its config.json.
         given: the target at hand, a `model.T5`; None if there is none.
 
     Raises:
         UserError: the draft needs a target, or is for another one than this.
     """
-    entry = raw.get(ENTRY)
-    if entry is None:
-        return None
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
     if given is None:

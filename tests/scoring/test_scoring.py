@@ -231,7 +231,7 @@ def test_what_memory_does_not_suffice_for_is_halved(byte_decoder, monkeypatch):
         if rows * target > 4:
             raise RuntimeError("needs more")
 
-    monkeypatch.setattr(scoring.Scorer, "_require", require)
+    monkeypatch.setattr(scoring.Scoring, "_require", require)
     found = byte_decoder.score("abc", targets)
     assert tried == [(1, 4), (1, 2), (0, 2), (0, 1), (0, 1)], "the encoding is kept"
     assert [s.logprob for s in found[:3]] == pytest.approx([s.logprob for s in whole[:3]])
