@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import announce_kernels, mx, nn
+from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
-from mlx_t5.errors import UserError
 from mlx_t5.names import locate
 from mlx_t5.network.attention import biases, source_biases
 from mlx_t5.network.cache import Cache
@@ -50,7 +51,7 @@ from mlx_t5.network.weights import (
     read_shards,
     select,
     shapes_of,
-    with_adapter,
+    tensor_names,
 )
 from mlx_t5.pooling import Pooling
 from mlx_t5.text.tokenizer import load_tokenizer
@@ -132,8 +133,7 @@ class T5(Stacks):
         x = self._embed(ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
         layer: Callable[..., mx.array] = partial(encoder_layer, self.local_config)
-        if self.grad_checkpoint:
-            layer = checkpointed(layer)
+        layer = checkpointed(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
         x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
@@ -295,13 +295,9 @@ def load(
     raw = read_config(folder)
     config, target = T5Config.from_dict(raw), None
     if raw.get(ENTRY) is not None:
-        target = target_of(folder, raw[ENTRY], shared_with)
+        target = target_of(folder, raw[ENTRY], shared_with, adapter, group)
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
-        if adapter is not None:
-            raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-        if group is not None:
-            raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     model = _load(folder, raw, config, target, Ranks(group), dtype, adapter)
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     model.adapted = adapter is not None or has_adapter(raw)
@@ -322,6 +318,7 @@ def _load(
     with (
         open_checkpoint(folder) as stored,
         room_for_weights(loaded_bytes(stored, dtype) // ranks.size),
+        ExitStack() as files,
     ):
         shapes = {name: stored.shape(name) for name in stored.names}
         is_mlx = target is not None or stored.metadata.get("format") == "mlx"
@@ -340,7 +337,10 @@ def _load(
         else:
             tensors = read_shards(stored, ours, ranks, uncut=adapter is not None)
         if adapter is not None:
-            merged = with_adapter(tensors, adapter, config, plain, names, quantization)
+            hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
+            layers = {name: plain[mine] for name, mine in hub_names.items()}
+            lora = files.enter_context(open_adapter(adapter, layers))
+            merged = lora.merged(tensors, hub_names, names, quantization)
             tensors = ((name, cut(name, array, ranks)) for name, array in merged)
         fill(model, tensors, compute_dtype(dtype, stored))
         if config.draft_vocab_size:

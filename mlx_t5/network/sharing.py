@@ -143,16 +143,19 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, entry: Any, given: Any) -> Any:
+def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) -> Any:
     """The target that a folder's draft is to use.
 
     Args:
         folder: of the draft, for messages.
         entry: `ENTRY` of its config.json.
         given: the target at hand, a `model.T5`; None if there is none.
+        adapter: as of `load`.
+        group: likewise.
 
     Raises:
-        UserError: the draft needs a target, or is for another one than this.
+        UserError: the draft needs a target, is for another one than this, or is asked to have an
+            adapter or a group.
     """
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
@@ -169,6 +172,10 @@ def target_of(folder: Path, entry: Any, given: Any) -> Any:
             f"{folder} {made_for}, and the target is another model; give it with its own target, "
             "or make a draft for this one"
         )
+    if adapter is not None:
+        raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
+    if group is not None:
+        raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     return given
 
 

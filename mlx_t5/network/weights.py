@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
-from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import (
     EMBEDDINGS,
     SAFETENSORS,
@@ -222,33 +221,6 @@ def read_shards(
         shape = stored.shape(name)
         where = where_of(ours[name], shape, ranks) if cuts and not uncut else None
         yield ours[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
-
-
-def with_adapter(
-    tensors: Iterator[tuple[str, mx.array]],
-    adapter: str | Path,
-    config: T5Config,
-    shapes: Mapping[str, Shape],
-    names: set[str],
-    quantization: Any,
-) -> Iterator[tuple[str, mx.array]]:
-    """Tensors with an adapter merged into them.
-
-    Args:
-        tensors: pairs of our name and array.
-        adapter: a PEFT adapter's folder.
-        config: of the model.
-        shapes: of its parameters before anything is quantised.
-        names: ours of all tensors.
-        quantization: the entry of that name in config.json.
-
-    Raises:
-        UserError: the adapter cannot be merged into this model.
-    """
-    hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in shapes}
-    layers = {name: shapes[mine] for name, mine in hub_names.items()}
-    with open_adapter(adapter, layers) as lora:
-        yield from lora.merged(tensors, hub_names, names, quantization)
 
 
 def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dtype) -> None:
