@@ -47,12 +47,6 @@ def test_a_subcommand_waits_for_no_other():
 
 
 @pytest.mark.slow
-def test_text_is_generated_without_torch(tmp_path):
-    found = imported(tmp_path, "main.py")
-    assert {"mlx", "transformers"} <= found and "torch" not in found
-
-
-@pytest.mark.slow
 def test_the_server_serves_without_torch():
     running = Server(PYTHONPROFILEIMPORTTIME="1")
     try:

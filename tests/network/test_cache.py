@@ -8,11 +8,9 @@ import pytest
 from devices import cpu_allocation
 from families import SHAPE
 from mlx_t5.backend import ON_CUDA, mx, tree_flatten
-from mlx_t5.network import cache as cache_module
 from mlx_t5.network import layers
 from mlx_t5.network.cache import SLOT_MULTIPLE, round_up, source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.encoding import encoded
 from model import T5
 
 T = 12
@@ -189,22 +187,6 @@ def test_state_holds_every_array(model, rows):
     cache = cache_of(model, rows[0])
     held = {id(a) for _, a in tree_flatten(vars(cache)) if isinstance(a, mx.array)}
     assert {id(a) for a in cache.state} == held
-
-
-@pytest.mark.parametrize("lengths", [(5,), (32,), (5, 17, 40)])
-def test_on_a_gpu_sources_are_padded_so_that_shapes_repeat(model, monkeypatch, lengths):
-    rng = np.random.default_rng(1)
-    sources = [rng.integers(3, 96, n).tolist() for n in lengths]
-    targets = mx.array(rng.integers(3, 96, (len(sources), 4)))
-    plain = model.decode(targets, encoded(model, sources), [0] * len(sources))
-    monkeypatch.setattr(cache_module, "FEW_SHAPES", True)
-    monkeypatch.setattr(cache_module, "ON_CUDA", False)
-    cache = encoded(model, sources)
-    assert cache.source == -(-max(lengths) // 32) * 32
-    assert_rows(model.decode(targets, cache, [0] * len(sources)), plain)
-    cache.keep([0])
-    cache.trim(lengths[0], 4)
-    assert cache.source == 32
 
 
 def test_a_mask_is_written_out_once_a_pass(model, rows):

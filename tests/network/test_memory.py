@@ -165,43 +165,28 @@ def test_layers_that_are_joined_leave_few_buffers_behind(monkeypatch):
     assert max(kept[1:]) < weights / 10 and mx.get_cache_memory() < weights / 100
 
 
-def test_caches_are_wired_and_nothing_beyond_what_macos_recommends(monkeypatch):
-    one = model()
-    engine = Engine(one, None)
-    metal = FakeMetal(monkeypatch, recommended=10**9)
-    metal.active, metal.cached = 2_000_000, 300_000
-    engine.insert([row(10)])
-    needed = one.cache_memory(1, source_width(10), 20) + one.encoder_memory(1, source_width(10))
-    assert metal.limits == [2_300_000 + needed + memory.SLACK]
-    metal.active = 10**9 - needed
-    memory.wire(needed)
-    assert metal.limits[1:] == [10**9]
-
-
-def test_buffers_are_kept_for_the_next_prompt_as_far_as_memory_allows(monkeypatch):
+def test_caches_are_wired_and_buffers_kept_as_far_as_memory_allows(monkeypatch):
     monkeypatch.setattr(memory, "cpu_only", lambda: False)
     metal = FakeMetal(monkeypatch, recommended=48 << 30)
     one = model()
     engine = Engine(one, None)
-    metal.active = 22 << 30
+    metal.active, metal.cached = 22 << 30, 300_000
     engine.insert([row(10)])
     needed = one.cache_memory(1, source_width(10), 20) + one.encoder_memory(1, source_width(10))
+    assert metal.limits == [metal.active + metal.cached + needed + memory.SLACK]
     assert metal.cache_limits == [((26 << 30) - needed) // 4]
-    metal.active = (48 << 30) - 2 * needed  # as much as before, however little is free
-    memory.keep_buffers(needed)
-    metal.active = 48 << 30
-    memory.keep_buffers(needed)
+    for metal.active in ((48 << 30) - 2 * needed, 48 << 30):  # however little is free
+        memory.wire(needed)
+        memory.keep_buffers(needed)
+    assert metal.limits[1:] == [48 << 30] * 2, "nothing beyond what macOS recommends"
     assert metal.cache_limits[1:] == [memory.KEPT] * 2 and metal.cleared == 0
 
 
-def test_a_cpu_keeps_what_mlx_keeps(monkeypatch):
-    monkeypatch.setattr(memory, "cpu_only", lambda: True)
-    monkeypatch.setattr(mx, "set_cache_limit", pytest.fail)
-    Engine(model(), None).insert([row(10)])
-
-
-def test_nothing_is_wired_without_metal(monkeypatch):
+def test_nothing_is_wired_without_metal_and_a_cpu_keeps_what_mlx_keeps(monkeypatch):
     monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
+    monkeypatch.setattr(mx, "set_cache_limit", pytest.fail)
+    monkeypatch.setattr(memory, "cpu_only", lambda: True)
+    memory.keep_buffers(10)
     for facts in ({"device_name": "a CPU"}, {"device_name": "NVIDIA", "total_memory": 10**11}):
         monkeypatch.setattr(memory, "device_info", lambda facts=facts: facts)
         memory.wire(10)

@@ -65,11 +65,6 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", ["gated", "tied", "quantised"])
-def test_parts_of_an_mlx_folder_make_the_whole(root, name):
-    assert_whole(parts(root / name), root / name)
-
-
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
 def test_parts_of_a_hugging_face_folder_make_the_whole(tmp_path, format):
     state = checkpoints.random_state(checkpoints.TINY)
