@@ -27,7 +27,6 @@ from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network import memory
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
-from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.ranks import ALONE, ranks_of
 from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
 
@@ -106,9 +105,7 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
     for i in range(len(draft.decoder.relative_attention_bias)):
         table = decoder.relative_attention_bias[layers[i]]
         weights |= plain_weights(table, f"relative_attention_bias.{i}.")
-    typed = {n: mx.float32 if keep_float32(n, dtype) else dtype for n in weights}
-    draft.decoder.load_weights([(n, weight.astype(typed[n])) for n, weight in weights.items()])
-    mx.eval(draft.parameters())
+    fill(draft.decoder, iter(weights.items()), dtype)
     return draft
 
 
@@ -192,6 +189,5 @@ def whole(draft: Any) -> Any:
     weights = plain_weights(draft.decoder, "decoder.")
     for name in names:
         weights |= plain_weights(getattr(target, name), f"{name}.")
-    standalone.load_weights([(n, weight.astype(mx.float32)) for n, weight in weights.items()])
-    mx.eval(standalone.parameters())
+    fill(standalone, iter(weights.items()), mx.float32)
     return standalone
