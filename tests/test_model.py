@@ -112,12 +112,13 @@ def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
     assert_close(mx.concatenate(pieces, axis=1), ours(ids, decoder_ids, mask), 1e-4)
 
 
-def test_ragged_offsets(reference, ours):
-    """Rows at 3, 9 and 0 take 4, 1 and 2 tokens in one pass; the tails are padding."""
+@pytest.mark.parametrize("offsets", [[3, 9, 0], [3, 3, 3]])
+def test_rows_go_back_and_on_each_by_itself(reference, ours, offsets):
+    """They take 4, 1 and 2 tokens in one pass, over wrong ones; the tails are padding."""
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
     full = ours(ids, decoder_ids, mask)
     cache = ours.cache(ours.encode(ids, mask), mask, capacity=T + 4)
-    offsets, lengths = [3, 9, 0], [4, 1, 2]
+    lengths = [4, 1, 2]
     ours.decode(decoder_ids, cache, [0] * 3)
     ours.decode(mx.full((3, T - 9), 7), cache, offsets)
     for _ in range(2):
