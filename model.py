@@ -12,9 +12,10 @@ Symbols: B rows, S source positions, T target positions, V vocabulary. Residuals
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,19 @@ from mlx_t5.backend import announce_kernels, mx, nn
 from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
-from mlx_t5.errors import UserError
 from mlx_t5.names import locate
 from mlx_t5.network.attention import biases, source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import encoder_layer_for, heads, layer_for, rms_norm
+from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, rms_norm
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
 from mlx_t5.network.ranks import Ranks
-from mlx_t5.network.sharding import cut, require_divisible, shard
-from mlx_t5.network.sharing import OF_DRAFT, share, target_of
+from mlx_t5.network.sharding import cut, shard
+from mlx_t5.network.sharing import ENTRY, OF_DRAFT, share, target_of
 from mlx_t5.network.weights import (
     HEAD,
     Shape,
@@ -132,7 +132,8 @@ class T5(Stacks):
         batch, length = ids.shape
         x = self._embed(ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
-        layer = encoder_layer_for(self.local_config, self.grad_checkpoint)
+        layer: Callable[..., mx.array] = partial(encoder_layer, self.local_config)
+        layer = checkpointed(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
         x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
@@ -292,15 +293,11 @@ def load(
     """
     folder = locate(str(folder), revision=revision)
     raw = read_config(folder)
-    config = T5Config.from_dict(raw)
-    target = target_of(folder, raw, shared_with)
-    if target is not None:
+    config, target = T5Config.from_dict(raw), None
+    if raw.get(ENTRY) is not None:
+        target = target_of(folder, raw[ENTRY], shared_with, adapter, group)
         config = replace(target.config, **{name: getattr(config, name) for name in OF_DRAFT})
         dtype = target.dtype if dtype is None else dtype
-        if adapter is not None:
-            raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-        if group is not None:
-            raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     model = _load(folder, raw, config, target, Ranks(group), dtype, adapter)
     model.folder, model.pooling = folder.absolute(), read_pooling(folder, config.d_model)
     model.adapted = adapter is not None or has_adapter(raw)
@@ -321,9 +318,9 @@ def _load(
     with (
         open_checkpoint(folder) as stored,
         room_for_weights(loaded_bytes(stored, dtype) // ranks.size),
+        ExitStack() as files,
     ):
         shapes = {name: stored.shape(name) for name in stored.names}
-        require_divisible(config, ranks, shapes)
         is_mlx = target is not None or stored.metadata.get("format") == "mlx"
         ours = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
         names = set(ours.values())
@@ -333,18 +330,20 @@ def _load(
         if quantization:
             quantize(model, quantization, names)
         check({name: shapes[stored_name] for stored_name, name in ours.items()}, shapes_of(model))
-        model = shard(model, ranks)
+        if ranks.size > 1:
+            shard(model, ranks)
         if is_mlx and ranks.size == 1:
             tensors = read_mlx(folder)
         else:
             tensors = read_shards(stored, ours, ranks, uncut=adapter is not None)
-        hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
-        layers = {name: plain[mine] for name, mine in hub_names.items()}
-        with open_adapter(adapter, layers) as lora:
-            if adapter is not None:
-                merged = lora.merged(tensors, hub_names, names, quantization)
-                tensors = ((name, cut(name, array, ranks)) for name, array in merged)
-            fill(model, tensors, compute_dtype(dtype, stored))
-        settle(model)
+        if adapter is not None:
+            hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
+            layers = {name: plain[mine] for name, mine in hub_names.items()}
+            lora = files.enter_context(open_adapter(adapter, layers))
+            merged = lora.merged(tensors, hub_names, names, quantization)
+            tensors = ((name, cut(name, array, ranks)) for name, array in merged)
+        fill(model, tensors, compute_dtype(dtype, stored))
+        if config.draft_vocab_size:
+            settle(model)
         model.join()
     return model

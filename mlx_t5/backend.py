@@ -49,32 +49,11 @@ except ValueError as error:
     raise UserError(str(error)) from None
 
 import mlx.core as mx  # noqa: E402  (only now: the library above must come first)
-import mlx.nn as nn  # noqa: E402
-import mlx.optimizers as optimizers  # noqa: E402
-from mlx.utils import tree_flatten, tree_map, tree_unflatten  # noqa: E402
-
-__all__ = [
-    "DEVICE",
-    "ON_CUDA",
-    "REHEARSE",
-    "SETTINGS",
-    "announce_kernels",
-    "blas_name",
-    "choose_device",
-    "cpu_only",
-    "device_info",
-    "device_name",
-    "hint",
-    "mx",
-    "on_cpu",
-    "on_cuda",
-    "nn",
-    "optimizers",
-    "prepare",
-    "tree_flatten",
-    "tree_map",
-    "tree_unflatten",
-]
+from mlx import nn as nn  # noqa: E402
+from mlx import optimizers as optimizers  # noqa: E402
+from mlx.utils import tree_flatten as tree_flatten  # noqa: E402
+from mlx.utils import tree_map as tree_map  # noqa: E402
+from mlx.utils import tree_unflatten as tree_unflatten  # noqa: E402
 
 
 def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:

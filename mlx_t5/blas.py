@@ -144,7 +144,9 @@ def load_openblas(
     if best and told:
         environment[CORETYPE] = best
     try:
-        library = _first_that_loads(("libopenblas.so.0", "libopenblas.so"), loader)
+        library = loader("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        library = loader("libopenblas.so", mode=ctypes.RTLD_GLOBAL)
     finally:
         if best and told:  # another OpenBLAS in this process or a child of it decides for itself
             del environment[CORETYPE]
@@ -168,16 +170,6 @@ def _first(paths: Iterable[Any], start: str) -> Any:
         if path.name.startswith(start):
             return path
     raise OSError(f"no {start}")
-
-
-def _first_that_loads(names: Iterable[str], loader: Loader) -> Any:
-    *others, last = names
-    for name in others:
-        try:
-            return loader(name, mode=ctypes.RTLD_GLOBAL)
-        except OSError:
-            continue
-    return loader(last, mode=ctypes.RTLD_GLOBAL)
 
 
 def _answer(library: Any, question: str) -> str:

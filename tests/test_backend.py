@@ -34,50 +34,50 @@ def test_hint():
 
 RUN = """
 import ctypes, sys
-from importlib import metadata
-platform, installed = sys.argv[1:]
 libraries = ctypes.CDLL
 
 def open_library(name, *args, **kwargs):
-    if "openblas" not in str(name) and "libmkl_rt" not in str(name):
-        return libraries(name, *args, **kwargs)
-    print("late" if "mlx.core" in sys.modules else "first")
-    if installed == "no":
-        raise OSError(name)
+    if "openblas" in str(name) or "libmkl_rt" in str(name):
+        print("late" if "mlx.core" in sys.modules else "first")
+        if sys.argv[1] == "absent":
+            raise OSError(name)
     return libraries(name, *args, **kwargs)
 
-ctypes.CDLL, sys.platform = open_library, platform
+ctypes.CDLL, sys.platform = open_library, "linux"
 import model, decoder, mlx_t5.network.weights
 from mlx_t5.backend import device_name
 print(device_name(), file=sys.stderr)
 """
 
 
-def importing(platform, installed, wish=""):
-    """Standard output and lines of standard error of a process that imports everything."""
-    environment = {**os.environ, blas.VARIABLE: wish}
-    arguments = [sys.executable, "-c", RUN, platform, installed]
-    result = subprocess.run(
-        arguments, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+def python(code, *argv, **variables):
+    """Standard output and standard error of a process with these variables of the environment."""
+    environment = {name: value for name, value in (os.environ | variables).items() if value}
+    command = [sys.executable, "-c", code, *argv]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
     )
-    return result.stdout.split(), result.stderr.splitlines()
+    return done.stdout, done.stderr
 
 
 @pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
-@pytest.mark.parametrize(("platform", "wish", "hints"), [("linux", "", 1), ("darwin", "", 0)])
-def test_importing_anything_without_a_blas(platform, wish, hints):
-    """Whatever is imported first: at most one hint, on standard error."""
-    tried, errors = importing(platform, "no", wish)
-    assert set(tried) == ({"first"} if hints else set())
-    assert [line.startswith("hint:") for line in errors] == [True] * hints + [False]
+def test_importing_anything_without_a_blas():
+    """Whatever is imported first: one hint, on standard error."""
+    tried, errors = python(RUN, "absent", **{blas.VARIABLE: ""})
+    assert set(tried.split()) == {"first"}
+    assert [line.startswith("hint:") for line in errors.splitlines()] == [True, False]
 
 
-@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
-@pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
+WITH_MKL = pytest.mark.skipif(
+    not (backend.cpu_only() and installed("mkl")), reason="a GPU computes, or MKL is not installed"
+)
+
+
+@WITH_MKL
 def test_the_real_one_is_loaded_before_mlx():
-    tried, (described,) = importing("linux", "yes", "mkl")
-    assert set(tried) == {"first"}
-    assert re.search(r"cores, MKL 20\d\d\.\d, [\w-]+ kernels$", described)
+    tried, described = python(RUN, "there", **{blas.VARIABLE: "mkl"})
+    assert set(tried.split()) == {"first"}
+    assert re.fullmatch(r".* cores, MKL 20\d\d\.\d, [\w-]+ kernels\n", described)
 
 
 MULTIPLY = """
@@ -87,19 +87,12 @@ print(open("/proc/self/maps").read())
 """
 
 
-@pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")
-@pytest.mark.skipif(not installed("mkl"), reason="MKL is not installed")
-@pytest.mark.parametrize("layer", [None, "INTEL"])
+@WITH_MKL
+@pytest.mark.parametrize("layer", ["", "INTEL"])
 def test_whose_threads_multiply(layer):
     """TBB's, which sleep when there is nothing to do, unless the user wants others."""
-    environment = {**os.environ, blas.VARIABLE: "mkl"}
-    environment.pop("MKL_THREADING_LAYER", None)
-    environment |= {"MKL_THREADING_LAYER": layer} if layer else {}
-    command = [sys.executable, "-c", MULTIPLY]
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
-    )
-    in_use = set(re.findall(r"libmkl_(\w+)_thread", result.stdout))
+    maps, _ = python(MULTIPLY, MKL_THREADING_LAYER=layer, **{blas.VARIABLE: "mkl"})
+    in_use = set(re.findall(r"libmkl_(\w+)_thread", maps))
     assert in_use == {"intel" if layer else "tbb"}
 
 
@@ -164,13 +157,8 @@ def test_mlx_is_told_before_it_is_imported():
         "import mlx_t5.backend as backend\n"
         "print(backend.device_name(), backend.mx.default_device())\n"
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLX_")}
-    environment |= {"MLX_CUDA_GRAPH_CACHE_SIZE": "77", DEVICE: "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *SETTINGS],
-        cwd=ROOT, capture_output=True, text=True, check=True, env=environment,
-    )  # fmt: skip
-    first, last = done.stdout.splitlines()
+    unset = dict.fromkeys(SETTINGS, "") | {"MLX_CUDA_GRAPH_CACHE_SIZE": "77", DEVICE: "cpu"}
+    first, last = python(code, *SETTINGS, **unset)[0].splitlines()
     assert ast.literal_eval(first) == {
         "MLX_ENABLE_TF32": "0",
         "MLX_CUDA_USE_CUDNN_SDPA": "0",

@@ -47,12 +47,6 @@ def test_a_subcommand_waits_for_no_other():
 
 
 @pytest.mark.slow
-def test_text_is_generated_without_torch(tmp_path):
-    found = imported(tmp_path, "main.py")
-    assert {"mlx", "transformers"} <= found and "torch" not in found
-
-
-@pytest.mark.slow
 def test_the_server_serves_without_torch():
     running = Server(PYTHONPROFILEIMPORTTIME="1")
     try:
@@ -69,10 +63,8 @@ def test_torch_can_be_imported_after_a_tokenizer():
     """Leaving it out is not forbidding it: who loads a model here may use transformers as well."""
     code = (
         "from mlx_t5.text import tokenizer; tokenizer.load_tokenizer('demo/target')\n"
-        "from transformers import T5Config, T5ForConditionalGeneration, AutoTokenizer\n"
-        "config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=50)\n"
-        "print(type(T5ForConditionalGeneration(config).shared.weight.data).__module__)"
+        "import transformers; print(transformers.is_torch_available())"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split() == ["torch"], done.stderr
+    assert done.stdout.split() == ["True"], done.stderr

@@ -71,13 +71,6 @@ def test_a_feed_forward_gated_by_its_flag_alone(made):
     assert_close(logits, reference.logits(ids.tolist(), decoder_ids.tolist(), mask.tolist()), 2e-4)
 
 
-def test_encoder_equals_transformers(reference, ours):
-    ids, mask, _ = batch(reference.family)
-    encoded = np.array(ours.encode(mx.array(ids), mx.array(mask)))
-    expected = reference.encode(ids.tolist(), mask.tolist())
-    assert_close(encoded[mask == 1], expected[mask == 1], 2e-4)
-
-
 def test_logits_equal_transformers(reference, ours):
     ids, mask, decoder_ids = batch(reference.family)
     logits = ours(mx.array(ids), mx.array(decoder_ids), mx.array(mask))
@@ -107,11 +100,7 @@ def test_references_obey_their_family(reference):
         assert_close(logits.numpy(), expected.numpy(), 1e-5)
 
 
-def test_head_is_separate_only_if_it_differs(reference, ours):
-    assert ("lm_head" in ours) is reference.family.separate_head
-
-
-@pytest.mark.parametrize("blocks", [[1] * T, [1, 4, 2, 7, 5], [6, 13]])
+@pytest.mark.parametrize("blocks", [[1] * T, [1, 4, 2, 7, 5]])
 def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
     cache = ours.cache(ours.encode(ids, mask), mask, capacity=T)
@@ -123,22 +112,13 @@ def test_incremental_decoding_equals_one_pass(reference, ours, blocks):
     assert_close(mx.concatenate(pieces, axis=1), ours(ids, decoder_ids, mask), 1e-4)
 
 
-def test_feeding_again_overwrites(reference, ours):
-    """After rejected tokens have been fed, the right ones give what they would have given."""
-    ids, mask, decoder_ids = map(mx.array, batch(reference.family))
-    cache = ours.cache(ours.encode(ids, mask), mask, capacity=2 * T)
-    wrong = mx.concatenate([decoder_ids[:, :8], decoder_ids[:, :9] * 0 + 5], axis=1)
-    ours.decode(wrong, cache, [0] * 3)
-    again = ours.decode(decoder_ids[:, 8:], cache, [8] * 3)
-    assert_close(again, ours(ids, decoder_ids, mask)[:, 8:], 1e-4)
-
-
-def test_ragged_offsets(reference, ours):
-    """Rows at 3, 9 and 0 take 4, 1 and 2 tokens in one pass; the tails are padding."""
+@pytest.mark.parametrize("offsets", [[3, 9, 0], [3, 3, 3]])
+def test_rows_go_back_and_on_each_by_itself(reference, ours, offsets):
+    """They take 4, 1 and 2 tokens in one pass, over wrong ones; the tails are padding."""
     ids, mask, decoder_ids = map(mx.array, batch(reference.family))
     full = ours(ids, decoder_ids, mask)
     cache = ours.cache(ours.encode(ids, mask), mask, capacity=T + 4)
-    offsets, lengths = [3, 9, 0], [4, 1, 2]
+    lengths = [4, 1, 2]
     ours.decode(decoder_ids, cache, [0] * 3)
     ours.decode(mx.full((3, T - 9), 7), cache, offsets)
     for _ in range(2):

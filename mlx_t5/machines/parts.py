@@ -6,6 +6,7 @@ A part lies beside the output until the output is whole, so that a run can be re
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -73,7 +74,8 @@ class Part:
             else:
                 Path(merged).unlink(missing_ok=True)
                 if keep:
-                    _copy(self._output, merged, keep)
+                    shutil.copyfile(self._output, merged)
+                    os.truncate(merged, keep)
                 with write(merged) as output:
                     for line in chain.from_iterable(self._rounds(file, lines)):
                         output.write_line(line)
@@ -96,11 +98,3 @@ class Part:
                 return
             in_order = chain.from_iterable(zip_longest(*parts, fillvalue=[]))
             yield list(chain.from_iterable(in_order))
-
-
-def _copy(source: str, target: str, size: int) -> None:
-    """Makes a file of the first so many bytes of another."""
-    with open(source, "rb") as of, open(target, "wb") as to:
-        while data := of.read(min(size, 1 << 20)):
-            to.write(data)
-            size -= len(data)

@@ -10,7 +10,7 @@ Symbols: B rows, H heads, T queries a row, N keys, S source positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,20 +103,23 @@ class ChunkedBias:
     """The bias of an encoder's layer for a long source, made for some of the queries at a time.
 
     Attributes:
+        table: what it is made of.
         source: S.
         queries: in a chunk.
-        make: gives the bias (B, H, T, S) of queries at positions (1, T).
+        hidden: added to it (B, 1, 1, S), or 0.
     """
 
+    table: RelativeBias
     source: int
     queries: int
-    make: Callable[[mx.array], mx.array]
+    hidden: mx.array | int
 
     def __iter__(self) -> Iterator[tuple[slice, mx.array]]:
-        """The positions of each chunk's queries, and their bias."""
+        """The positions of each chunk's queries, and their bias (B, H, T, S)."""
         for start in range(0, self.source, self.queries):
-            end = min(start + self.queries, self.source)
-            yield slice(start, end), self.make(mx.arange(start, end)[None])
+            chunk = slice(start, min(start + self.queries, self.source))
+            index = self.table.index(mx.arange(start, chunk.stop)[None], self.source)
+            yield chunk, self.table(index) + self.hidden
 
 
 def biases(
@@ -140,13 +143,8 @@ def source_biases(
     queries = queries_at_once(batch, tables[0].weight.shape[1], length)
     if queries == length:
         return biases(tables, mx.arange(length)[None], length, mask)
-
-    def of(table: RelativeBias) -> ChunkedBias:
-        hidden = 0 if mask is None else hiding(mask[:, None, None], table.weight.dtype)
-        make = lambda at: table(table.index(at, length)) + hidden  # noqa: E731
-        return ChunkedBias(length, queries, make)
-
-    return list(map(of, tables))
+    hidden = 0 if mask is None else hiding(mask[:, None, None], tables[0].weight.dtype)
+    return [ChunkedBias(table, length, queries, hidden) for table in tables]
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,11 @@ def widened(draft: Any) -> Any:
 
 
 def settle(draft: Any) -> None:
-    """Checks the table of a draft, if it has one, and takes its rows of a head that it shares.
+    """Checks the table of a draft, and takes its rows of a head that it shares.
 
     Raises:
         UserError: an id is there twice, or is none of the vocabulary.
     """
-    if TABLE not in draft:
-        return
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
     if not ascending or not mx.issubdtype(draft.d2t.dtype, mx.integer):

@@ -80,7 +80,7 @@ class ExactTarget:
         tokens = mx.pad(tokens, ((0, rows - batch), (0, self.width - length)))
         for row, offset in zip(cache.rows, offsets, strict=True):
             row.reserve(offset + self.width)
-        padded: Any = PaddedCache(cache.rows, rows)
+        padded: Any = ExactCache(cache.rows, rows)
         return self.model.decode(tokens, padded, offsets)[:batch, :length]
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
@@ -92,16 +92,17 @@ class ExactTarget:
         return self.model.encoder_memory(1, source)
 
 
+@dataclass
 class ExactCache:
     """The state of rows that attend alone; the verbs are those of `cache.Cache`.
 
     Attributes:
         rows: a cache of one row for each.
+        batch: R, in a forward pass: the others are padding.
     """
 
-    def __init__(self, rows: list[Cache]) -> None:
-        """Starts with these rows."""
-        self.rows = rows
+    rows: list[Cache]
+    batch: int = 0
 
     @property
     def state(self) -> list[mx.array]:
@@ -124,6 +125,17 @@ class ExactCache:
     def append(self, other: ExactCache) -> None:
         """Adds the rows of `other` at the end."""
         self.rows = self.rows + other.rows
+
+    def slots(self, offsets: list[int], length: int) -> PaddedSlots:
+        """Places `length` new tokens a row behind the offsets; padding begins at 0."""
+        starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
+        rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
+        cross = []
+        for layer in zip(*(row.cross for row in self.rows), strict=True):
+            keys, values = zip(*layer, strict=True)
+            cross.append((ByRow(keys, self.batch), ByRow(values, self.batch)))
+        positions = starts[:, None] + mx.arange(length)
+        return PaddedSlots(rows, positions, offsets, self.batch, cross)
 
 
 @dataclass(frozen=True)
@@ -167,30 +179,6 @@ class PaddedSlots:
         ]
         k, v = zip(*seen, strict=True)
         return ByRow(k, self.batch, self.offsets), ByRow(v, self.batch, self.offsets)
-
-
-@dataclass(frozen=True)
-class PaddedCache:
-    """The rows of an `ExactCache` as one forward pass of the decoder sees them.
-
-    Attributes:
-        rows: that are not padding.
-        batch: R.
-    """
-
-    rows: list[Cache]
-    batch: int
-
-    def slots(self, offsets: list[int], length: int) -> PaddedSlots:
-        """Places `length` new tokens a row behind the offsets; padding begins at 0."""
-        starts = mx.array(offsets + [0] * (self.batch - len(offsets)))
-        rows = [row.slots([at], length) for row, at in zip(self.rows, offsets, strict=True)]
-        cross = []
-        for layer in zip(*(row.cross for row in self.rows), strict=True):
-            keys, values = zip(*layer, strict=True)
-            cross.append((ByRow(keys, self.batch), ByRow(values, self.batch)))
-        positions = starts[:, None] + mx.arange(length)
-        return PaddedSlots(rows, positions, offsets, self.batch, cross)
 
 
 def _lengths(rows: mx.array, mask: mx.array | None) -> list[int]:

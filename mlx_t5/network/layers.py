@@ -63,7 +63,6 @@ class Block(NamedTuple):
 Blocks: TypeAlias = tuple[Block, ...]
 PASSES = 2000  # of a model, for which compiling pays
 MOST_SHAPES = 256  # that are kept
-Layer = Callable[[Blocks, mx.array, mx.array, Slots, int], mx.array]  # `decoder_layer` of a model
 
 
 def decoder_layer(
@@ -95,12 +94,6 @@ def encoder_layer(
     q, k, v = heads(config, project(config, self_attention, x), batch, 3)
     x = add_attention(x, attention(q, k, v, bias), self_attention)
     return add_feed_forward(config, feed_forward, x)
-
-
-def encoder_layer_for(config: T5Config, grad_checkpoint: bool) -> Callable[..., mx.array]:
-    """`encoder_layer` of a model, `checkpointed` or not."""
-    layer = partial(encoder_layer, config)
-    return checkpointed(layer) if grad_checkpoint else layer
 
 
 def checkpointed(layer: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -187,7 +180,9 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 # ---- compiled, on GPUs ---------------------------------------------------------------------------
 
 
-def layer_for(config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False) -> Layer:
+def layer_for(
+    config: T5Config, slots: Any, passes: float, grad_checkpoint: bool = False
+) -> Callable[..., mx.array]:
     """`decoder_layer` of a model for a pass over slots, after so many passes before.
 
     Describing a layer can take the host longer than a GPU takes to compute it. `mx.compile` keeps
@@ -224,7 +219,7 @@ def _compiled(config: T5Config, seen: int, *shapes: Any) -> Callable[..., Any]:
 def _run(
     run: Callable[..., Any], blocks: Blocks, x: mx.array, bias: mx.array, slots: Slots, i: int
 ) -> mx.array:
-    """A `Layer`, by what was compiled."""
+    """`decoder_layer` of a model, by what was compiled."""
     keys, values = slots.keys, slots.values
     x, keys[i], values[i] = run(
         blocks, x, bias, slots.positions, keys[i], values[i], slots.cross[i], slots.mask

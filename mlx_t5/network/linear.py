@@ -48,19 +48,16 @@ class Matrix(NamedTuple):
 
         One that is being adapted gives an `adapting.Adapted`.
         """
-        base, adapter = cls._of(layer), getattr(layer, "adapter", None)
-        return adapter(layer, base) if adapter else base
-
-    @classmethod
-    def _of(cls, layer: Any) -> Matrix:
         arrays = [layer[name] for name in ("weight", "scales", "biases") if name in layer]
         if rows := getattr(layer, "rows", None):
             arrays = [array[rows] for array in arrays]
-        total = getattr(layer, "total", None)
         if "scales" in layer:
-            how = tuple(getattr(layer, name) for name in QUANTIZATION)
-            return cls(tuple(arrays), how, total=total)
-        return cls.plain(*arrays)._replace(total=total)
+            base = cls(tuple(arrays), tuple(getattr(layer, name) for name in QUANTIZATION))
+        else:
+            base = cls.plain(*arrays)
+        base = base._replace(total=getattr(layer, "total", None))
+        adapter = getattr(layer, "adapter", None)
+        return adapter(layer, base) if adapter else base
 
     @classmethod
     def plain(cls, weight: mx.array) -> Matrix:

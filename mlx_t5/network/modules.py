@@ -9,6 +9,7 @@ Symbols: B rows, T target positions, N keys, H heads.
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from mlx_t5.backend import mx, nn
@@ -55,32 +56,20 @@ class FeedForward(nn.Module):
         return Block(self.norm.weight, matrices(*self.inputs()), Matrix.of(self.wo))
 
 
-class EncoderLayer(nn.Module):
-    """The parameters of `encoder_layer`."""
+class Layer(nn.Module):
+    """The parameters of `encoder_layer`, or of `decoder_layer` if it is causal."""
 
-    def __init__(self, config: T5Config):
+    def __init__(self, config: T5Config, causal: bool):
         super().__init__()
         self.self_attention = Attention(config)
-        self.feed_forward = FeedForward(config)
-
-    def blocks(self) -> Blocks:
-        """Its arrays."""
-        return self.self_attention.block("qkv"), self.feed_forward.block()
-
-
-class DecoderLayer(nn.Module):
-    """The parameters of `decoder_layer`."""
-
-    def __init__(self, config: T5Config):
-        super().__init__()
-        self.self_attention = Attention(config)
-        self.cross_attention = Attention(config)
+        if causal:
+            self.cross_attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
     def blocks(self) -> Blocks:
         """Its arrays, without what makes keys and values of the source: those are in the cache."""
-        attentions = self.self_attention.block("qkv"), self.cross_attention.block("q")
-        return *attentions, self.feed_forward.block()
+        cross = [self.cross_attention.block("q")] if "cross_attention" in self else []
+        return self.self_attention.block("qkv"), *cross, self.feed_forward.block()
 
 
 class Stack(nn.Module):
@@ -95,25 +84,9 @@ class Stack(nn.Module):
         super().__init__()
         depth = config.num_decoder_layers if causal else config.num_layers
         tables = depth if config.bias_per_layer else 1
-        layer = DecoderLayer if causal else EncoderLayer
-        self.layers: list[Any] = [layer(config) for _ in range(depth)]
+        self.layers: list[Any] = [Layer(config, causal) for _ in range(depth)]
         self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-
-    def join(self) -> None:
-        """See `Stacks.join`."""
-        self.forget()
-        for layer in self.layers:
-            join(*(layer.self_attention[name] for name in "qkv"))
-            if "cross_attention" in layer:
-                join(*(layer.cross_attention[name] for name in "kv"))
-            if "wi_0" in layer.feed_forward:
-                join(*layer.feed_forward.inputs())
-            mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
-
-    def forget(self) -> None:
-        """Has the arrays of the layers looked up anew: `T5.update` replaces some."""
-        self.__dict__.pop("blocks", None)
 
     @cached_property
     def blocks(self) -> list[Blocks]:
@@ -127,10 +100,21 @@ class Stacks(nn.Module):
     So weights are replaced with `update`, `load_weights` and the like, and never one by one.
     """
 
+    @property
+    def stacks(self) -> list[Stack]:
+        """The encoder and the decoder, as far as they are the model's own."""
+        return [self[name] for name in ("encoder", "decoder") if name in self]
+
     def join(self) -> None:
         """Have projections of the same input computed as one product: fewer operations a pass."""
-        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
-            stack.join()
+        self._forget_arrays()
+        for layer in chain(*(stack.layers for stack in self.stacks)):
+            join(*(layer.self_attention[name] for name in "qkv"))
+            if "cross_attention" in layer:
+                join(*(layer.cross_attention[name] for name in "kv"))
+            if "wi_0" in layer.feed_forward:
+                join(*layer.feed_forward.inputs())
+            mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
 
     def update(self, *args: Any, **options: Any) -> Stacks:
         """As of `nn.Module`."""
@@ -144,8 +128,8 @@ class Stacks(nn.Module):
 
     def _forget_arrays(self) -> None:
         self.__dict__.pop("head", None)
-        for stack in (self[name] for name in ("encoder", "decoder") if name in self):
-            stack.forget()
+        for stack in self.stacks:
+            stack.__dict__.pop("blocks", None)
 
 
 def expect_passes(*models: Any) -> None:

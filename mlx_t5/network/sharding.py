@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -35,25 +36,27 @@ _CUTS = (
 )
 
 
-def shard(model: Any, ranks: Ranks) -> Any:
-    """Makes a model this rank's shard of it, whose weights are yet to be filled in; returns it."""
+def shard(model: Any, ranks: Ranks) -> None:
+    """Makes a model this rank's shard of it, whose weights are yet to be filled in.
+
+    Raises:
+        UserError: see `require_divisible`.
+    """
     config, n = model.config, ranks.size
-    if n == 1:
-        return model
+    parameters = dict(tree_flatten(model.parameters()))
+    require_divisible(config, ranks, {name: array.shape for name, array in parameters.items()})
     model.ranks, model.passes = ranks, -math.inf  # never compiled: the CPU adds up
     model.local_config = replace(config, num_heads=config.num_heads // n, d_ff=config.d_ff // n)
-    for stack in (model[name] for name in ("encoder", "decoder") if name in model):
-        for layer in stack.layers:
-            for attention in (layer[name] for name in layer if name.endswith("_attention")):
-                attention.o.total = ranks.sum
-            layer.feed_forward.wo.total = ranks.sum
+    for layer in chain(*(stack.layers for stack in model.stacks)):
+        for attention in (layer[name] for name in layer if name.endswith("_attention")):
+            attention.o.total = ranks.sum
+        layer.feed_forward.wo.total = ranks.sum
     head = model["lm_head" if "lm_head" in model else "shared"]
     head.total = partial(ranks.columns, count=config.vocab_size)
     if "lm_head" not in model:  # every rank has the whole embedding, and multiplies with some rows
         head.rows = ranks.share(config.vocab_size)
-    parameters = tree_flatten(model.parameters())
-    model.update(tree_unflatten([(name, cut(name, array, ranks)) for name, array in parameters]))
-    return model
+    shards = [(name, cut(name, array, ranks)) for name, array in parameters.items()]
+    model.update(tree_unflatten(shards))
 
 
 def require_divisible(

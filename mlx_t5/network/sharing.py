@@ -17,7 +17,6 @@ waits for other ranks, and it is no matter whether all of them draft or one does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.errors import UserError, shown
 from mlx_t5.network import memory
 from mlx_t5.network.fingerprint import WEIGHTS, fingerprint, same_model
-from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.ranks import ALONE, ranks_of
 from mlx_t5.network.weights import check, fill, quantize, read_config, read_shards, shapes_of
 
@@ -65,8 +63,8 @@ def full_head(model: Any) -> nn.Module | None:
     holder, config = nn.Module(), model.config
     holder.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
     with (
-        memory.room_for_weights(memory.stored_bytes(model.folder, model.dtype, memory.HEADS)),
         open_checkpoint(model.folder) as stored,
+        memory.room_for_weights(memory.loaded_bytes(stored, model.dtype, memory.HEADS)),
     ):
         names = {name: name for name in stored.names if name.startswith(memory.HEADS)}
         if len(names) > 1:
@@ -107,9 +105,7 @@ def shared_draft(target: Any, num_decoder_layers: int, dtype: mx.Dtype = mx.floa
     for i in range(len(draft.decoder.relative_attention_bias)):
         table = decoder.relative_attention_bias[layers[i]]
         weights |= plain_weights(table, f"relative_attention_bias.{i}.")
-    typed = {n: mx.float32 if keep_float32(n, dtype) else dtype for n in weights}
-    draft.decoder.load_weights([(n, weight.astype(typed[n])) for n, weight in weights.items()])
-    mx.eval(draft.parameters())
+    fill(draft.decoder, iter(weights.items()), dtype)
     return draft
 
 
@@ -144,20 +140,20 @@ def _dequantized(layer: Any) -> mx.array:
     return mx.dequantize(layer["weight"], *common, **how).astype(mx.float32)
 
 
-def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
-    """The target that a folder's draft is to use; None if the folder holds a whole model.
+def target_of(folder: Path, entry: Any, given: Any, adapter: Any, group: Any) -> Any:
+    """The target that a folder's draft is to use.
 
     Args:
         folder: of the draft, for messages.
-        raw: its config.json.
+        entry: `ENTRY` of its config.json.
         given: the target at hand, a `model.T5`; None if there is none.
+        adapter: as of `load`.
+        group: likewise.
 
     Raises:
-        UserError: the draft needs a target, or is for another one than this.
+        UserError: the draft needs a target, is for another one than this, or is asked to have an
+            adapter or a group.
     """
-    entry = raw.get(ENTRY)
-    if entry is None:
-        return None
     facts = entry if isinstance(entry, dict) else {}
     made_for = f"is a draft for {shown(facts.get('model') or 'a target without a name')}"
     if given is None:
@@ -173,6 +169,10 @@ def target_of(folder: Path, raw: Mapping[str, Any], given: Any) -> Any:
             f"{folder} {made_for}, and the target is another model; give it with its own target, "
             "or make a draft for this one"
         )
+    if adapter is not None:
+        raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
+    if group is not None:
+        raise UserError(f"{folder} is a draft, whole on every rank; load it without a group")
     return given
 
 
@@ -189,6 +189,5 @@ def whole(draft: Any) -> Any:
     weights = plain_weights(draft.decoder, "decoder.")
     for name in names:
         weights |= plain_weights(getattr(target, name), f"{name}.")
-    standalone.load_weights([(n, weight.astype(mx.float32)) for n, weight in weights.items()])
-    mx.eval(standalone.parameters())
+    fill(standalone, iter(weights.items()), mx.float32)
     return standalone

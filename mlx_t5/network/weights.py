@@ -214,12 +214,12 @@ def read_shards(
         ranks: that share the model.
         uncut: yield them in full all the same, as they are changed before they are cut.
     """
-    names = [name for name in stored.names if name in ours]
-    if ranks.size > 1:  # a tensor is there twice for a moment: the largest while little else is
+    names, cuts = [name for name in stored.names if name in ours], ranks.size > 1
+    if cuts:  # a tensor is there twice for a moment: the largest while little else is
         names.sort(key=lambda name: -stored.nbytes(name))
     for name in names:
         shape = stored.shape(name)
-        where = None if uncut else where_of(ours[name], shape, ranks)
+        where = where_of(ours[name], shape, ranks) if cuts and not uncut else None
         yield ours[name], stored.part(name, *(where or (0, slice(0, shape[0]))))
 
 

@@ -20,7 +20,7 @@ from mlx_t5.grouping import in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
-from mlx_t5.network.interface import Seq2Seq, require_decoder
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.ranges import POSITIVE, checked, is_listlike, listed, refusal
 from mlx_t5.scoring.pairs import (
@@ -51,102 +51,6 @@ PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
 
 Prompt = str | Sequence[int]
-
-
-class Scorer:
-    """Scores pairs, pass by pass. A prompt whose targets take several passes is encoded once."""
-
-    def __init__(
-        self,
-        model: Seq2Seq,
-        batch_size: int,
-        most_tokens: float = math.inf,
-        last: LastEncoded | None = None,
-    ) -> None:
-        """Prepares for a model.
-
-        Args:
-            model: see `network.interface.Seq2Seq`.
-            batch_size: targets of a pass at most.
-            most_tokens: of a pass, see `grouping.by_length`.
-            last: of the scorers whose passes come between those of this one. Each begins anew
-                after another, so that memory does not grow with their number.
-
-        Raises:
-            UserError: the model is an encoder alone.
-        """
-        require_decoder(model)
-        self.model, self.batch_size, self.most_tokens = model, batch_size, most_tokens
-        self._last = last or LastEncoded()
-
-    def parts(self, pairs: Sequence[Pair]) -> Iterator[Part]:
-        """Scores all pairs.
-
-        Yields:
-            After each pass, indices of pairs with their scores, or their errors.
-        """
-
-        def refuse(pair: Pair, reason: str) -> UserError:
-            return no_memory("a prompt and its target", reason)
-
-        try:
-            for indices in passes(pairs, self.batch_size, self.most_tokens):
-                values = in_halves(self._score, [pairs[i] for i in indices], refuse)
-                yield list(zip(indices, values, strict=True))
-        finally:
-            self._last.cache = None
-
-    def _score(self, pairs: Sequence[Pair]) -> list[Score | UserError]:
-        scores: dict[int, Score | UserError] = {}
-        for indices in passes(pairs, len(pairs)):
-            chosen = [pairs[i] for i in indices]
-            for i, pair, row in zip(indices, chosen, self._logprobs(chosen), strict=True):
-                token_logprobs = row[: len(pair.target)]
-                finite = all(map(math.isfinite, token_logprobs))
-                score = Score(math.fsum(token_logprobs), token_logprobs, list(pair.target))
-                scores[i] = score if finite else NotFinite(NOT_FINITE)
-        return [scores[i] for i in range(len(pairs))]
-
-    def _logprobs(self, pairs: Sequence[Pair]) -> list[list[float]]:
-        """Log-probabilities (P · K, T) of the targets of P prompts, as many of each."""
-        sources, config = list(dict.fromkeys(pair.source for pair in pairs)), self.model.config
-        targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
-        rows, length = len(pairs), max(len(pair.target) for pair in pairs)
-        targets = targets[:, :length]  # a source may be padded beyond the longest
-        width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
-        encoded = self._last.cache if self._last.sources == sources else None
-        self._last.cache = encoded  # the other is let go before there is a new one
-        self._require([] if encoded else sources, rows, length, width)
-        with ranks_of(self.model).in_step():
-            if encoded is None:
-                ids, mask = padded(sources, config.pad_token_id)
-                encoded = self.model.cache(self.model.encode(ids, mask), mask)
-                self._last.sources, self._last.cache = sources, encoded
-            cache = encoded.shared(rows // len(sources), length)
-            start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
-            inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
-            parts = []
-            for i in range(0, length, width):
-                logits = self.model.decode(inputs[:, i : i + width], cache, [i] * rows)
-                parts.append(logprobs(logits, targets[:, i : i + width]))
-                mx.eval(parts)  # the logits of one chunk at a time
-            return mx.concatenate(parts, axis=1).tolist()
-
-    def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
-        """Raises RuntimeError unless there is memory for a pass of so many rows.
-
-        `new` are the sources that have to be encoded for it.
-        """
-        model = self.model
-        # Logits are float32, and what is made of them takes as much again, twice.
-        needed = 3 * 4 * rows * width * model.config.vocab_size + model.cache_memory(
-            rows, 0, target
-        )
-        if new:
-            source = source_width(max(map(len, new)))
-            needed += model.encoder_memory(len(new), source)
-            needed += model.cache_memory(len(new), source, 1)
-        memory.require(needed, ranks_of(model))
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
@@ -211,18 +115,8 @@ class Scoring:
         if not is_listlike(pairs):
             raise refusal("pairs", pairs, f"a list, each {PAIR}")
         size = checked("batch_size", batch_size)
-        parts = Scorer(self.model, size).parts
+        parts = partial(self.parts, batch_size=size)
         return map(Score.of, in_order(self._pairs(pairs), size, parts, ready))
-
-    def parts(
-        self,
-        pairs: Sequence[Pair],
-        batch_size: int,
-        most_tokens: float = math.inf,
-        last: LastEncoded | None = None,
-    ) -> Iterator[Part]:
-        """Scores pairs pass by pass; see `Scorer`."""
-        return Scorer(self.model, batch_size, most_tokens, last).parts(pairs)
 
     def rerank(
         self,
@@ -252,8 +146,95 @@ class Scoring:
         longest = checked("max_prompt_tokens", max_prompt_tokens, POSITIVE)
         vocab_size = self.model.config.vocab_size
         pairs = relevance_pairs(query, documents, self.tokenizer, vocab_size, words, longest)
-        outcomes = in_order(list(pairs), size, Scorer(self.model, size).parts)
+        outcomes = in_order(list(pairs), size, partial(self.parts, batch_size=size))
         return ranking(list(map(Score.of, outcomes)), most)
+
+    def parts(
+        self,
+        pairs: Sequence[Pair],
+        batch_size: int,
+        most_tokens: float = math.inf,
+        last: LastEncoded | None = None,
+    ) -> Iterator[Part]:
+        """Scores pairs, pass by pass; a prompt whose targets take several passes is encoded once.
+
+        Args:
+            pairs: token ids.
+            batch_size: targets of a pass at most.
+            most_tokens: of a pass, see `grouping.by_length`.
+            last: of all whose passes come between these. Each begins anew after another, so that
+                memory does not grow with their number.
+
+        Yields:
+            After each pass, indices of pairs with their scores, or their errors.
+
+        Raises:
+            UserError: the model is an encoder alone.
+        """
+        require_decoder(self.model)
+        last = last or LastEncoded()
+
+        def refuse(pair: Pair, reason: str) -> UserError:
+            return no_memory("a prompt and its target", reason)
+
+        try:
+            for indices in passes(pairs, batch_size, most_tokens):
+                batch = [pairs[i] for i in indices]
+                values = in_halves(partial(self._score, last=last), batch, refuse)
+                yield list(zip(indices, values, strict=True))
+        finally:
+            last.cache = None
+
+    def _score(self, pairs: Sequence[Pair], last: LastEncoded) -> list[Score | UserError]:
+        scores: dict[int, Score | UserError] = {}
+        for indices in passes(pairs, len(pairs)):
+            chosen = [pairs[i] for i in indices]
+            for i, pair, row in zip(indices, chosen, self._logprobs(chosen, last), strict=True):
+                token_logprobs = row[: len(pair.target)]
+                finite = all(map(math.isfinite, token_logprobs))
+                score = Score(math.fsum(token_logprobs), token_logprobs, list(pair.target))
+                scores[i] = score if finite else NotFinite(NOT_FINITE)
+        return [scores[i] for i in range(len(pairs))]
+
+    def _logprobs(self, pairs: Sequence[Pair], last: LastEncoded) -> list[list[float]]:
+        """Log-probabilities (P · K, T) of the targets of P prompts, as many of each."""
+        model, config = self.model, self.model.config
+        sources = list(dict.fromkeys(pair.source for pair in pairs))
+        targets, _ = padded([pair.target for pair in pairs], config.pad_token_id)
+        rows, length = len(pairs), max(len(pair.target) for pair in pairs)
+        targets = targets[:, :length]  # a source may be padded beyond the longest
+        width = min(length, max(1, MAX_LOGITS // (rows * config.vocab_size)))
+        if last.sources != sources:
+            last.cache = None  # it is let go before there is a new one
+        self._require([] if last.cache else sources, rows, length, width)
+        with ranks_of(model).in_step():
+            if last.cache is None:
+                ids, mask = padded(sources, config.pad_token_id)
+                last.sources, last.cache = sources, model.cache(model.encode(ids, mask), mask)
+            cache = last.cache.shared(rows // len(sources), length)
+            start = mx.full((rows, 1), config.decoder_start_token_id, targets.dtype)
+            inputs = mx.concatenate([start, targets[:, :-1]], axis=1)
+            parts = []
+            for i in range(0, length, width):
+                logits = model.decode(inputs[:, i : i + width], cache, [i] * rows)
+                parts.append(logprobs(logits, targets[:, i : i + width]))
+                mx.eval(parts)  # the logits of one chunk at a time
+            return mx.concatenate(parts, axis=1).tolist()
+
+    def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
+        """Raises RuntimeError unless there is memory for a pass of so many rows.
+
+        `new` are the sources that have to be encoded for it.
+        """
+        model = self.model
+        # Logits are float32, and what is made of them takes as much again, twice.
+        needed = 3 * 4 * rows * width * model.config.vocab_size
+        needed += model.cache_memory(rows, 0, target)
+        if new:
+            source = source_width(max(map(len, new)))
+            needed += model.encoder_memory(len(new), source)
+            needed += model.cache_memory(len(new), source, 1)
+        memory.require(needed, ranks_of(model))
 
     def _pairs(self, pairs: Iterable[Any]) -> Iterator[Pair | Exception]:
         read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)

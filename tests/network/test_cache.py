@@ -1,15 +1,16 @@
 """The decoder's cache: rows come, go and grow, and nothing a row can see changes."""
 
+import math
+
 import numpy as np
 import pytest
 
 from devices import cpu_allocation
 from families import SHAPE
 from mlx_t5.backend import ON_CUDA, mx, tree_flatten
-from mlx_t5.network import cache as cache_module
-from mlx_t5.network.cache import SLOT_MULTIPLE, Cache, round_up, source_width
+from mlx_t5.network import layers
+from mlx_t5.network.cache import SLOT_MULTIPLE, round_up, source_width
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.encoding import encoded
 from model import T5
 
 T = 12
@@ -91,9 +92,8 @@ def test_trim_gives_back_what_no_row_needs_any_longer(model, rows, progress):
     assert_rows(out, model(short, targets[:1])[:, progress:])
 
 
-@pytest.mark.parametrize("split", [([0], [1]), ([1], [0]), ([0, 1], [2, 3]), ([1, 4], [1]),
-                                   ([1], [4]), ([2], [4, 1])])  # fmt: skip
-@pytest.mark.parametrize("capacities", [(T, T), (T, 3 * SLOT_MULTIPLE), (3 * SLOT_MULTIPLE, T)])
+@pytest.mark.parametrize("split", [([0], [1]), ([0, 1], [2, 3]), ([1], [4]), ([2], [4, 1])])
+@pytest.mark.parametrize("capacities", [(T, 3 * SLOT_MULTIPLE), (3 * SLOT_MULTIPLE, T)])
 def test_append(model, rows, split, capacities):
     """Rows with and without padding join, in caches of different capacities and progress."""
     prompts, targets, logits = rows
@@ -106,16 +106,10 @@ def test_append(model, rows, split, capacities):
     feed(model, second, targets[mx.array(split[1])], [0] * len(split[1]), 2)
     first.append(second)
     assert (first.batch, first.capacity) == (len(order), max(map(round_up, capacities)))
+    assert (first.mask is None) == (order == [1, 4]), "none is needed for equal lengths"
     offsets = [7] * len(split[0]) + [2] * len(split[1])
     out = feed(model, first, targets[mx.array(order)], offsets, 4)
     assert_rows(out, expect(logits, order, offsets, 4))
-
-
-def test_append_needs_no_mask_for_equal_lengths(model, rows):
-    prompts, _, _ = rows
-    cache = cache_of(model, [prompts[1]])
-    cache.append(cache_of(model, [prompts[4]]))
-    assert cache.mask is None
 
 
 def test_reserve_keeps_what_was_fed(model, rows):
@@ -153,51 +147,27 @@ def test_what_lies_behind_is_invisible(model, rows):
 
 
 @pytest.mark.parametrize(
-    ("offsets", "length"),
-    [([0, SLOT_MULTIPLE - 1], 2), ([SLOT_MULTIPLE, SLOT_MULTIPLE], 1), ([0, 0], SLOT_MULTIPLE + 1)],
+    ("offsets", "length", "told"),
+    [
+        ([0, SLOT_MULTIPLE - 1], 2, "reserve"),
+        ([SLOT_MULTIPLE, SLOT_MULTIPLE], 1, "reserve"),
+        ([0], 1, "2 rows"),
+        ([0, -1], 1, "2 rows"),
+        ([], 1, "2 rows"),
+    ],
 )
-def test_too_few_slots(model, rows, offsets, length):
+def test_offsets_that_do_not_fit(model, rows, offsets, length, told):
     cache = cache_of(model, rows[0][:2])
-    tokens = mx.zeros((2, length), mx.int32)
-    with pytest.raises(ValueError, match="reserve"):
-        model.decode(tokens, cache, offsets)
-
-
-@pytest.mark.parametrize("offsets", [[0], [0, 0, 0], [0, -1], []])
-def test_offsets_that_do_not_fit(model, rows, offsets):
-    cache = cache_of(model, rows[0][:2])
-    with pytest.raises(ValueError, match="2 rows"):
-        model.decode(mx.zeros((2, 1), mx.int32), cache, offsets)
+    with pytest.raises(ValueError, match=told):
+        model.decode(mx.zeros((2, length), mx.int32), cache, offsets)
 
 
 @cpu_allocation
+@pytest.mark.parametrize("passes", [0, math.inf], ids=["compiled", "plain"])
 @pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
-def test_writes_are_in_place(offsets):
-    """A pass allocates nothing of the size of the cache, so its cost does not grow with it."""
-    heads, capacity, width = 4, 256 * SLOT_MULTIPLE, 64
-    cross = [(mx.zeros((2, heads, 3, width)),) * 2] * 2
-    before = mx.get_active_memory()
-    cache = Cache(cross, None, capacity)
-    size = 4 * cache.keys[0].nbytes  # of two layers' keys and values
-    for step in range(4):
-        new = mx.full((2, heads, 3, width), step + 1.0)
-        slots = cache.slots([o + step for o in offsets], 3)
-        seen = [slots.update(layer, new, 2 * new) for layer in range(2)]
-        mx.eval([keys.sum() for keys, _ in seen], cache.state)
-        del seen
-        if step == 0:  # the arrays had to be made
-            mx.reset_peak_memory()
-    assert size <= mx.get_peak_memory() - before < 1.2 * size
-    keys = np.array(cache.keys[1][:, 0, :, 0])
-    for row, offset in enumerate(offsets):
-        assert keys[row, offset - 1 : offset + 7].tolist() == [0, 1, 2, 3, 4, 4, 4, 0]
-    assert np.array(cache.values[0]).sum() == 2 * np.array(cache.keys[0]).sum()
-
-
-@cpu_allocation
-@pytest.mark.parametrize("offsets", [[5, 5], [5, 9]])
-def test_decoding_is_in_place(model, rows, offsets):
+def test_decoding_is_in_place(model, rows, offsets, passes, monkeypatch):
     """Neither the model nor the graph holds on to arrays of a pass before."""
+    monkeypatch.setattr(layers, "passes_before_compiling", lambda: passes)
     before = mx.get_active_memory()
     cache = cache_of(model, [rows[0][1], rows[0][4]], capacity=256 * SLOT_MULTIPLE)
     size = sum(a.nbytes for a in cache.keys + cache.values)
@@ -217,22 +187,6 @@ def test_state_holds_every_array(model, rows):
     cache = cache_of(model, rows[0])
     held = {id(a) for _, a in tree_flatten(vars(cache)) if isinstance(a, mx.array)}
     assert {id(a) for a in cache.state} == held
-
-
-@pytest.mark.parametrize("lengths", [(5,), (32,), (5, 17, 40)])
-def test_on_a_gpu_sources_are_padded_so_that_shapes_repeat(model, monkeypatch, lengths):
-    rng = np.random.default_rng(1)
-    sources = [rng.integers(3, 96, n).tolist() for n in lengths]
-    targets = mx.array(rng.integers(3, 96, (len(sources), 4)))
-    plain = model.decode(targets, encoded(model, sources), [0] * len(sources))
-    monkeypatch.setattr(cache_module, "FEW_SHAPES", True)
-    monkeypatch.setattr(cache_module, "ON_CUDA", False)
-    cache = encoded(model, sources)
-    assert cache.source == -(-max(lengths) // 32) * 32
-    assert_rows(model.decode(targets, cache, [0] * len(sources)), plain)
-    cache.keep([0])
-    cache.trim(lengths[0], 4)
-    assert cache.source == 32
 
 
 def test_a_mask_is_written_out_once_a_pass(model, rows):

@@ -18,7 +18,7 @@ from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.fingerprint import fingerprint, same_model
 from mlx_t5.network.memory import stored_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft
-from model import T5, load
+from model import load
 from random_models import random_t5
 
 IDS = mx.array([[5, 9, 3, 1], [40, 41, 42, 1]])
@@ -125,25 +125,6 @@ def test_exact_texts_are_the_same_with_and_without():
         for decoder in decoders(target, draft, exact=True):
             results = decoder.generate(PROMPTS, 20, batch_size=4)
             assert [r.tokens for r in results] == [r.tokens for r in regular]
-
-
-def test_a_prompt_is_encoded_once_and_proposals_are_as_if_it_were_twice(monkeypatch):
-    target = random_t5(seed=3)
-    draft = shared_draft(target, 1)
-    own = T5(draft.config)  # the same model, with an encoder of its own
-    own.update(target.parameters() | {"decoder": draft.decoder.parameters()})
-    encode, passes = T5.encode, []
-    spied = lambda self, *args: passes.append(self) or encode(self, *args)  # noqa: E731
-    monkeypatch.setattr(T5, "encode", spied)
-    counts = {}
-    for name, model in {"shared": draft, "own": own}.items():
-        passes.clear()
-        drafter = CopyOrDraft(SourceCopy(), DraftModel(model, target))
-        decoder = SpeculativeDecoder(target, drafter, None, 3)
-        results = decoder.generate(PROMPTS, 20, batch_size=4, num_samples=2, temp=0.8, seed=5)
-        counts[name] = [(r.tokens, r.stats.drafted, r.stats.accepted) for r in results]
-        assert all(model is target for model in passes) is (name == "shared")
-    assert counts["shared"] == counts["own"]
 
 
 def test_a_draft_is_refused_with_another_target(tmp_path, made):

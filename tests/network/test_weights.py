@@ -197,13 +197,6 @@ def test_quantization_that_makes_no_sense(tmp_path, plain, entry):
     assert "\n" not in str(error.value)
 
 
-def test_what_may_be_quantised(plain):
-    quantisable = {p for p, m in plain.named_modules() if quantize_predicate(p, m)}
-    weights = {name for name, a in tree_flatten(plain.parameters()) if a.ndim == 2}
-    bias = {f"{stack}.relative_attention_bias.0.weight" for stack in ("encoder", "decoder")}
-    assert {f"{p}.weight" for p in quantisable} == weights - bias - {HEAD, "shared.weight"}
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", mx.bfloat16, None])
 @pytest.mark.parametrize("stored", [mx.float32, mx.bfloat16])
 def test_dtype(tmp_path, monkeypatch, plain, stored, dtype):
