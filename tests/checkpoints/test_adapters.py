@@ -44,11 +44,6 @@ def apart(monkeypatch):
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    return checkpoints.tiny(tmp_path / "source")
-
-
-@pytest.fixture
 def adapter(tmp_path):
     """One of rank 1, whose products are exact whatever multiplies them, and its matrices."""
     folder = tmp_path / "adapter"

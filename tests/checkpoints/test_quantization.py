@@ -19,11 +19,6 @@ from mlx_t5.network import weights as weights_module
 from model import load
 
 
-@pytest.fixture
-def tiny(tmp_path) -> Path:
-    return checkpoints.tiny(tmp_path / "source")
-
-
 @pytest.mark.parametrize(
     ("mode", "bits", "group"),
     (("affine", 4, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)),

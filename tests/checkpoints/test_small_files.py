@@ -40,11 +40,6 @@ def ends():
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.fixture
-def tiny(tmp_path) -> Path:
-    return checkpoints.tiny(tmp_path / "source")
-
-
 def put(path: Path, kind: str) -> None:
     """Something at `path` that is no small file."""
     path.unlink(missing_ok=True)

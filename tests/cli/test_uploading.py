@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -78,6 +79,8 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, ru
     sent = hub.repos["me/byt5-4bit"]
     assert sent == {file.name: file.read_bytes() for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
+    commit = hashlib.sha1(SOURCE.encode()).hexdigest()  # of the Hub that the test has
+    assert json.loads(sent["config.json"])["converted_from"] == {"model": SOURCE, "commit": commit}
     listed = [line.split()[0] for line in err.splitlines() if line.startswith("  ")]
     assert listed == sorted(sent) and " MB to me/byt5-4bit on the Hugging Face Hub:\n" in err
     assert f"sent: {hub.endpoint}/me/byt5-4bit/commit/1" in err
