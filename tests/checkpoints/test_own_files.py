@@ -1,10 +1,11 @@
-"""Nothing that is read or copied from a model folder lies elsewhere; the Hub's cache works."""
+"""What is read or copied from a folder is its own, and no pipe; the Hub's cache works."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,18 @@ def copy(folder, adapter, out):
     return convert(folder, out, adapter_path=adapter)
 
 
-OF_CHATS_ONLY = (*OF_CHATS, "additional_chat_templates")
+@pytest.fixture(autouse=True)
+def ends():
+    """Without the check some of these tests would wait for ever."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def led_out(folder: Path, name: str, outside: Path) -> Path:
@@ -93,18 +105,47 @@ def led_out(folder: Path, name: str, outside: Path) -> Path:
     return outside.parent / "stranger"
 
 
+def put(path: Path, thing: str) -> None:
+    """Something at `path` that is no small file."""
+    path.unlink()
+    if thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "folder":
+        path.mkdir()
+    else:
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)  # a terabyte that takes no room
+
+
 @pytest.mark.parametrize("use", [read, copy])
 @pytest.mark.parametrize("kind", ALL + FOLDERS)
 def test_a_link_out_of_the_folder(whole, tmp_path, kind, use):
     folder, adapter, names = whole
     stranger = led_out(folder, names.get(kind, kind), tmp_path / "private")
-    if use is copy and kind in OF_CHATS_ONLY:
+    if use is copy and kind in (*OF_CHATS, "additional_chat_templates"):
         use(stranger, adapter, tmp_path / "out")
         assert not list((tmp_path / "out").glob("*template*"))
         return
     with pytest.raises(UserError, match=r"is a link out of its folder; put a copy of the file"):
         use(stranger, adapter, tmp_path / "out")
     assert siblings(tmp_path / "out") == {"stranger", "private"}
+
+
+@pytest.mark.parametrize("thing", ["pipe", "folder", "huge"])
+@pytest.mark.parametrize(
+    ("use", "kind"),
+    [(read, OF_CHATS[0])] + [(use, k) for use in (read, copy) for k in ALL if k not in OF_CHATS],
+)
+def test_what_is_no_small_file(whole, tmp_path, use, kind, thing):
+    folder, adapter, names = whole
+    stranger = shutil.copytree(folder, tmp_path / "stranger")
+    put(stranger / names[kind], thing)
+    refused = "is no regular file|has 1099.* GB, and none|is a link out of its folder"
+    if kind.endswith(("of the model", "weights")):
+        refused += "|that are not there|: no model.safetensors or|header|not a whole torch"
+    with pytest.raises(UserError, match=refused):
+        use(stranger, adapter, tmp_path / "out")
+    assert siblings(tmp_path / "out") == {"stranger"}
 
 
 @pytest.mark.parametrize("use", [read, copy])

@@ -56,29 +56,20 @@ def test_safetensors_headers_that_lie(tmp_path, header, cause):
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "cause"),
     (
-        b"",
-        b"\x01",
-        struct.pack("<Q", 2**63) + b"{}",
-        struct.pack("<Q", 3) + b"{}",
-        struct.pack("<Q", 100_000) + b"[" * 100_000,
-        struct.pack("<Q", 13) + b'{"a":1,"a":2}',
-        struct.pack("<Q", 4) + b'"\xff" ',
+        (b"", "not a whole"),
+        (b"\x01", "not a whole"),
+        (struct.pack("<Q", 2**63) + b"{}", "not a whole"),
+        (struct.pack("<Q", 3) + b"{}", "not a whole"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "damaged"),
+        (struct.pack("<Q", 13) + b'{"a":1,"a":2}', "a name occurs twice"),
+        (struct.pack("<Q", 4) + b'"\xff" ', "damaged"),
     ),
 )
-def test_broken_safetensors(tmp_path, data):
+def test_broken_safetensors(tmp_path, data, cause):
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UserError, match="model.safetensors: (not a whole|damaged)"):
-        open_checkpoint(tmp_path)
-
-
-def test_a_name_that_occurs_twice(tmp_path):
-    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-    text = b"{" + entry + b"," + entry + b"}"
-    data = struct.pack("<Q", len(text)) + text + bytes(8)
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UserError, match="a name occurs twice"):
+    with pytest.raises(UserError, match=f"model.safetensors: .*{cause}"):
         open_checkpoint(tmp_path)
 
 
