@@ -56,21 +56,27 @@ OF_TOKENS = {"module_input_name": "token_embeddings"}
 def folder_of(folder, *modules, **settings):
     """A T5 with these modules around it, and entries of its settings' files, by SETTINGS."""
     byte_model(folder)
-    listed = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
-    ]
+    add_modules(folder, *modules)
+    for name, entries in settings.items():
+        change(folder / SETTINGS[name], entries)
+    return folder
+
+
+def add_modules(folder, *modules):
+    """Makes a model folder one of sentence-transformers."""
+    listed = [("Transformer", "")]
     for i, (kind, config, state) in enumerate(modules, 1):
         path = f"{i}_{kind}"
-        kind = f"sentence_transformers.models.{kind}"
-        listed.append({"idx": i, "name": str(i), "path": path, "type": kind})
+        listed.append((kind, path))
         (folder / path).mkdir()
         (folder / path / "config.json").write_text(json.dumps(config))
         if state:
             torch.save(state, folder / path / "pytorch_model.bin")
-    (folder / "modules.json").write_text(json.dumps(listed))
-    for name, entries in settings.items():
-        change(folder / SETTINGS[name], entries)
-    return folder
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(listed)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
 
 
 def change(file, entries):
