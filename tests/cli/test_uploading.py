@@ -18,7 +18,7 @@ from convert import convert
 from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
 from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
-from model import load
+from mlx_t5.errors import UserError
 
 SOURCE = "google/byt5-small"
 SAID = {
@@ -131,22 +131,6 @@ def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
     assert not (tmp_path / "models").exists() and not hub.fetched
 
 
-@pytest.mark.slow
-def test_what_is_refused_in_the_end_leaves_the_folder(hub, run, tmp_path, source):
-    options = ["--model", str(source), "--mlx-path", "out", "--upload-repo"]
-    for name, token, cause in (
-        ("you/x", TOKEN, "You may not write for you"),
-        ("me/x", TOKEN | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "ConnectError"),
-    ):
-        status, out, err = run("convert.py", *options, name, "--overwrite", **token)
-        assert (status, out) == (2, f"{tmp_path / 'out'}\n")
-        last = err.splitlines()[-1]
-        assert last.startswith(f"error: {name}: cannot be sent (") and cause in err
-        assert last.endswith(f"complete: `hf upload {name} {tmp_path / 'out'}` sends it")
-        load(tmp_path / "out")
-    assert "me/x" not in hub.repos and "you/x" not in hub.repos
-
-
 def test_only_the_models_files_are_sent(tmp_path):
     """Whatever lies in the folder besides; links are never followed."""
     pooled = sentence_folders.pooling("mean"), sentence_folders.dense()
@@ -170,17 +154,22 @@ def test_only_the_models_files_are_sent(tmp_path):
     assert model_files(folder) == expected
 
 
-def test_interrupted_it_leaves_the_folder(tmp_path, monkeypatch, capsys):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no\nroute")])
+def test_what_fails_in_the_end_leaves_the_folder(tmp_path, monkeypatch, capsys, error):
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
-    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", interrupt)
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", fail)
     folder = converted(tmp_path / "made")
-    assert upload(folder, "me/x", lambda name: f"the card of {name}") == 130
+    complete = f"; the folder is complete: `hf upload me/x {folder}` sends it"
+    if isinstance(error, KeyboardInterrupt):
+        assert upload(folder, "me/x", lambda name: f"the card of {name}") == 130
+        assert capsys.readouterr().err.endswith(f"interrupted{complete}\n")
+    else:
+        with pytest.raises(UserError) as refused:
+            upload(folder, "me/x", lambda name: f"the card of {name}")
+        assert str(refused.value) == f"me/x: cannot be sent (OSError: no route){complete}"
     assert (folder / CARD).read_text() == "the card of me/x"
-    assert capsys.readouterr().err.endswith(
-        f"interrupted; the folder is complete: `hf upload me/x {folder}` sends it\n"
-    )
 
 
 def converted(folder: Path, **more: object) -> Path:
