@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +14,6 @@ from fake_hub import FakeHub, serve
 from mlx_t5.checkpoints.hub import choose_files, full_id, origin, resolve
 from mlx_t5.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 SMALL = {name: name.encode() for name in ("config.json", "spiece.model", "tokenizer_config.json")}
 STRANGERS = dict.fromkeys(
@@ -34,22 +31,17 @@ def hub():
 
 @pytest.fixture
 def ask(hub, tmp_path):
-    """Resolves names (`id` or `id@revision`), each to its folder or to `error: …`.
-
-    In a process of its own, as the library reads its settings when it is imported.
-    """
+    """Resolves names (`id` or `id@revision`), each to its folder or to `error: …`."""
 
     def run(*models: str, **settings: str) -> list[str]:
         code = (
-            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            "import sys\n"
             "from mlx_t5.checkpoints.hub import resolve\nfrom mlx_t5.errors import UserError\n"
             "for model in sys.argv[1:]:\n"
             "    try: print(resolve(*model.split('@')))\n"
             "    except UserError as error: print(f'error: {error}')"
         )
-        command = [sys.executable, "-c", code, *models]
-        settings = hub.environment(tmp_path / "hf") | settings
-        run = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60)
+        run = hub.python(tmp_path, "-c", code, *models, **settings)
         assert run.returncode == 0, run.stderr
         return run.stdout.splitlines()
 

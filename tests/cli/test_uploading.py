@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,35 +45,17 @@ def source(tmp_path_factory):
 @pytest.fixture
 def hub(source):
     files = {file.name: file.read_bytes() for file in source.iterdir()}
-    with serve(FakeHub({SOURCE: files}, roles=dict(WRITERS), owners={"me"})) as running:
+    with serve(FakeHub({SOURCE: files}, roles=dict(WRITERS))) as running:
         yield running
 
 
-@pytest.fixture
-def run(hub, tmp_path):
-    """Runs a command line: status, standard output, standard error."""
-
-    def command(program: str, *options: str, **environment: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, str(ROOT / program), *options],
-            cwd=tmp_path,
-            env=hub.environment(tmp_path / "hf") | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert "hf_" not in done.stdout + done.stderr, "a token is shown"
-        return done.returncode, done.stdout, done.stderr
-
-    return command
-
-
 @pytest.mark.slow
-def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, run, tmp_path):
+def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tmp_path):
     options = ["--model", SOURCE, "-q", "--q-group-size", "32", "--upload-repo", "me/byt5-4bit"]
-    status, out, err = run("convert.py", *options, **TOKEN)
-    folder = tmp_path / "models" / "byt5-small"
-    assert (status, out) == (0, f"{folder}\n"), err
+    done = hub.python(tmp_path, str(ROOT / "convert.py"), *options, **TOKEN)
+    folder, err = tmp_path / "models" / "byt5-small", done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n"), err
+    assert "hf_" not in done.stdout + err, "a token is shown"
     sent = hub.repos["me/byt5-4bit"]
     assert sent == {file.name: file.read_bytes() for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
@@ -96,9 +76,8 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, ru
     assert f"{SOURCE}, converted to MLX: 4 bits a weight (affine, groups of 32)." in card
     assert 'python main.py --model me/byt5-4bit --prompt "…"' in card
     code = "from model import load; print(load('me/byt5-4bit')[0].folder)"
-    environment = hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)}
-    loaded = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert b"models--me--byt5-4bit" in loaded.stdout, loaded.stderr
+    loaded = hub.python(tmp_path, "-c", code)
+    assert "models--me--byt5-4bit" in loaded.stdout, loaded.stderr
 
 
 @pytest.mark.slow
@@ -119,10 +98,7 @@ def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
         "    assert convert.main(options) == 2\n"
         "    assert distill.main([*options, '--data', 'none', '--output', 'draft']) == 2"
     )
-    environment = hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = hub.python(tmp_path, "-c", code)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     lines = done.stderr.splitlines()
     assert lines[::2] == lines[1::2], "distill.py says the same"
