@@ -13,9 +13,10 @@ from io import FileIO
 from pathlib import Path
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_object, require_own
-from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
 from mlx_t5.errors import UserError, shown
 

@@ -18,13 +18,8 @@ from types import MappingProxyType
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.stored_tensor import (
-    MAX_RANK,
-    MAX_TENSORS,
-    StoredTensor,
-    natural,
-    row_major,
-)
+from mlx_t5.checkpoints.limits import MAX_RANK, MAX_TENSORS, natural
+from mlx_t5.checkpoints.stored_tensor import StoredTensor, row_major
 from mlx_t5.errors import UserError, shown
 
 _MAX_HEADER = 1 << 22  # bytes; that of t5-11b takes 60 kB

@@ -11,7 +11,7 @@ the system takes them back, and a file cut short while it is mapped kills the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -21,9 +21,6 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError, shown
 
-# No small file may take long to refuse. t5-11b has 560 tensors of at most two dimensions.
-MAX_TENSORS = 1 << 15
-MAX_RANK = 8
 # Element types a T5 checkpoint can hold, by name the numpy type to read them as. numpy has no
 # bfloat16: its 16 bits are read as an integer and viewed by MLX.
 READABLE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -145,11 +142,6 @@ class StoredTensor:
                 name = shown(self.name)
                 raise UserError(f"{self.path}: the file ends inside {name}: fetch it again")
             buffer = buffer[n:]
-
-
-def natural(values: Sequence[object]) -> bool:
-    """Whether values can be the shape, strides or offsets of a tensor."""
-    return len(values) <= MAX_RANK and all(type(n) is int and 0 <= n < 1 << 63 for n in values)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

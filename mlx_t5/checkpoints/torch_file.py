@@ -16,7 +16,8 @@ import io
 import zipfile
 from pathlib import Path
 
-from mlx_t5.checkpoints.stored_tensor import MAX_TENSORS, StoredTensor
+from mlx_t5.checkpoints.limits import MAX_TENSORS
+from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_pickle import MAX_HEAD, MAX_PICKLE, Machine, Tensor
 from mlx_t5.errors import UserError, shown
 

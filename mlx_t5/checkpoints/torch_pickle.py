@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from mlx_t5.checkpoints.stored_tensor import MAX_RANK, natural
+from mlx_t5.checkpoints.limits import MAX_RANK, natural
 from mlx_t5.errors import UserError, shown
 
 # What t5-11b needs: a pickle of 60 kB with 20,000 opcodes, names of 60 characters, an archive's
