@@ -153,29 +153,28 @@ def test_contradictory_recipes(options, message):
         Recipe.from_options(**options)
 
 
-def test_what_a_recipe_does_to_a_parameter():
-    four, five = Quantization.from_options(4), Quantization.from_options(5)
-    recipe = Recipe.from_options(predicate="vo_4_5")
-    assert recipe == Recipe(four, five)
-    assert recipe.for_layer("encoder.layers.0.self_attention.v.weight", (64, 64)) == five
-    assert recipe.for_layer("decoder.layers.1.cross_attention.o.weight", (64, 64)) == five
-    assert recipe.for_layer("decoder.layers.1.feed_forward.wo.weight", (64, 64)) == four
-    assert recipe.for_layer("decoder.layers.1.self_attention.q.weight", (64, 64)) == four
-    assert (
-        recipe.for_layer("decoder.layers.1.self_attention.v.weight", (64, 96)) is None
-    )  # no groups
-    for name in ("shared", "lm_head", "encoder.relative_attention_bias.0", "encoder.norm"):
-        assert recipe.for_layer(f"{name}.weight", (64, 64)) is None
-    eight = Quantization.from_options(8)
-    assert Recipe.from_options(predicate="vo_4_5+embed_8") == Recipe(four, five, embedding=eight)
+@pytest.mark.parametrize("predicate", (None, "vo_4_5", "embed_8", "vo_4_5+embed_8"))
+def test_what_a_recipe_does_to_a_parameter(predicate):
+    four, five, eight = map(Quantization.from_options, (4, 5, 8))
+    recipe = Recipe.from_options(predicate=predicate)
+    special, embedding = "vo" in str(predicate), "embed" in str(predicate)
+    for name, expected in {
+        "encoder.layers.0.self_attention.v": five if special else four,
+        "decoder.layers.1.cross_attention.o": five if special else four,
+        "decoder.layers.1.feed_forward.wo": four,
+        "decoder.layers.1.self_attention.q": four,
+        "shared": eight if embedding else None,
+        "lm_head": eight if embedding else None,
+        "encoder.relative_attention_bias.0": None,
+        "encoder.norm": None,
+    }.items():
+        assert recipe.for_layer(f"{name}.weight", (64, 64)) == expected
+        assert recipe.for_layer(f"{name}.weight", (64, 96)) is None  # no groups
+
+
+def test_an_embedding_in_8_bits_is_affine_in_every_mode():
     mxfp4 = Recipe.from_options(mode="mxfp4", predicate="embed_8")
-    assert mxfp4.embedding == eight and mxfp4.general.mode == "mxfp4"
-    both = Recipe.from_options(4, predicate="embed_8")
-    for name, how in {"shared": eight, "lm_head": eight, "encoder.norm": None}.items():
-        assert both.for_layer(f"{name}.weight", (40, 64)) == how
-    assert both.for_layer("shared.weight", (40, 96)) is None  # no groups
-    assert both.for_layer("encoder.layers.0.self_attention.q.weight", (64, 64)) == four
-    assert both.for_layer("encoder.relative_attention_bias.0.weight", (32, 64)) is None
+    assert mxfp4.embedding == Quantization.from_options(8) and mxfp4.general.mode == "mxfp4"
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))

@@ -62,24 +62,16 @@ def test_modules_go_with_a_conversion(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kinds, message",
+    "modules, message",
     [
-        (["Transformer", "Router"], "module Router is not supported; known: Pooling, Dense, "),
-        (["Transformer", "evil.Pooling"], "module evil.Pooling is not supported"),
-        (["Pooling"], "the first module must be the folder's Transformer"),
-        (["Transformer"], "no Pooling module"),
-        (["Transformer", "Dense"], "module_input_name sentence_embedding is not supported"),
+        ([module("Router")], "module Router is not supported; known: Pooling, Dense, "),
+        ([module("evil.Pooling")], "module evil.Pooling is not supported"),
+        ([], "no Pooling module"),
+        ([dense()], "module_input_name sentence_embedding is not supported"),
     ],
 )
-def test_modules_that_are_not_supported_are_refused(tmp_path, kinds, message):
-    folder = folder_of(tmp_path / "m", pooling("mean"), dense())
-    types = [kind if "." in kind else f"sentence_transformers.models.{kind}" for kind in kinds]
-    places = {"Transformer": "", "Dense": "2_Dense"}
-    listed = [
-        {"type": t, "path": places.get(k, "1_Pooling")} for t, k in zip(types, kinds, strict=True)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    refused(folder, message)
+def test_modules_that_are_not_supported_are_refused(tmp_path, modules, message):
+    refused(folder_of(tmp_path / "m", *modules), message)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +82,8 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, kinds, message):
         ("modules.json", '[{"type": "a.Pooling", "path": "../x"}]', "no folder of its own"),
         ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "no folder of its own"),
         ("modules.json", "[]", "the first module must be the folder's Transformer"),
+        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "the first module must be"),
+        ("modules.json", json.dumps([{"type": "a", "path": "", "name": "b"}] * 2), "have one name"),
         ("1_Pooling/config.json", "{}", "has no embedding_dimension"),
         ("1_Pooling/config.json", "no", "no valid JSON"),
         ("2_Dense/config.json", "{}", "out_features is None; it must be a whole number from 1"),
@@ -107,11 +101,7 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, kinds, message):
         ("2_Dense/config.json", {"use_residual": 1}, "use_residual is 1; it must be True or False"),
         ("2_Dense/config.json", {"module_output_name": "aside"}, "module_output_name aside is not"),
         ("2_Dense/config.json", {"module_input_name": "aside"}, "module_input_name aside"),
-        (
-            "2_Dense/config.json",
-            {**OF_TOKENS, "module_output_name": "sentence_embedding"},
-            "not su",
-        ),
+        ("2_Dense/config.json", {**OF_TOKENS, "module_output_name": "sentence_embedding"}, "not s"),
         ("2_Dense/config.json", {"init_weight": [1]}, "init_weight .* is not supported"),
         ("3_Normalize/config.json", {"module_input_name": "aside"}, "module_input_name aside"),
         ("3_Normalize/config.json", {"p": 1}, "'?p'? 1 is not supported"),

@@ -11,6 +11,7 @@ from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
 from model import load
 
+PACKAGE = "sentence_transformers.models."
 SETTINGS = {
     "reading": "sentence_bert_config.json",
     "general": "config_sentence_transformers.json",
@@ -73,7 +74,7 @@ def add_modules(folder, *modules):
         if state:
             torch.save(state, folder / path / "pytorch_model.bin")
     entries = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {"idx": i, "name": str(i), "path": path, "type": kind if "." in kind else PACKAGE + kind}
         for i, (kind, path) in enumerate(listed)
     ]
     (folder / "modules.json").write_text(json.dumps(entries))
