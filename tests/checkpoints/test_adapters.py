@@ -66,7 +66,7 @@ def parameters(folder, **options) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("family", "config"),
     [
-        ("t5", {"target_modules": ["q", "v"], "r": 3}),
+        ("t5", {"target_modules": ["q", "v"], "r": 3, "init_lora_weights": "gaussian"}),
         ("flan", {**PATTERNS, "use_rslora": True, "r": 4, "lora_alpha": 10}),
         ("flan", {"target_modules": "ALL-LINEAR", "r": 1, "init_lora_weights": "mica"}),
         ("flan", {"target_modules": r"(?i)DECODER.*\.(Q|wi_0)", "exclude_modules": "(?i).*SELF.*"}),
