@@ -40,13 +40,15 @@ def test_an_mlx_folder_is_no_source(tiny, tmp_path):
 
 def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
     out = convert(tiny, tmp_path / "out")
-    (out / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"more than a model \(thesis.tex\)"):
-        convert(tiny, out, overwrite=True)
-    (out / "thesis.tex").unlink()
-    (out / "photos").mkdir()
-    with pytest.raises(UserError, match=r"more than a model \(photos\)"):
-        convert(tiny, out, overwrite=True)
+    for name, make, remove in (
+        ("thesis.tex", Path.touch, Path.unlink),
+        ("photos", Path.mkdir, Path.rmdir),
+        ("2_Dense", Path.touch, Path.unlink),  # no folder of a module
+    ):
+        make(out / name)
+        with pytest.raises(UserError, match=rf"more than a model \({name}\)"):
+            convert(tiny, out, overwrite=True)
+        remove(out / name)
     with pytest.raises(UserError, match="config.json is a file"):
         convert(tiny, tiny / "config.json", overwrite=True)
 

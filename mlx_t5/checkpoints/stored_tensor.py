@@ -87,10 +87,10 @@ class StoredTensor:
         self.require_readable()
         rows = self.shape[0] if self.shape else 1
         step = max(1, max_bytes * rows // max(1, self.nbytes))
-        whole = None if self.is_contiguous else self.read(file)
+        whole = None if self.is_contiguous else self._strided(file)
         for start in range(0, rows, step):
             where = slice(start, min(start + step, rows))
-            yield self.part(file, 0, where) if whole is None else whole[where]
+            yield self.part(file, 0, where) if whole is None else self._to_mlx(whole[where])
 
     def require_readable(self) -> None:
         """Raises `UserError` unless the type is one of `READABLE`."""
@@ -114,11 +114,8 @@ class StoredTensor:
             self.require_readable()
         count = where.stop - where.start
         if not self.is_contiguous:
-            flat = self._empty(self.extent)
-            self._read_into(flat, file, 0)
-            steps = tuple(step * self.itemsize for step in self.strides)
-            whole = np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
-            array = np.ascontiguousarray(whole[where] if axis == 0 else whole[:, where])
+            whole = self._strided(file)
+            array = whole[where] if axis == 0 else whole[:, where]
         elif axis == 0:
             array = self._empty((count, *self.shape[1:]) if self.shape else ())
             self._read_into(array, file, where.start * math.prod(self.shape[1:]))
@@ -126,8 +123,18 @@ class StoredTensor:
             array = self._empty((self.shape[0], count))
             for i, row in enumerate(array):
                 self._read_into(row, file, i * self.shape[1] + where.start)
-        result = mx.array(array)
+        return self._to_mlx(array)
+
+    def _to_mlx(self, array: np.ndarray) -> mx.array:
+        result = mx.array(np.asarray(array, order="C"))
         return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
+
+    def _strided(self, file: FileIO) -> np.ndarray:
+        """All of a tensor with gaps or in another order, as a view of what lies in the file."""
+        flat = self._empty(self.extent)
+        self._read_into(flat, file, 0)
+        steps = tuple(step * self.itemsize for step in self.strides)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
 
     def _empty(self, shape: int | tuple[int, ...]) -> np.ndarray:
         return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
