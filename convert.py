@@ -10,7 +10,7 @@ the size of the model (tests/support/peak_memory.py measures it).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,10 +167,8 @@ def convert(
             adapter = open_adapter(adapter_path, {step.source: step.shape for step in steps})
             with adapter, new_model_folder(path, overwrite, folder, shards) as partial:
                 write_weights(partial, checkpoint, adapter, shards)
-                entry = _entry(recipe, steps) if recipe else None
-                raw = of_the_architecture(raw, [step.name for step in steps])
-                record = origin(str(source), revision, folder, adapter_path)
-                write_config(partial, raw, dtype, entry, record)
+                raw["converted_from"] = origin(str(source), revision, folder, adapter_path)
+                write_config(partial, raw, dtype, recipe, steps)
                 copy_modules(folder, partial)
     except OSError as error:
         raise UserError(f"cannot convert {source} to {path}: {error}") from error
@@ -244,35 +242,27 @@ def write_weights(
     write_shards(folder, shards, row_tiles, "mlx", "converting")
 
 
-def _entry(recipe: Recipe, steps: list[Conversion]) -> dict:
-    return recipe.entry({step.path: step.quantization for step in steps if step.quantization})
-
-
-def of_the_architecture(raw: dict, names: Iterable[str]) -> dict:
-    """A config.json whose `architectures` says so where our names have no decoder among them."""
-    if has_decoder(names):
-        return raw
-    return raw | {"architectures": [f"{raw['model_type'].upper()}EncoderModel"]}
-
-
 def write_config(
-    folder: Path, raw: dict, dtype: str, quantization: dict | None, source: dict[str, str]
+    folder: Path, raw: dict, dtype: str, recipe: Recipe | None, steps: list[Conversion]
 ) -> None:
-    """Writes the source's config.json with the type stored, how layers are quantised, and whence.
+    """Writes the source's config.json with the type stored and how layers are quantised.
 
     Args:
         folder: where to.
-        raw: the source's config.json.
+        raw: the source's config.json, and whence it is.
         dtype: the type stored.
-        quantization: the entry of that name, from `Recipe.entry`; None for none.
-        source: from `hub.origin`.
+        recipe: the quantisation wanted, if any.
+        steps: what is stored; without a decoder, `architectures` says so.
     """
-    config = raw | {"torch_dtype": dtype, "converted_from": source}
+    config = raw | {"torch_dtype": dtype}
     if "dtype" in raw:  # what transformers 5 calls it
         config["dtype"] = dtype
-    if quantization:
+    if not has_decoder(step.name for step in steps):
+        config["architectures"] = [f"{raw['model_type'].upper()}EncoderModel"]
+    if recipe:
+        entry = recipe.entry({step.path: step.quantization for step in steps if step.quantization})
         # Twice, as mlx-lm does: MLX reads the first, the Hugging Face Hub shows the second.
-        config["quantization"] = config["quantization_config"] = quantization
+        config["quantization"] = config["quantization_config"] = entry
     write_json(folder / "config.json", config)
 
 

@@ -35,6 +35,14 @@ def reference(request, made):
     return made(request.param)
 
 
+@pytest.fixture
+def tiny(tmp_path):
+    """A small Hugging Face folder with random weights."""
+    import checkpoints
+
+    return checkpoints.tiny(tmp_path / "source")
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> list[str]:
     """Options that name a random target and a random draft, in float32 on every device."""

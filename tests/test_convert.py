@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,11 +24,6 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import tensor_names
 from model import load
-
-
-@pytest.fixture
-def tiny(tmp_path) -> Path:
-    return checkpoints.tiny(tmp_path / "source")
 
 
 def as_torch(array: mx.array) -> torch.Tensor:

@@ -8,6 +8,7 @@ never the TensorFlow, Flax, Rust or ONNX copies, which may be as large again.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -183,15 +184,13 @@ def _cached(name: str, revision: str | None) -> Path | None:
         stem, suffix = main.rsplit(".", 1)
         patterns = [*SMALL_FILES, main, f"{main}.index.json", f"{stem}-*-of-*.{suffix}"]
         try:
-            folder = Path(
-                snapshot_download(
-                    name, revision=revision, allow_patterns=patterns, local_files_only=True
-                )
+            folder = snapshot_download(
+                name, revision=revision, allow_patterns=patterns, local_files_only=True
             )
         except (OSError, ValueError):
             continue
-        if _is_complete(choose_files(path.name for path in folder.iterdir())):
-            return folder
+        if _is_complete(choose_files(os.listdir(folder))):
+            return Path(folder)
     return None
 
 

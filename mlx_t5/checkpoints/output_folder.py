@@ -53,11 +53,10 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
 
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
     """Whether this is a file, or the folder of a module with nothing of somebody else's."""
-    if not path.is_dir():
-        return not MODULE_FOLDER.fullmatch(path.name)
-    inside = list(path.iterdir())
-    known = MODULE_FOLDER.fullmatch(path.name) is not None
-    return known and not any(f.is_dir() or not ours(f.name) for f in inside)
+    is_module = MODULE_FOLDER.fullmatch(path.name) is not None
+    if is_module != path.is_dir():
+        return False
+    return not is_module or all(ours(f.name) and not f.is_dir() for f in path.iterdir())
 
 
 @contextmanager

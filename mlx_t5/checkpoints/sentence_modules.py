@@ -175,10 +175,8 @@ def _dense(file: Path, root: Path, widths: dict[str, int]) -> Module:
     if raw.get("in_features", inputs) != inputs:
         raise UserError(f"{file}: in_features {shown(raw['in_features'])} must be {inputs}")
     outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
-    bias, around = (
-        read_entry(file, raw, "bias", FLAG, True),
-        read_entry(file, raw, "use_residual", FLAG),
-    )
+    bias = read_entry(file, raw, "bias", FLAG, True)
+    around = read_entry(file, raw, "use_residual", FLAG)
     act = _activation(file, raw.get("activation_function", f"{_TORCH}Tanh"))
     expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
     expected |= {"linear.bias": (outputs,)} if bias else {}

@@ -21,11 +21,11 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError, shown
 
-# Element types a T5 checkpoint can hold: name -> (bytes an element, numpy type to read it as).
-# numpy has no bfloat16: its 16 bits are read as an integer and viewed by MLX.
-READABLE = {"float32": (4, np.float32), "float16": (2, np.float16), "bfloat16": (2, np.uint16)}
+# Element types a T5 checkpoint can hold, by name the numpy type to read them as. numpy has no
+# bfloat16: its 16 bits are read as an integer and viewed by MLX.
+READABLE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 # What MLX folders hold besides: quantised weights, and the scales of some modes.
-PACKED = {"uint32": (4, np.uint32), "uint8": (1, np.uint8)}
+PACKED = {"uint32": np.uint32, "uint8": np.uint8}
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,10 @@ class StoredTensor:
         self.require_readable()
         rows = self.shape[0] if self.shape else 1
         step = max(1, max_bytes * rows // max(1, self.nbytes))
-        strided = None if self.is_contiguous else self._strided(file)
+        whole = None if self.is_contiguous else self._strided(file)
         for start in range(0, rows, step):
-            yield self._rows(file, slice(start, min(start + step, rows)), strided)
+            where = slice(start, min(start + step, rows))
+            yield self.part(file, 0, where) if whole is None else self._to_mlx(whole[where])
 
     def require_readable(self) -> None:
         """Raises `UserError` unless the type is one of `READABLE`."""
@@ -102,47 +103,45 @@ class StoredTensor:
     def read(self, file: FileIO) -> mx.array:
         """The whole tensor in its stored type; `file` and errors as in `row_tiles`."""
         self.require_readable()
-        strided = None if self.is_contiguous else self._strided(file)
-        return self._rows(file, slice(0, self.shape[0] if self.shape else 1), strided)
+        return self.part(file, 0, slice(0, self.shape[0] if self.shape else 1))
 
     def part(self, file: FileIO, axis: int, where: slice) -> mx.array:
-        """The rows (axis 0) or columns (axis 1) of a slice; nothing else is read.
+        """The rows (axis 0) or columns (axis 1) of a slice; without gaps nothing else is read.
 
         Quantised weights can be read too, as they are stored. `file` and errors as in `row_tiles`.
         """
         if self.dtype not in PACKED:
             self.require_readable()
-        strided = None if self.is_contiguous else self._strided(file)
-        if axis == 0:
-            return self._rows(file, where, strided)
-        if strided is not None:
-            return self._to_mlx(np.ascontiguousarray(strided[:, where]))
-        rows, columns = self.shape
         count = where.stop - where.start
-        result = self._empty(rows * count).reshape(rows, count)
-        for i in range(rows):
-            self._read_into(result[i], file, i * columns + where.start)
-        return self._to_mlx(result)
+        if not self.is_contiguous:
+            whole = self._strided(file)
+            array = whole[where] if axis == 0 else whole[:, where]
+        elif axis == 0:
+            array = self._empty((count, *self.shape[1:]) if self.shape else ())
+            self._read_into(array, file, where.start * math.prod(self.shape[1:]))
+        else:
+            array = self._empty((self.shape[0], count))
+            for i, row in enumerate(array):
+                self._read_into(row, file, i * self.shape[1] + where.start)
+        return self._to_mlx(array)
 
-    def _rows(self, file: FileIO, where: slice, strided: np.ndarray | None) -> mx.array:
-        """A slice along the first dimension, of the file or, if it has been read, of `strided`."""
-        if strided is not None:
-            return self._to_mlx(np.ascontiguousarray(strided[where]))
-        row, count = math.prod(self.shape[1:]), where.stop - where.start
-        flat = self._elements(file, where.start * row, count * row)
-        return self._to_mlx(flat.reshape((count, *self.shape[1:]) if self.shape else ()))
+    def _to_mlx(self, array: np.ndarray) -> mx.array:
+        result = mx.array(np.asarray(array, order="C"))
+        return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
 
-    def _empty(self, count: int) -> np.ndarray:
-        return np.empty(count, np.dtype((READABLE | PACKED)[self.dtype][1]).newbyteorder("<"))
+    def _strided(self, file: FileIO) -> np.ndarray:
+        """All of a tensor with gaps or in another order, as a view of what lies in the file."""
+        flat = self._empty(self.extent)
+        self._read_into(flat, file, 0)
+        steps = tuple(step * self.itemsize for step in self.strides)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
 
-    def _elements(self, file: FileIO, start: int, count: int) -> np.ndarray:
-        flat = self._empty(count)
-        self._read_into(flat, file, start)
-        return flat
+    def _empty(self, shape: int | tuple[int, ...]) -> np.ndarray:
+        return np.empty(shape, np.dtype((READABLE | PACKED)[self.dtype]).newbyteorder("<"))
 
-    def _read_into(self, flat: np.ndarray, file: FileIO, start: int) -> None:
+    def _read_into(self, array: np.ndarray, file: FileIO, start: int) -> None:
         """Fills an array with the elements of the file from `start` on."""
-        buffer = flat.data.cast("B") if flat.size else memoryview(b"")
+        buffer = array.data.cast("B") if array.size else memoryview(b"")
         file.seek(self.offset + start * self.itemsize)
         while len(buffer):
             n = file.readinto(buffer)
@@ -150,15 +149,6 @@ class StoredTensor:
                 name = shown(self.name)
                 raise UserError(f"{self.path}: the file ends inside {name}: fetch it again")
             buffer = buffer[n:]
-
-    def _strided(self, file: FileIO) -> np.ndarray:
-        flat = self._elements(file, 0, self.extent)
-        steps = tuple(step * self.itemsize for step in self.strides)
-        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
-
-    def _to_mlx(self, array: np.ndarray) -> mx.array:
-        result = mx.array(array)
-        return result.view(mx.bfloat16) if self.dtype == "bfloat16" else result
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,8 +18,6 @@ from mlx_t5.checkpoints.checkpoint import open_checkpoint, read_weight_map
 from mlx_t5.errors import UserError
 
 EVERY_FORMAT = pytest.mark.parametrize("format", checkpoints.FORMATS)
-
-
 BIN_FORMATS = pytest.mark.parametrize("format", ("zip", "legacy"))
 
 

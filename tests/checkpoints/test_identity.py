@@ -1,6 +1,5 @@
 """What tells models apart, whatever runs them: copies are the same, any change is another."""
 
-import json
 import shutil
 
 import pytest
@@ -11,6 +10,7 @@ from launching import ROOT
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.identity import adapter_identity, identity
 from mlx_t5.errors import UserError
+from sentence_folders import add_modules, change, pooling
 
 BUNDLED = ROOT / "demo" / "target"
 
@@ -30,8 +30,7 @@ def rewrite(folder, change):
 
 
 def test_copies_of_a_model_are_the_same_wherever_they_are_from(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "converted_from": {"model": "x"}}))
+    change(folder / "config.json", {"converted_from": {"model": "x"}})
     (folder / "README.md").write_text("another")
     assert identity(folder) == identity(BUNDLED)
 
@@ -52,21 +51,14 @@ def test_other_weights_are_another_model(folder, change):
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
 def test_other_small_files_are_another_model(folder, file):
     before = identity(folder)
-    path = folder / file
-    found = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**found, "pad_token_id": 7}))
+    change(folder / file, {"pad_token_id": 7})
     assert identity(folder) != before
 
 
 def test_the_modules_of_a_sentence_encoder_count(folder):
-    module = folder / "1_Pooling"
-    module.mkdir()
-    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
-    listed = [{"type": f"sentence_transformers.models.{kind}", "path": p} for kind, p in kinds]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (module / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    add_modules(folder, pooling("mean"))
     before = identity(folder)
-    (module / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    change(folder / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
     assert identity(folder) != before
 
 

@@ -1,75 +1,59 @@
-"""Nothing that is read or copied from a model folder lies elsewhere; the Hub's cache works."""
+"""What is read or copied from a folder is its own, and no pipe; the Hub's cache works."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 import adapters
 import checkpoints
-from checkpoints import TINY, siblings
+from checkpoints import TINY
 from convert import convert
 from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
 from mlx_t5.checkpoints.small_files import SMALL_FILES, require_own
 from mlx_t5.errors import UserError
 from model import load
+from sentence_folders import NORMALIZE, add_modules, dense, pooling
 from tokenizer_folders import old_json, train, write
 
-OF_CHATS = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/a.jinja")
-MODULES = {
-    "1_Pooling": {"pooling_mode": "mean", "embedding_dimension": 64},
-    "2_Dense": {"in_features": 64, "out_features": 8, "bias": False},
-    "3_Normalize": {},
-}
+CHATS = "additional_chat_templates"
+OF_CHATS = ("chat_template.jinja", "chat_template.json", f"{CHATS}/a.jinja")
 ALL = [
     *SMALL_FILES,
     *OF_CHATS,
-    *(f"{module}/config.json" for module in MODULES),
-    "2_Dense/weights",
-    "1 of the model",
-    "2 of the model",
-    "index of the model",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/pytorch_model.bin",
+    "3_Normalize/config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
 ]
-FOLDERS = [*MODULES, "additional_chat_templates"]
+FOLDERS = ["1_Pooling", "2_Dense", "3_Normalize", CHATS]
+Q = "encoder.block.0.layer.0.SelfAttention.q"
 
 
-@pytest.fixture(scope="module", params=["safetensors", "zip"])
-def whole(request, tmp_path_factory):
-    """A folder with a file of every kind, and an adapter; and which file is of which kind."""
-    root = tmp_path_factory.mktemp(request.param)
-    folder, safe = root / "model", request.param == "safetensors"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with a file of every kind, and an adapter."""
+    root = tmp_path_factory.mktemp("whole")
+    folder = root / "model"
     train(folder, "t5")
     write(folder, old_json(folder, 100))
-    checkpoints.save(checkpoints.random_state(TINY), folder, request.param, 2, config=TINY)
-    kinds = [("Transformer", ""), *((name[2:], name) for name in MODULES)]
-    listed = [{"type": f"sentence_transformers.models.{k}", "path": path} for k, path in kinds]
-    files = dict.fromkeys([*SMALL_FILES, "chat_template.json"], {}) | {"modules.json": listed}
-    files |= {f"{module}/config.json": settings for module, settings in MODULES.items()}
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+    checkpoints.save(checkpoints.random_state(TINY), folder, shards=2, config=TINY)
+    add_modules(folder, pooling("mean"), dense(64, 8, bias=False), NORMALIZE)
+    (folder / CHATS).mkdir()
+    for name in ALL:
         if not (folder / name).exists():
-            (folder / name).write_text(json.dumps(content))
-    (folder / "additional_chat_templates").mkdir()
-    for name in OF_CHATS[0], OF_CHATS[2]:
-        (folder / name).write_text("{{ messages }}")
-    dense = {"linear.weight": torch.ones(8, 64)}
-    main = "model.safetensors" if safe else "pytorch_model.bin"
-    (save_file if safe else torch.save)(dense, folder / "2_Dense" / main)
-    adapters.by_hand(root / "adapter", {"encoder.block.0.layer.0.SelfAttention.q": (64, 64)},
-                     target_modules=["encoder.block.0.layer.0.SelfAttention.q"])  # fmt: skip
-    stem, suffix = main.split(".")
-    shards = {f"{i} of the model": f"{stem}-{i:05}-of-00002.{suffix}" for i in (1, 2)}
-    places = {"index of the model": f"{main}.index.json", "2_Dense/weights": f"2_Dense/{main}"}
-    names = {kind: {**shards, **places}.get(kind, kind) for kind in ALL}
+            (folder / name).write_text("{}")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == set(names.values()), "no file is left out"
-    return folder, root / "adapter", names
+    assert found == set(ALL), "no file is left out"
+    adapters.by_hand(root / "adapter", {Q: (64, 64)}, target_modules=[Q])
+    return folder, root / "adapter"
 
 
 def read(folder, adapter, out):
@@ -82,38 +66,70 @@ def copy(folder, adapter, out):
     return convert(folder, out, adapter_path=adapter)
 
 
-OF_CHATS_ONLY = (*OF_CHATS, "additional_chat_templates")
+@pytest.fixture(autouse=True)
+def ends():
+    """Without the check some of these tests would wait for ever."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
-def led_out(folder: Path, name: str, outside: Path) -> Path:
-    """A copy of the folder, in which a link stands for a file or folder that lies elsewhere."""
-    there = shutil.copytree(folder, outside.parent / "stranger") / name
-    shutil.move(there, outside)
-    there.symlink_to(outside)
-    return outside.parent / "stranger"
+def put(path: Path, thing: str, outside: Path) -> None:
+    """Something else at `path`: a link to the same elsewhere, or what is no small file."""
+    if thing == "link":
+        shutil.move(path, outside)
+        path.symlink_to(outside)
+        return
+    path.unlink()
+    if thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "folder":
+        path.mkdir()
+    else:
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)  # a terabyte that takes no room
+
+
+THINGS = {
+    "link": "is a link out of its folder; put a copy of the file",
+    "pipe": "is no regular file|that are not there|: no model.safetensors or",
+    "folder": "is no regular file|that are not there|: no model.safetensors or",
+    "huge": "has 1099.* GB, and none|header|not a whole torch",
+}
 
 
 @pytest.mark.parametrize("use", [read, copy])
-@pytest.mark.parametrize("kind", ALL + FOLDERS)
-def test_a_link_out_of_the_folder(whole, tmp_path, kind, use):
-    folder, adapter, names = whole
-    stranger = led_out(folder, names.get(kind, kind), tmp_path / "private")
-    if use is copy and kind in OF_CHATS_ONLY:
-        use(stranger, adapter, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("name", "thing"),
+    [(name, "link") for name in FOLDERS]
+    + [(name, thing) for name in ALL for thing in ("link", "pipe")]
+    + [(name, thing) for name in ("config.json", *ALL[-5:]) for thing in ("folder", "huge")],
+)
+def test_what_is_no_small_file_of_the_folder(whole, tmp_path, use, name, thing):
+    stranger = shutil.copytree(whole[0], tmp_path / "stranger")
+    put(stranger / name, thing, tmp_path / "private")
+    if use is copy and name in (CHATS, *OF_CHATS):
+        use(stranger, whole[1], tmp_path / "out")
         assert not list((tmp_path / "out").glob("*template*"))
         return
-    with pytest.raises(UserError, match=r"is a link out of its folder; put a copy of the file"):
-        use(stranger, adapter, tmp_path / "out")
-    assert siblings(tmp_path / "out") == {"stranger", "private"}
+    with pytest.raises(UserError, match=THINGS[thing]):
+        use(stranger, whole[1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("use", [read, copy])
-@pytest.mark.parametrize("kind", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_link_out_of_an_adapter(whole, tmp_path, kind, use):
-    folder, adapter, _ = whole
-    stranger = led_out(adapter, kind, tmp_path / "private")
-    with pytest.raises(UserError, match=f"{kind} is a link out of its folder"):
-        use(folder, stranger, tmp_path / "out")
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_link_out_of_an_adapter(whole, tmp_path, name, use):
+    stranger = shutil.copytree(whole[1], tmp_path / "stranger")
+    put(stranger / name, "link", tmp_path / "private")
+    with pytest.raises(UserError, match=f"{name} is a link out of its folder"):
+        use(whole[0], stranger, tmp_path / "out")
 
 
 def linked(folder: Path, target: Path, place) -> Path:
@@ -129,7 +145,7 @@ def linked(folder: Path, target: Path, place) -> Path:
 
 
 def test_links_within_the_folder_and_a_linked_folder(whole, tmp_path):
-    folder, adapter, _ = whole
+    folder, adapter = whole
     inside = linked(folder, tmp_path / "model", lambda name: tmp_path / "model" / "real" / name)
     (tmp_path / "link").symlink_to(inside)
     expect_the_same(folder, tmp_path / "link", adapter, tmp_path)
@@ -138,7 +154,7 @@ def test_links_within_the_folder_and_a_linked_folder(whole, tmp_path):
 @pytest.mark.parametrize("shared", [False, True], ids=["blobs", "shared blobs"])
 def test_the_cache_of_the_hub(whole, tmp_path, shared):
     """Its snapshots are links; huggingface_hub 2 has the blobs of all repositories in one place."""
-    folder, adapter, _ = whole
+    folder, adapter = whole
     repository = tmp_path / "hub" / "models--a--t5"
     snapshot, blobs = repository / "snapshots" / "0a1b", repository / "blobs"
     linked(folder, snapshot, lambda name: blobs / name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,15 +12,11 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from devices import skip_float32_times_4_bits
 from mlx_t5.backend import mx, nn, tree_flatten
+from mlx_t5.checkpoints import quantization
 from mlx_t5.checkpoints.quantization import LARGE_VOCABULARY, MODES, Quantization, Recipe
 from mlx_t5.errors import UserError
 from mlx_t5.network import weights as weights_module
 from model import load
-
-
-@pytest.fixture
-def tiny(tmp_path) -> Path:
-    return checkpoints.tiny(tmp_path / "source")
 
 
 @pytest.mark.parametrize(
@@ -38,49 +33,31 @@ EVERY_MODE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "bits", "group"), EVERY_MODE)
+@pytest.mark.parametrize(("mode", "bits", "group"), [*EVERY_MODE, ("affine", "vo_4_5", 32)])
 def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
     """The output holds what `nn.quantize` makes of the same model, layer by layer."""
-    options = {"q_mode": mode, "q_bits": bits, "q_group_size": group}
-    out = convert(tiny, tmp_path / "out", quantize=True, dtype="float32", **options)
-    how = {"group_size": group, "bits": bits, "mode": mode}
-    config = json.loads((out / "config.json").read_text())
-    assert config["quantization"] == config["quantization_config"] == how
+    mixed = bits == "vo_4_5"
+    options = {"quant_predicate": bits} if mixed else {"q_bits": bits, "q_mode": mode}
+    out = convert(tiny, tmp_path / "out", "float32", quantize=True, q_group_size=group, **options)
+    how = {"group_size": group, "bits": 4 if mixed else bits, "mode": mode}
     model, _ = load(tiny, "float32")
-
-    def wanted(path: str, layer: nn.Module) -> bool:
-        is_layer = isinstance(layer, nn.Linear) and path != "lm_head"
-        return is_layer and layer.weight.shape[-1] % group == 0
-
-    nn.quantize(model, group, bits, mode=mode, class_predicate=wanted)
+    ways = {
+        path: how | {"bits": 5} if mixed and path[-2:] in (".v", ".o") else how
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and path != "lm_head"
+        if layer.weight.shape[-1] % group == 0
+    }
+    config = json.loads((out / "config.json").read_text())
+    others = {path: way for path, way in ways.items() if way != how}
+    assert config["quantization"] == config["quantization_config"] == how | others
+    nn.quantize(model, class_predicate=lambda path, _: ways.get(path, False))
     expected, converted = dict(tree_flatten(model.parameters())), arrays(out)
     assert set(converted) == set(expected)
     for name, array in expected.items():
         assert array.dtype == converted[name].dtype and mx.array_equal(array, converted[name]), name
-    skip_float32_times_4_bits(bits, mode)
+    skip_float32_times_4_bits(how["bits"], mode)
     ids = mx.array([[5, 3, 9, 1]])
     assert mx.array_equal(load(out, "float32")[0](ids, ids), model(ids, ids))
-
-
-def test_a_mixed_recipe_gives_values_and_outputs_more_bits(tiny, tmp_path):
-    """config.json says so layer by layer, and loading follows it; MLX itself makes the same."""
-    low, high = 4, 5
-    options = {"quantize": True, "q_group_size": 32, "quant_predicate": "vo_4_5"}
-    out = convert(tiny, tmp_path / "out", "float32", **options)
-    entry = json.loads((out / "config.json").read_text())["quantization"]
-    general = {name: entry.pop(name) for name in ("group_size", "bits", "mode")}
-    assert general == {"group_size": 32, "bits": low, "mode": "affine"}
-    assert all(how == general | {"bits": high} for how in entry.values())
-    loaded, (model, _) = load(out, "float32")[0], load(tiny, "float32")
-    layers = {p: m for p, m in loaded.named_modules() if isinstance(m, nn.QuantizedLinear)}
-    assert set(entry) == {path for path in layers if path[-2:] in (".v", ".o")}
-    assert {path: layer.bits for path, layer in layers.items()} == {
-        path: high if path in entry else low for path in layers
-    }
-    ways = {path: entry.get(path, general) for path in layers}
-    nn.quantize(model, class_predicate=lambda path, _: ways.get(path, False))
-    ids = mx.array([[5, 3, 9, 1]])
-    assert mx.array_equal(loaded(ids, ids), model(ids, ids))
 
 
 @pytest.mark.parametrize("tied", (True, False), ids=("tied", "separate"))
@@ -109,7 +86,9 @@ def test_embedding_and_head_in_8_bits(made, tmp_path, tied, options):
         layer = model[name]
         parts = layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits
         setattr(dense, name, getattr(plain, name))
-        getattr(dense, name).weight = mx.dequantize(*parts)
+        before, after = plain[name].weight, mx.dequantize(*parts)
+        assert 0 < mx.abs(before - after).max() < mx.abs(before).max() / 127
+        getattr(dense, name).weight = after
     ids = mx.array([[5, 3, 9, 1], [7, 7, 2, 1]])
     logits, expected = model(ids, ids), dense(ids, ids)
     assert mx.abs(logits - expected).max() < 1e-4 * mx.abs(expected).max()
@@ -118,59 +97,17 @@ def test_embedding_and_head_in_8_bits(made, tmp_path, tied, options):
     assert drafted.tokens == regular.tokens
 
 
-def test_8_bits_change_an_embedding_little(tiny, tmp_path):
-    out = convert(tiny, tmp_path / "out", "float32", quantize=True, quant_predicate="embed_8")
-    before, after = load(tiny, "float32")[0].shared, load(out, "float32")[0].shared
-    assert 0 < mx.abs(before(mx.arange(40)) - after(mx.arange(40))).max() < 1 / 255
-
-
-SIZE = 100_352  # tokens
-
-
-@pytest.fixture(scope="module", params=(True, False), ids=("tied", "separate"))
-def large(request, tmp_path_factory) -> Path:
-    """A checkpoint of many tokens, tiny otherwise."""
-    config = TINY | {"vocab_size": SIZE, "num_layers": 1, "tie_word_embeddings": request.param}
-    state = checkpoints.random_state(config, "bfloat16")
-    if not request.param:
-        state["lm_head.weight"] = state["shared.weight"].flip(0)
-    return checkpoints.save(state, tmp_path_factory.mktemp("large") / "source", config=config)
-
-
-def quantised_layers(folder: Path) -> dict[str, int]:
-    """Bits of the embedding and the head, as far as they are quantised."""
-    entry = json.loads((folder / "config.json").read_text())["quantization"]
-    stored = arrays(folder)
-    names = [name for name in ("shared", "lm_head") if f"{name}.scales" in stored]
-    return {name: entry.get(name, entry)["bits"] for name in names}
-
-
-def test_of_many_tokens_the_embedding_and_the_head_get_8_bits(large, tmp_path, capsys):
-    both = ["shared"] if (load(large)[0].config.tie_word_embeddings) else ["shared", "lm_head"]
-    out = convert(large, tmp_path / "out", quantize=True)
-    line = f"{SIZE:,} tokens: the embedding and the output head get 8 bits; --quant-predicate"
-    assert [note for note in capsys.readouterr().err.splitlines() if line in note]
-    assert quantised_layers(out) == dict.fromkeys(both, 8)
-    named = convert(large, tmp_path / "named", quantize=True, quant_predicate="embed_8")
-    assert {n: a.tolist() for n, a in arrays(out).items() if n.startswith("decoder")} == {
-        n: a.tolist() for n, a in arrays(named).items() if n.startswith("decoder")
-    }
-    assert (out / "config.json").read_text() == (named / "config.json").read_text()
-    assert "8 bits" not in capsys.readouterr().err, "it was asked for"
-    for predicate in ("layers", "vo_4_5"):
-        chosen = convert(large, tmp_path / predicate, quantize=True, quant_predicate=predicate)
-        assert quantised_layers(chosen) == {}
-    # Its rows, looked up and multiplied, are those of the plain model but for 8 bits.
-    model, plain = load(out, "float32")[0], load(large, "float32")[0]
-    ids = mx.array([[5, SIZE - 1, 9, 1]])
-    assert mx.abs(model.shared(ids) - plain.shared(ids)).max() < 1 / 255
-    logits = model(ids, ids)
-    assert logits.shape == (1, 4, SIZE)
-    expected = load(named, "float32")[0](ids, ids)
-    assert mx.array_equal(logits, expected)
-    drafted = SpeculativeDecoder(model, plain).generate([[5, 3, SIZE - 2, 1]], max_tokens=8)[0]
-    regular = SpeculativeDecoder(model).generate([[5, 3, SIZE - 2, 1]], max_tokens=8)[0]
-    assert drafted.tokens == regular.tokens
+def test_of_many_tokens_the_embedding_gets_8_bits(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quantization, "LARGE_VOCABULARY", TINY["vocab_size"])
+    configs = {}
+    for predicate in (None, "embed_8", "layers"):
+        out = convert(tiny, tmp_path / str(predicate), quantize=True, quant_predicate=predicate)
+        configs[predicate] = json.loads((out / "config.json").read_text())
+        note = "40 tokens: the embedding and the output head get 8 bits; --quant-predicate"
+        assert (note in capsys.readouterr().err) == (predicate is None)
+        bits = configs[predicate]["quantization"].get("shared", {}).get("bits")
+        assert bits == (None if predicate == "layers" else 8)
+    assert configs[None] == configs["embed_8"]
 
 
 def test_below_so_many_tokens_nothing_changes():
@@ -216,29 +153,28 @@ def test_contradictory_recipes(options, message):
         Recipe.from_options(**options)
 
 
-def test_what_a_recipe_does_to_a_parameter():
-    four, five = Quantization.from_options(4), Quantization.from_options(5)
-    recipe = Recipe.from_options(predicate="vo_4_5")
-    assert recipe == Recipe(four, five)
-    assert recipe.for_layer("encoder.layers.0.self_attention.v.weight", (64, 64)) == five
-    assert recipe.for_layer("decoder.layers.1.cross_attention.o.weight", (64, 64)) == five
-    assert recipe.for_layer("decoder.layers.1.feed_forward.wo.weight", (64, 64)) == four
-    assert recipe.for_layer("decoder.layers.1.self_attention.q.weight", (64, 64)) == four
-    assert (
-        recipe.for_layer("decoder.layers.1.self_attention.v.weight", (64, 96)) is None
-    )  # no groups
-    for name in ("shared", "lm_head", "encoder.relative_attention_bias.0", "encoder.norm"):
-        assert recipe.for_layer(f"{name}.weight", (64, 64)) is None
-    eight = Quantization.from_options(8)
-    assert Recipe.from_options(predicate="vo_4_5+embed_8") == Recipe(four, five, embedding=eight)
+@pytest.mark.parametrize("predicate", (None, "vo_4_5", "embed_8", "vo_4_5+embed_8"))
+def test_what_a_recipe_does_to_a_parameter(predicate):
+    four, five, eight = map(Quantization.from_options, (4, 5, 8))
+    recipe = Recipe.from_options(predicate=predicate)
+    special, embedding = "vo" in str(predicate), "embed" in str(predicate)
+    for name, expected in {
+        "encoder.layers.0.self_attention.v": five if special else four,
+        "decoder.layers.1.cross_attention.o": five if special else four,
+        "decoder.layers.1.feed_forward.wo": four,
+        "decoder.layers.1.self_attention.q": four,
+        "shared": eight if embedding else None,
+        "lm_head": eight if embedding else None,
+        "encoder.relative_attention_bias.0": None,
+        "encoder.norm": None,
+    }.items():
+        assert recipe.for_layer(f"{name}.weight", (64, 64)) == expected
+        assert recipe.for_layer(f"{name}.weight", (64, 96)) is None  # no groups
+
+
+def test_an_embedding_in_8_bits_is_affine_in_every_mode():
     mxfp4 = Recipe.from_options(mode="mxfp4", predicate="embed_8")
-    assert mxfp4.embedding == eight and mxfp4.general.mode == "mxfp4"
-    both = Recipe.from_options(4, predicate="embed_8")
-    for name, how in {"shared": eight, "lm_head": eight, "encoder.norm": None}.items():
-        assert both.for_layer(f"{name}.weight", (40, 64)) == how
-    assert both.for_layer("shared.weight", (40, 96)) is None  # no groups
-    assert both.for_layer("encoder.layers.0.self_attention.q.weight", (64, 64)) == four
-    assert both.for_layer("encoder.relative_attention_bias.0.weight", (32, 64)) is None
+    assert mxfp4.embedding == Quantization.from_options(8) and mxfp4.general.mode == "mxfp4"
 
 
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))

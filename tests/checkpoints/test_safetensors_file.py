@@ -13,34 +13,29 @@ from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
 from mlx_t5.errors import UserError
 
 
+def entry(shape, start, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
 @pytest.mark.parametrize(
     ("header", "cause"),
     (
-        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 12]}}, "not its shape's size"),
-        (
-            {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}},
-            "bytes where its header says",
-        ),
-        ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}}, "no natural number"),
-        ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, "no natural number"),
-        ({"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}}, "unknown type F99"),
-        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "no natural number"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "overlaps another"),
-        (
-            {
-                "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
-                "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
-            },
-            "b overlaps another",
-        ),
+        ({"a": entry([2], 0, 12)}, "not its shape's size"),
+        ({"a": entry([4], 0, 16)}, "bytes where its header says"),
+        ({"a": entry([-2], 8, 0)}, "no natural number"),
+        ({"a": entry([True], 0, 4)}, "no natural number"),
+        ({"a": entry([2], 0, 8, "F99")}, "unknown type F99"),
+        ({"a": entry([2], -8, 0)}, "no natural number"),
+        ({"a": entry([1], 4, 8)}, "overlaps another"),
+        ({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, "b overlaps another"),
         ({"a": {"dtype": "F32", "shape": [2]}}, "damaged safetensors header"),
-        ({"a": {"dtype": "F32", "shape": [1] * 400_000, "data_offsets": [0, 8]}}, "8 dimensions"),
-        ({"a": {"dtype": "F32", "shape": [10**4000] * 200, "data_offsets": [0, 8]}}, "dimensions"),
-        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [2**63, 2**63 + 8]}}, "no natural"),
+        ({"a": entry([1] * 400_000, 0, 8)}, "8 dimensions"),
+        ({"a": entry([10**4000] * 200, 0, 8)}, "dimensions"),
+        ({"a": entry([2], 2**63, 2**63 + 8)}, "no natural"),
         ({f"{i}": {} for i in range(40_000)}, "more than 32768 tensors"),
         ({"__metadata__": {"a": " " * 5_000_000}}, "header is too large"),
         ({"\x1b[2J" + "a" * 1_000_000: {"dtype": 1}}, "damaged"),
-        ({"a": {"dtype": "\x1b" * 9000, "shape": [], "data_offsets": [0, 0]}}, r"type \\x1b\\x1b"),
+        ({"a": entry([], 0, 0, "\x1b" * 9000)}, r"type \\x1b\\x1b"),
         ({"a": 3}, "damaged safetensors header"),
         ([], "damaged safetensors header"),
         ({"__metadata__": 3}, "damaged safetensors header"),
@@ -56,29 +51,20 @@ def test_safetensors_headers_that_lie(tmp_path, header, cause):
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "cause"),
     (
-        b"",
-        b"\x01",
-        struct.pack("<Q", 2**63) + b"{}",
-        struct.pack("<Q", 3) + b"{}",
-        struct.pack("<Q", 100_000) + b"[" * 100_000,
-        struct.pack("<Q", 13) + b'{"a":1,"a":2}',
-        struct.pack("<Q", 4) + b'"\xff" ',
+        (b"", "not a whole"),
+        (b"\x01", "not a whole"),
+        (struct.pack("<Q", 2**63) + b"{}", "not a whole"),
+        (struct.pack("<Q", 3) + b"{}", "not a whole"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "damaged"),
+        (struct.pack("<Q", 13) + b'{"a":1,"a":2}', "a name occurs twice"),
+        (struct.pack("<Q", 4) + b'"\xff" ', "damaged"),
     ),
 )
-def test_broken_safetensors(tmp_path, data):
+def test_broken_safetensors(tmp_path, data, cause):
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UserError, match="model.safetensors: (not a whole|damaged)"):
-        open_checkpoint(tmp_path)
-
-
-def test_a_name_that_occurs_twice(tmp_path):
-    entry = b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-    text = b"{" + entry + b"," + entry + b"}"
-    data = struct.pack("<Q", len(text)) + text + bytes(8)
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UserError, match="a name occurs twice"):
+    with pytest.raises(UserError, match=f"model.safetensors: .*{cause}"):
         open_checkpoint(tmp_path)
 
 

@@ -5,16 +5,15 @@ import pytest
 from tokenizers import normalizers
 
 from convert import convert
-from mlx_t5.backend import mx
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.pooling import Pooling
 from sentence_folders import (
     NORMALIZE,
     SETTINGS,
+    by_sentence_transformers,
     change,
     dense,
     embedder,
-    expected,
     folder_of,
     pooling,
     refused,
@@ -26,19 +25,15 @@ from sentence_folders import (
 def test_vectors_are_truncated_at_the_end(tmp_path, width, normalize):
     modules = [pooling("mean"), dense(32, 8), NORMALIZE]
     folder = folder_of(tmp_path / "m", *modules, general={"truncate_dim": width})
-    decoder = embedder(folder)
-    ids = decoder.codec.tokenizer("ab").input_ids
-    states = np.array(decoder.model.encode(mx.array([ids])))[0]
-    whole = expected(modules, states)[:width]
-    whole = whole / np.linalg.norm(whole) if normalize else whole
-    np.testing.assert_allclose(decoder.embed("ab", normalize=normalize)[0], whole, atol=2e-5)
-    assert decoder.embed([]).shape == (0, min(width, 8))
-    copied = embedder(convert(folder, tmp_path / "mlx", "float32", encoder_only=True))
-    np.testing.assert_allclose(copied.embed("ab", normalize=normalize)[0], whole, atol=2e-5)
+    whole = by_sentence_transformers(folder, ["ab"], normalize_embeddings=normalize)
+    copied = convert(folder, tmp_path / "mlx", "float32", encoder_only=True)
+    for decoder in embedder(folder), embedder(copied):
+        np.testing.assert_allclose(decoder.embed(["ab"], normalize=normalize), whole, atol=2e-5)
+        assert decoder.embed([]).shape == (0, min(width, 8))
 
 
-def text_kwargs(**entries):
-    return {"processing_kwargs": {"text": entries}}
+def text_kwargs(common=None, **entries):
+    return {"processing_kwargs": {"text": entries, "common": common}}
 
 
 @pytest.mark.parametrize(
@@ -54,16 +49,8 @@ def text_kwargs(**entries):
         ({"reading": text_kwargs(max_length=4, padding="longest", pad_to_multiple_of=2)}, 4),
         ({"reading": text_kwargs(max_length=4, truncation=False)}, None),
         ({"reading": text_kwargs(max_length=None, truncation="only_first")}, None),
-        ({"reading": text_kwargs(max_length=4), "tokenizer": {"model_max_length": 3}}, 4),
-        (
-            {
-                "reading": {
-                    "max_seq_length": 3,
-                    "processing_kwargs": {"common": {"max_length": 6}, "text": {"max_length": 4}},
-                }
-            },
-            6,
-        ),
+        ({"reading": {**text_kwargs(max_length=4), "max_seq_length": 3}}, 4),
+        ({"reading": text_kwargs(max_length=4, common={"max_length": 6})}, 6),
         ({"reading": {"max_seq_length": 3, "processing_kwargs": {"text": {}, "image": {}}}}, 3),
     ],
 )
@@ -80,66 +67,45 @@ def test_where_texts_are_cut(tmp_path, settings, limit, side):
 
 
 def test_what_version_6_writes_changes_nothing(tmp_path):
-    written = {
-        "reading": {
-            "transformer_task": "feature-extraction",
-            "modality_config": {
-                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-            },
-            "module_output_name": "token_embeddings",
-            "unpad_inputs": False,
-        },
-        "general": {
-            "model_type": "SentenceTransformer",
-            "__version__": {"sentence_transformers": "6.2.0"},
-            "prompts": {"query": "q: ", "document": ""},
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
-            "requirements": {"transformers": ">=5.15"},
-        },
-    }
-    folder = folder_of(tmp_path / "m", pooling("mean", include_prompt=True), **written)
-    found, usual = read_pooling(folder, 32), Pooling()
-    assert found == usual
+    from sentence_transformers import SentenceTransformer
+
+    folder, saved = folder_of(tmp_path / "m", pooling("mean")), tmp_path / "saved"
+    SentenceTransformer(str(folder), device="cpu").save_pretrained(str(saved))
+    assert read_pooling(saved, 32) == Pooling()
+    change(saved / SETTINGS["reading"], {"unpad_inputs": False})
+    change(saved / SETTINGS["general"], {"requirements": {"transformers": ">=5.15"}})
+    assert read_pooling(saved, 32) == Pooling()
 
 
 @pytest.mark.parametrize(
     "file, entries, message",
     [
-        (
-            "sentence_bert_config.json",
-            {"max_seq_length": "many"},
-            "max_seq_length is 'many'; it must",
-        ),
-        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case is 1"),
-        ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args"),
-        ("sentence_bert_config.json", {"query_length": 32}, "query_length 32"),
-        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task"),
-        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config"),
-        ("sentence_bert_config.json", {"module_output_name": "scores"}, "module_output_name"),
-        ("sentence_bert_config.json", {"processing_kwargs": [1]}, "processing_kwargs"),
-        (
-            "sentence_bert_config.json",
-            {"processing_kwargs": {"chat_template": {"a": 1}}},
-            "chat_template",
-        ),
-        ("sentence_bert_config.json", text_kwargs(truncation="only_second"), "truncation only_sec"),
-        ("sentence_bert_config.json", text_kwargs(max_length=0), "max_length is 0; it must"),
-        ("sentence_bert_config.json", text_kwargs(add_special_tokens=False), "add_special_tokens"),
-        ("sentence_bert_config.json", {"processing_kwargs": {"common": {"stride": 2}}}, "stride 2"),
-        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim is 0"),
-        ("config_sentence_transformers.json", {"truncate_dim": True}, "truncate_dim is True"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "no text for .* q$"),
-        ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts"),
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "SparseEncoder"),
-        ("config_sentence_transformers.json", {"an_entry_of_tomorrow": 0}, "an_entry_of_tomorrow"),
-        ("tokenizer_config.json", {"truncation_side": "middle"}, "truncation_side middle"),
-        ("tokenizer_config.json", {"model_max_length": 0}, "model_max_length is 0"),
+        ("reading", {"max_seq_length": "many"}, "max_seq_length is 'many'; it must"),
+        ("reading", {"do_lower_case": 1}, "do_lower_case is 1"),
+        ("reading", {"tokenizer_args": {"a": 1}}, "tokenizer_args"),
+        ("reading", {"query_length": 32}, "query_length 32"),
+        ("reading", {"transformer_task": "fill-mask"}, "transformer_task"),
+        ("reading", {"modality_config": {"message": {}}}, "modality_config"),
+        ("reading", {"module_output_name": "scores"}, "module_output_name"),
+        ("reading", {"processing_kwargs": [1]}, "processing_kwargs"),
+        ("reading", {"processing_kwargs": {"chat_template": {"a": 1}}}, "chat_template"),
+        ("reading", text_kwargs(truncation="only_second"), "truncation only_sec"),
+        ("reading", text_kwargs(max_length=0), "max_length is 0; it must"),
+        ("reading", text_kwargs(add_special_tokens=False), "add_special_tokens"),
+        ("reading", {"processing_kwargs": {"common": {"stride": 2}}}, "stride 2"),
+        ("general", {"truncate_dim": 0}, "truncate_dim is 0"),
+        ("general", {"truncate_dim": True}, "truncate_dim is True"),
+        ("general", {"default_prompt_name": "q"}, "no text for .* q$"),
+        ("general", {"prompts": ["a"]}, "prompts"),
+        ("general", {"model_type": "SparseEncoder"}, "SparseEncoder"),
+        ("general", {"an_entry_of_tomorrow": 0}, "an_entry_of_tomorrow"),
+        ("tokenizer", {"truncation_side": "middle"}, "truncation_side middle"),
+        ("tokenizer", {"model_max_length": 0}, "model_max_length is 0"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path, file, entries, message):
     folder = folder_of(tmp_path / "m", pooling("mean"))
-    change(folder / file, entries)
+    change(folder / SETTINGS[file], entries)
     refused(folder, message)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from convert import convert
 from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
 from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
-from model import load
+from mlx_t5.errors import UserError
 
 SOURCE = "google/byt5-small"
 SAID = {
@@ -46,38 +45,22 @@ def source(tmp_path_factory):
 @pytest.fixture
 def hub(source):
     files = {file.name: file.read_bytes() for file in source.iterdir()}
-    with serve(FakeHub({SOURCE: files}, roles=dict(WRITERS), owners={"me"})) as running:
+    with serve(FakeHub({SOURCE: files}, roles=dict(WRITERS))) as running:
         yield running
 
 
-@pytest.fixture
-def run(hub, tmp_path):
-    """Runs a command line: status, standard output, standard error."""
-
-    def command(program: str, *options: str, **environment: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, str(ROOT / program), *options],
-            cwd=tmp_path,
-            env=hub.environment(tmp_path / "hf") | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert "hf_" not in done.stdout + done.stderr, "a token is shown"
-        return done.returncode, done.stdout, done.stderr
-
-    return command
-
-
 @pytest.mark.slow
-def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, run, tmp_path):
+def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tmp_path):
     options = ["--model", SOURCE, "-q", "--q-group-size", "32", "--upload-repo", "me/byt5-4bit"]
-    status, out, err = run("convert.py", *options, **TOKEN)
-    folder = tmp_path / "models" / "byt5-small"
-    assert (status, out) == (0, f"{folder}\n"), err
+    done = hub.python(tmp_path, str(ROOT / "convert.py"), *options, **TOKEN)
+    folder, err = tmp_path / "models" / "byt5-small", done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n"), err
+    assert "hf_" not in done.stdout + err, "a token is shown"
     sent = hub.repos["me/byt5-4bit"]
     assert sent == {file.name: file.read_bytes() for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
+    commit = hashlib.sha1(SOURCE.encode()).hexdigest()  # of the Hub that the test has
+    assert json.loads(sent["config.json"])["converted_from"] == {"model": SOURCE, "commit": commit}
     listed = [line.split()[0] for line in err.splitlines() if line.startswith("  ")]
     assert listed == sorted(sent) and " MB to me/byt5-4bit on the Hugging Face Hub:\n" in err
     assert f"sent: {hub.endpoint}/me/byt5-4bit/commit/1" in err
@@ -93,9 +76,8 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, ru
     assert f"{SOURCE}, converted to MLX: 4 bits a weight (affine, groups of 32)." in card
     assert 'python main.py --model me/byt5-4bit --prompt "…"' in card
     code = "from model import load; print(load('me/byt5-4bit')[0].folder)"
-    environment = hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)}
-    loaded = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert b"models--me--byt5-4bit" in loaded.stdout, loaded.stderr
+    loaded = hub.python(tmp_path, "-c", code)
+    assert "models--me--byt5-4bit" in loaded.stdout, loaded.stderr
 
 
 @pytest.mark.slow
@@ -116,32 +98,13 @@ def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
         "    assert convert.main(options) == 2\n"
         "    assert distill.main([*options, '--data', 'none', '--output', 'draft']) == 2"
     )
-    environment = hub.environment(tmp_path / "hf") | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = hub.python(tmp_path, "-c", code)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     lines = done.stderr.splitlines()
     assert lines[::2] == lines[1::2], "distill.py says the same"
     for line, told in zip(lines[::2], refused.values(), strict=True):
         assert line.startswith(f"error: --upload-repo: {told}")
     assert not (tmp_path / "models").exists() and not hub.fetched
-
-
-@pytest.mark.slow
-def test_what_is_refused_in_the_end_leaves_the_folder(hub, run, tmp_path, source):
-    options = ["--model", str(source), "--mlx-path", "out", "--upload-repo"]
-    for name, token, cause in (
-        ("you/x", TOKEN, "You may not write for you"),
-        ("me/x", TOKEN | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "ConnectError"),
-    ):
-        status, out, err = run("convert.py", *options, name, "--overwrite", **token)
-        assert (status, out) == (2, f"{tmp_path / 'out'}\n")
-        last = err.splitlines()[-1]
-        assert last.startswith(f"error: {name}: cannot be sent (") and cause in err
-        assert last.endswith(f"complete: `hf upload {name} {tmp_path / 'out'}` sends it")
-        load(tmp_path / "out")
-    assert "me/x" not in hub.repos and "you/x" not in hub.repos
 
 
 def test_only_the_models_files_are_sent(tmp_path):
@@ -167,17 +130,22 @@ def test_only_the_models_files_are_sent(tmp_path):
     assert model_files(folder) == expected
 
 
-def test_interrupted_it_leaves_the_folder(tmp_path, monkeypatch, capsys):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no\nroute")])
+def test_what_fails_in_the_end_leaves_the_folder(tmp_path, monkeypatch, capsys, error):
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
-    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", interrupt)
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", fail)
     folder = converted(tmp_path / "made")
-    assert upload(folder, "me/x", lambda name: f"the card of {name}") == 130
+    complete = f"; the folder is complete: `hf upload me/x {folder}` sends it"
+    if isinstance(error, KeyboardInterrupt):
+        assert upload(folder, "me/x", lambda name: f"the card of {name}") == 130
+        assert capsys.readouterr().err.endswith(f"interrupted{complete}\n")
+    else:
+        with pytest.raises(UserError) as refused:
+            upload(folder, "me/x", lambda name: f"the card of {name}")
+        assert str(refused.value) == f"me/x: cannot be sent (OSError: no route){complete}"
     assert (folder / CARD).read_text() == "the card of me/x"
-    assert capsys.readouterr().err.endswith(
-        f"interrupted; the folder is complete: `hf upload me/x {folder}` sends it\n"
-    )
 
 
 def converted(folder: Path, **more: object) -> Path:

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -26,7 +30,6 @@ class FakeHub:
         gated: ids that need a token with access.
         sizes: file name → the bytes that it is said to have, where that is not the truth.
         roles: token → "write" or "read"; others are refused where one is needed.
-        owners: who may be written for.
         uploaded: large files on their way into a repository, by their digest.
         requests: every (method, path) so far.
         tokens: every Authorization header so far.
@@ -38,7 +41,6 @@ class FakeHub:
     gated: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
-    owners: set[str] = field(default_factory=set)
     uploaded: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
@@ -56,6 +58,17 @@ class FakeHub:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
         return kept | loopback | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
+
+    def python(self, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess:
+        """Runs Python there with this Hub; the library reads its settings when it is imported."""
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=self.environment(folder / "hf") | {"PYTHONPATH": str(ROOT)} | settings,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body for a path."""
@@ -106,21 +119,16 @@ class FakeHub:
             return _json({"commitUrl": f"{self.endpoint}/{repo}/commit/1", "commitOid": "1" * 40})
         asked = json.loads(body)
         if plain == "/api/repos/create":
-            return self._create(asked)
+            owner = asked.get("organization") or asked["name"].partition("/")[0]
+            name = f"{owner}/{asked['name'].rpartition('/')[2]}"
+            self.repos.setdefault(name, {})
+            return _json({"url": f"{self.endpoint}/{name}"})
         for entry in asked.get("objects", ()):  # of large files
             entry["actions"] = {"upload": {"href": f"{self.endpoint}/large/{entry['oid']}"}}
         for file in asked.get("files", ()):
             large = file["path"].endswith(".safetensors")
             file |= {"uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
         return _json({"errors": [], "warnings": []} | asked)
-
-    def _create(self, asked: dict) -> tuple[int, dict[str, str], bytes]:
-        owner = asked.get("organization") or asked["name"].partition("/")[0]
-        if owner not in self.owners:
-            return 403, {"X-Error-Message": f"You may not write for {owner}"}, b"{}"
-        name = f"{owner}/{asked['name'].rpartition('/')[2]}"
-        self.repos.setdefault(name, {})
-        return _json({"url": f"{self.endpoint}/{name}"})
 
     def _content(self, value: dict) -> bytes:
         if "content" in value:

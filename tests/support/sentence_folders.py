@@ -1,8 +1,7 @@
-"""Folders of sentence-transformers, small and made here, and what they make of texts."""
+"""Folders of sentence-transformers, small and made here, and what that library makes of texts."""
 
 import json
 
-import numpy as np
 import pytest
 
 from command_line import byte_model
@@ -12,9 +11,7 @@ from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
 from model import load
 
-FLAGS = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
-FLAGS |= {"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "weightedmean": "weightedmean_tokens"}
-FLAGS |= {"lasttoken": "lasttoken"}
+PACKAGE = "sentence_transformers.models."
 SETTINGS = {
     "reading": "sentence_bert_config.json",
     "general": "config_sentence_transformers.json",
@@ -48,8 +45,8 @@ def pooling(*modes, **more):
     return module("Pooling", pooling_mode=given, embedding_dimension=32, **more)
 
 
-def flags(*modes):
-    named = {f"pooling_mode_{flag}": mode in modes for mode, flag in FLAGS.items()}
+def flags(*names):
+    named = {f"pooling_mode_{name}": True for name in names}
     return module("Pooling", word_embedding_dimension=32, **named)
 
 
@@ -60,21 +57,27 @@ OF_TOKENS = {"module_input_name": "token_embeddings"}
 def folder_of(folder, *modules, **settings):
     """A T5 with these modules around it, and entries of its settings' files, by SETTINGS."""
     byte_model(folder)
-    listed = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
-    ]
+    add_modules(folder, *modules)
+    for name, entries in settings.items():
+        change(folder / SETTINGS[name], entries)
+    return folder
+
+
+def add_modules(folder, *modules):
+    """Makes a model folder one of sentence-transformers."""
+    listed = [("Transformer", "")]
     for i, (kind, config, state) in enumerate(modules, 1):
         path = f"{i}_{kind}"
-        kind = f"sentence_transformers.models.{kind}"
-        listed.append({"idx": i, "name": str(i), "path": path, "type": kind})
+        listed.append((kind, path))
         (folder / path).mkdir()
         (folder / path / "config.json").write_text(json.dumps(config))
         if state:
             torch.save(state, folder / path / "pytorch_model.bin")
-    (folder / "modules.json").write_text(json.dumps(listed))
-    for name, entries in settings.items():
-        change(folder / SETTINGS[name], entries)
-    return folder
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": kind if "." in kind else PACKAGE + kind}
+        for i, (kind, path) in enumerate(listed)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
 
 
 def change(file, entries):
@@ -87,43 +90,11 @@ def embedder(folder):
     return SpeculativeDecoder(model, None, tokenizer)
 
 
-def pooled(hidden, mode):
-    """One mode by its definition, of states (S, width)."""
-    n = len(hidden)
-    return {
-        "cls": hidden[0],
-        "max": hidden.max(0),
-        "mean": hidden.mean(0),
-        "mean_sqrt_len_tokens": hidden.sum(0) / n**0.5,
-        "weightedmean": np.arange(1, n + 1) @ hidden / (n * (n + 1) / 2),
-        "lasttoken": hidden[-1],
-    }[mode]
+def by_sentence_transformers(folder, texts, **options):
+    """What the library makes of texts, all in one batch."""
+    from sentence_transformers import SentenceTransformer
 
-
-def expected(modules, hidden):
-    """The vector of a text's states (S, 32), each module by its definition."""
-    features = {"token_embeddings": hidden}
-    for kind, config, state in modules:
-        feature = config.get("module_input_name", "sentence_embedding")
-        if kind == "Pooling":
-            modes = config.get("pooling_mode") or [
-                m for m, f in FLAGS.items() if config[f"pooling_mode_{f}"]
-            ]
-            modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-            found = [pooled(features["token_embeddings"], mode) for mode in modes]
-            features["sentence_embedding"] = np.concatenate(found)
-        elif kind == "Normalize":
-            x = features[feature]
-            features[feature] = x / np.linalg.norm(x, axis=-1, keepdims=True)
-        elif kind == "Dense":
-            x, weights = features[feature], {name: t.numpy() for name, t in state.items()}
-            act = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
-            y = x @ weights["linear.weight"].T + weights.get("linear.bias", 0)
-            y = act(torch.tensor(y, dtype=torch.float32)).numpy()
-            if config.get("use_residual"):
-                y = y + (x @ weights["residual.weight"].T if "residual.weight" in weights else x)
-            features[feature] = y
-    return features["sentence_embedding"]
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, **options)
 
 
 def refused(folder, message):
