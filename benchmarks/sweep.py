@@ -312,11 +312,11 @@ def _qualities(axes: Any, rows: Sequence[dict]) -> None:
     for name, (label, colour, style) in lines.items():
         if any(row[name] is None for row in rows):
             continue
-        points = [[row[name] for row in rows if row["delta"] == delta] for delta in deltas]
-        means = [sum(values) / len(values) for values in points]
+        by_delta = [[row[name] for row in rows if row["delta"] == delta] for delta in deltas]
+        means = [sum(values) / len(values) for values in by_delta]
         axes.plot(ticks, means, style, color=colour, label=label, markersize=4, linewidth=1.4)
-        axes.fill_between(ticks, list(map(min, points)), list(map(max, points)), color=colour,
-                          alpha=0.12, linewidth=0)  # fmt: skip
+        axes.fill_between(ticks, list(map(min, by_delta)), list(map(max, by_delta)),
+                          color=colour, alpha=0.12, linewidth=0)  # fmt: skip
     axes.set_xticks(ticks, [f"{delta:g}" for delta in deltas])
     axes.set(xlabel="relaxation δ (--delta)", ylabel="points of 100")
     axes.set_title("Quality: mean over γ, shaded from least to most", fontsize=10)
