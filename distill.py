@@ -41,12 +41,7 @@ EVALUATED_AT_ONCE = 16  # of the one that evaluates
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    return resumable("distill.py", argv, build_parser(), _distill, "its verdict")
-
-
-def _distill(args: argparse.Namespace) -> int:
-    check_options(args)
-    return Distillation(args).run()
+    return resumable("distill.py", argv, build_parser(), check_options, Distillation, "its verdict")
 
 
 class Distillation:

@@ -51,13 +51,8 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    return resumable("finetune.py", argv, build_parser(), _fine_tune, "what comes next")
-
-
-def _fine_tune(args: argparse.Namespace) -> int:
-    check_options(args)
-    FineTuning(args).run()
-    return 0
+    parser, rest = build_parser(), "what comes next"
+    return resumable("finetune.py", argv, parser, check_options, FineTuning, rest)
 
 
 class FineTuning:
@@ -129,8 +124,8 @@ class FineTuning:
             return None
         return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
-    def run(self) -> None:
-        """Trains, writes the best weights, and says what comes next.
+    def run(self) -> int:
+        """Trains, writes the best weights, says what comes next and returns the exit status.
 
         Raises:
             UserError: an earlier run's work does not go with the options, or there is too little
@@ -149,6 +144,7 @@ class FineTuning:
         prompt = self.valid[0].prompt
         for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
             print(shlex.join(command))
+        return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What no run can change that resumes this one, and what has it begin anew."""

@@ -21,7 +21,8 @@ def resumable(
     program: str,
     argv: Sequence[str] | None,
     parser: Parser,
-    train: Callable[[argparse.Namespace], int],
+    check: Callable[[argparse.Namespace], None],
+    prepare: Callable[[argparse.Namespace], Any],
     rest: str,
 ) -> int:
     """Runs a command line that trains; after Ctrl-C says how to go on.
@@ -30,7 +31,8 @@ def resumable(
         program: its file.
         argv: the arguments; None for the process's own.
         parser: of these, --output and --resume among them.
-        train: does the work and returns the exit status.
+        check: refuses options that do not go together.
+        prepare: makes what has a `run`, which does the work and returns the exit status.
         rest: what comes after the output is complete.
 
     Returns:
@@ -41,7 +43,9 @@ def resumable(
     def work() -> int:
         args = parser.parse_args(argv)
         try:
-            return train(args)
+            check(args)
+            status: int = prepare(args).run()
+            return status
         except KeyboardInterrupt:
             again = shlex.join(["python", program, *argv, *["--resume"][args.resume :]])
             hint = "nothing was written"
