@@ -1,4 +1,4 @@
-"""What the command lines that train have in common: options, outputs, and how a stop is told."""
+"""What the command lines that train share: options, the output, what is said after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def resumable(
 
     def work() -> int:
         args = parser.parse_args(argv)
+        check(args)
         try:
-            check(args)
             status: int = prepare(args).run()
             return status
         except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def resumable(
             log(f"interrupted; {hint}")
             return INTERRUPTED
 
-    return run(work, interrupted="")
+    return run(work, interrupted="interrupted; nothing was written")
 
 
 def log(line: str) -> None:

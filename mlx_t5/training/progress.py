@@ -9,7 +9,7 @@ from typing import Any
 from mlx_t5.training.trainer import Trainer
 
 
-def bar(what: str, unit: str, total: int, done: int, things: Iterable[int] | None = None) -> Any:
+def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
     """A progress bar on standard error, where that is a terminal.
 
     Args:
@@ -17,12 +17,12 @@ def bar(what: str, unit: str, total: int, done: int, things: Iterable[int] | Non
         unit: what is counted.
         total: of these.
         done: by earlier runs.
-        things: are passed on one by one; without them its `update` counts.
+        items: are passed on one by one; without them its `update` counts.
     """
     from tqdm import tqdm
 
     shown: dict[str, Any] = {"desc": what, "unit": f" {unit}", "disable": None}
-    return tqdm(things, total=total, initial=done, **shown)
+    return tqdm(items, total=total, initial=done, **shown)
 
 
 def reported(
