@@ -11,8 +11,6 @@ the end goes to standard output and everything else to standard error.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +19,9 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, run
 from mlx_t5.cli.distilling import ALL, build_parser, check_options
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.training import work_folder
+from mlx_t5.cli.training import log, resumable, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
@@ -44,26 +41,7 @@ EVALUATED_AT_ONCE = 16  # of the one that evaluates
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    return run(lambda: _main(argv), interrupted="")
-
-
-def _main(argv: list[str]) -> int:
-    args = build_parser().parse_args(argv)
-    try:
-        check_options(args)
-        return Distillation(args).run()
-    except KeyboardInterrupt:
-        again = shlex.join(["python", "distill.py", *argv, *["--resume"][args.resume :]])
-        hint = "nothing was written"
-        if Path(args.output).expanduser().exists():
-            hint = (
-                f"the draft is in {args.output}; for its verdict remove it and go on with: {again}"
-            )
-        elif work_folder(args.output).exists():
-            hint = f"go on with: {again}"
-        _log(f"interrupted; {hint}")
-        return INTERRUPTED
+    return resumable("distill.py", argv, build_parser(), check_options, Distillation, "its verdict")
 
 
 class Distillation:
@@ -77,9 +55,9 @@ class Distillation:
         """
         from convert import convert
         from mlx_t5.cli.models import choose_pair, locate
-        from mlx_t5.network.draft_vocabulary import require_all_tokens
         from mlx_t5.training.examples import read_examples, split
         from mlx_t5.training.run_folder import RunFolder
+        from mlx_t5.training.start import require_texts
         from model import load
 
         self.args, self.folder = args, RunFolder(work_folder(args.output))
@@ -89,18 +67,14 @@ class Distillation:
         self.start = None if args.draft_model is None else locate(args.draft_model, convert)
         self.before = self.start or default.draft  # the draft that the new one has to beat
         self.target, self.tokenizer = load(self.target_folder, adapter=self.adapter)
-        if self.tokenizer is None:
-            raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
-        if not self.target.can_decode:
-            raise UserError(f"{args.model} is an encoder alone; a draft needs one that decodes")
-        require_all_tokens(self.target)
+        require_texts(self.target, self.tokenizer, args.model)
         vocab_size, asked = self.target.config.vocab_size, args.draft_vocab_size
         if isinstance(asked, int) and asked > vocab_size:
             raise UserError(
                 f"--draft-vocab-size is {asked}, and {args.model} has {vocab_size} token ids; give "
                 f"fewer, or {ALL}"
             )
-        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, _log)
+        examples = read_examples(lines, self.tokenizer, vocab_size, args.max_tokens, log)
         self.train, self.held_out = split(examples, args.seed)
         self.draft, self.evaluated = self._first_draft(), False
 
@@ -114,7 +88,7 @@ class Distillation:
         answers, training = self._settings()
         with self.folder.claimed():
             if self.folder.open(answers, training, self.args.resume):
-                _log("other options: the answers are used again, the training begins anew")
+                log("other options: the answers are used again, the training begins anew")
             if self.args.iters:
                 self._log_memory()
             labelled = self._answered()
@@ -124,7 +98,7 @@ class Distillation:
             path = self._save()
             print(self._verdict(path), flush=True)
             size = readable(self.folder.finish())
-        _log(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
+        log(f"the draft is in {self.args.output}; the answers stay in {self.folder.path} ({size})")
         return upload(path, self.args.upload_repo, lambda name: self.card(name))
 
     def _first_draft(self) -> T5:
@@ -148,17 +122,18 @@ class Distillation:
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the answers depend on, and what the training depends on besides."""
         from mlx_t5.checkpoints.identity import adapter_identity, identity
+        from mlx_t5.training.examples import digest
 
-        args, digest = self.args, hashlib.sha256()
-        for example in (*self.train, *self.held_out):
-            digest.update(repr((example.source, example.answer)).encode())
+        args = self.args
         answers = {
             "--model": identity(self.target_folder),
             "--seed": args.seed,
             "--temp": args.temp,
             "--max-tokens": args.max_tokens,
             "--adapter-path": self.adapter and adapter_identity(self.adapter),
-            "--data": digest.hexdigest(),  # last, as it depends on the seed and the longest answer
+            "--data": digest(
+                [*self.train, *self.held_out]
+            ),  # last, as it depends on the seed and the longest answer
         }
         training = {name: getattr(args, name) for name in OF_TRAINING}
         return answers, training | {"draft_model": self.start and identity(self.start)}
@@ -171,26 +146,24 @@ class Distillation:
         rows = min(self.args.batch_size, len(self.train))
         size = estimate(self.draft, longest, self.args.max_tokens, rows)
         for line in memory_notes(self.target, size):
-            _log(line)
+            log(line)
 
     def _answered(self) -> list[LabelledExample]:
         """The target's answers to the prompts, those of an earlier run among them."""
-        from tqdm import tqdm
-
         from mlx_t5.training.answers import Answers, answer_notes
+        from mlx_t5.training.progress import bar
 
         answers = Answers(self.folder.answers, self.train)
         reads = self.draft.shares_with is not None and self.args.iters > 0
         keep = reads and answers.done < len(self.train) and self._room_for_states()
-        shown: dict[str, Any] = {"desc": "answers", "unit": " prompts", "disable": None}
-        with tqdm(total=len(self.train), initial=answers.done, **shown) as bar:
-            answers.complete(self.target, self._written, self.args.temp, keep, bar.update)
+        with bar("answers", "prompts", len(self.train), answers.done) as shown:
+            answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
         labelled = answers.labelled()
         if not labelled:
             raise UserError("the target answered none of the prompts; try one with main.py")
         end = self.target.config.eos_token_id
         for line in answer_notes(labelled, len(self.train), end, self.args.max_tokens):
-            _log(line)
+            log(line)
         return labelled
 
     def _written(
@@ -217,7 +190,7 @@ class Distillation:
         def counted() -> Any:
             written = filter(None, self._written(unknown, range(len(unknown))))
             order = by_frequency(answers, ends, most)
-            return chosen(order, [*known, *written], size, _log)
+            return chosen(order, [*known, *written], size, log)
 
         ids = self.folder.vocabulary(counted)
         if len(ids) < most:
@@ -229,38 +202,32 @@ class Distillation:
         size = 2 * positions * self.target.config.d_model
         enough = 2 * size < shutil.disk_usage(self.folder.path).free
         if not enough:
-            _log(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
+            log(f"the disk has no room for {readable(size)}: prompts are encoded in every step")
         return enough
 
     def _train(self, labelled: list[LabelledExample]) -> None:
         """Trains the draft; its weights are the best ones then."""
-        from tqdm import tqdm
-
         from mlx_t5.training.batches import micro_batches
+        from mlx_t5.training.examples import longest
         from mlx_t5.training.learner import Learner
         from mlx_t5.training.loss import token_loss
         from mlx_t5.training.memory import estimate
+        from mlx_t5.training.progress import bar
         from mlx_t5.training.trainer import Schedule, Trainer
 
         args, draft = self.args, self.draft
-        source, answer = (max(len(getattr(e, n)) for e in labelled) for n in ("source", "answer"))
-        rows = estimate(draft, source, answer, args.batch_size).rows
+        rows = estimate(draft, *longest(labelled), args.batch_size).rows
         trainer = Trainer(
             Learner(draft, token_loss(draft, args.temp), args.iters, args.learning_rate),
             partial(micro_batches, labelled, draft, args.batch_size, rows, args.seed),
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,
             self._evaluate,
-            lambda line: tqdm.write(line, file=sys.stderr),
+            log,
         )
-
-        def bar(steps: Iterable[int], done: int) -> Iterable[int]:
-            shown: dict[str, Any] = {"desc": "training", "unit": " steps", "disable": None}
-            return tqdm(steps, initial=done, total=args.iters, **shown)
-
-        trainer.run(bar)
+        trainer.run(lambda steps, done: bar("training", "steps", args.iters, done, steps))
         best = trainer.progress
-        _log(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
+        log(f"trained for {best.seconds:.0f} s; the best draft is that of step {best.best_step}")
 
     def _evaluate(self) -> Evaluation:
         """How the draft fares now on the held-out prompts, in the engine."""
@@ -273,7 +240,7 @@ class Distillation:
         if not any(decoded):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
         if not all(decoded):
-            _log(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
+            log(f"{decoded.count(False)} held-out prompts could not be decoded and are left out")
             self.held_out = list(compress(self.held_out, decoded))
         self.evaluated = True
         tally = Tally.of(typical(list(compress(results, decoded))))
@@ -304,7 +271,7 @@ class Distillation:
                 DraftModel(before, self.target)  # refuses what does not go together
                 drafts[str(self.before)] = before
             except UserError as error:
-                _log(f"{self.before} is not compared: {error}")
+                log(f"{self.before} is not compared: {error}")
         costs = {name: measure(self.target, draft) for name, draft in drafts.items()}
         costs[LOOKUP] = measure(self.target, None)
         drafts[LOOKUP] = SourceCopy(self.tokenizer)
@@ -314,7 +281,7 @@ class Distillation:
                 self._decoded(drafts.get(name), self.held_out[turn : turn + 1], 1, num_draft)
             )
 
-        _log("measuring …")
+        log("measuring …")
         if not self.evaluated:  # which leaves out what cannot be decoded
             self._evaluate()
         most, default = len(self.held_out), default_num_draft()
@@ -340,10 +307,6 @@ class Distillation:
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
         settings = {"temp": args.temp, "max_tokens": args.max_tokens}
         yield from decoder.results([e.source for e in examples], seeds, batch_size, **settings)
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import shlex
 import sys
@@ -22,7 +21,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, run
 from mlx_t5.cli.finetuning import (
     ADAMW,
     FULL,
@@ -34,7 +32,7 @@ from mlx_t5.cli.finetuning import (
     pair_files,
 )
 from mlx_t5.cli.input import PairLines
-from mlx_t5.cli.training import work_folder
+from mlx_t5.cli.training import log, resumable, work_folder
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,21 +51,8 @@ PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    return run(lambda: _main(argv), interrupted="")
-
-
-def _main(argv: list[str]) -> int:
-    args = build_parser().parse_args(argv)
-    try:
-        check_options(args)
-        FineTuning(args).run()
-    except KeyboardInterrupt:
-        again = shlex.join(["python", "finetune.py", *argv, *["--resume"][args.resume :]])
-        there = work_folder(args.output).exists()
-        _log(f"interrupted; {f'go on with: {again}' if there else 'nothing was written'}")
-        return INTERRUPTED
-    return 0
+    parser, rest = build_parser(), "what comes next"
+    return resumable("finetune.py", argv, parser, check_options, FineTuning, rest)
 
 
 class FineTuning:
@@ -81,8 +66,8 @@ class FineTuning:
         """
         from convert import convert
         from mlx_t5.cli.models import choose_pair
-        from mlx_t5.network.draft_vocabulary import require_all_tokens
         from mlx_t5.training.run_folder import RunFolder
+        from mlx_t5.training.start import require_texts
         from model import load
 
         self.args, self.full = args, args.fine_tune_type == FULL
@@ -92,11 +77,7 @@ class FineTuning:
         chosen = choose_pair(args.model, None, convert)
         self.base = chosen.target
         self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
-        if self.tokenizer is None:
-            raise UserError(f"{args.model} has no tokenizer, and prompts are texts; add its files")
-        if not self.model.can_decode:
-            raise UserError(f"{args.model} is an encoder alone; this trains models that decode")
-        require_all_tokens(self.model)
+        require_texts(self.model, self.tokenizer, args.model)
         self._read(lines)
         self.draft = self._draft(chosen.draft)
         self.adapters = self._prepared()
@@ -107,7 +88,7 @@ class FineTuning:
 
         longest, size = tuple(self.args.max_seq_length), self.model.config.vocab_size
         pairs = {
-            part: read_pairs(read, self.tokenizer, size, longest, _log)
+            part: read_pairs(read, self.tokenizer, size, longest, log)
             for part, read in lines.items()
         }
         if "valid" not in pairs:
@@ -119,7 +100,7 @@ class FineTuning:
         self.train, self.valid = pairs["train"], pairs["valid"][:MOST_HELD_OUT]
         self.test: list[Pair] = pairs.get("test", [])
         counts = f"{len(self.train):,} pairs to train on, {len(self.valid)} to evaluate by"
-        _log(counts + (f", {len(self.test):,} to test with" if self.test else ""))
+        log(counts + (f", {len(self.test):,} to test with" if self.test else ""))
 
     def _draft(self, folder: Any) -> Any:
         """The model's default draft, with which it is evaluated; None without one."""
@@ -143,8 +124,8 @@ class FineTuning:
             return None
         return adapt(self.model, lora_config(args), args.num_layers, args.lora_dropout, args.seed)
 
-    def run(self) -> None:
-        """Trains, writes the best weights, and says what comes next.
+    def run(self) -> int:
+        """Trains, writes the best weights, says what comes next and returns the exit status.
 
         Raises:
             UserError: an earlier run's work does not go with the options, or there is too little
@@ -152,28 +133,30 @@ class FineTuning:
         """
         with self.folder.claimed():
             if self.folder.open(*self._settings(), self.args.resume):
-                _log("other options: the training begins anew")
+                log("other options: the training begins anew")
             self._train()
             if self.test:
-                _log(f"test: {self._evaluated(self.test)}")
+                log(f"test: {self._evaluated(self.test)}")
             self._save()
             self.folder.finish()
-        _log(f"it is in {self.args.output}; next:")
+        log(f"it is in {self.args.output}; next:")
         prompts = self.folder.path / PROMPTS
         prompt = self.valid[0].prompt
         for command in next_commands(self.args.model, self.args.output, self.full, prompts, prompt):
             print(shlex.join(command))
+        return 0
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What no run can change that resumes this one, and what has it begin anew."""
         from mlx_t5.checkpoints.identity import identity
+        from mlx_t5.training.examples import digest
 
-        digest = hashlib.sha256()
-        for pair in (*self.train, *self.valid):
-            digest.update(repr((pair.source, pair.answer)).encode())
-        fixed = {"--model": identity(self.base), "--seed": self.args.seed}
-        training = {name: getattr(self.args, name) for name in OF_TRAINING}
-        return fixed | {"--data": digest.hexdigest()}, training
+        fixed = {
+            "--model": identity(self.base),
+            "--seed": self.args.seed,
+            "--data": digest([*self.train, *self.valid]),
+        }
+        return fixed, {name: getattr(self.args, name) for name in OF_TRAINING}
 
     def _train(self) -> None:
         """Trains; the model has the best weights then."""
@@ -186,23 +169,23 @@ class FineTuning:
 
         args, lengths = self.args, [len(pair.source) + len(pair.answer) for pair in self.train]
         labelled = [given(pair.source, pair.answer) for pair in self.train]
-        order, rows = (args.batch_size, args.seed), self._rows()
+        rows = self._rows()
         mx.reset_peak_memory()
         trainer = Trainer(
             self._learner(),
-            lambda step: micro_batches(labelled, self.model, order[0], rows, order[1], step),
+            partial(micro_batches, labelled, self.model, args.batch_size, rows, args.seed),
             Schedule(args.iters, args.steps_per_eval, args.save_every),
             self.folder,
             lambda: self._evaluated(self.valid),
-            _log,
+            log,
         )
 
         def tokens(step: int) -> int:
-            return sum(lengths[i] for i in batch_at(self.train, *order, step))
+            return sum(lengths[i] for i in batch_at(self.train, args.batch_size, args.seed, step))
 
-        trainer.run(partial(reported, trainer, tokens, args.steps_per_report, _log))
+        trainer.run(partial(reported, trainer, tokens, args.steps_per_report, log))
         best, peak = trainer.progress, readable(mx.get_peak_memory())
-        _log(
+        log(
             f"trained for {best.seconds:.0f} s, {peak} of memory at most; the best weights are "
             f"those of step {best.best_step}"
         )
@@ -229,23 +212,25 @@ class FineTuning:
     def _rows(self) -> int:
         """How many pairs are worked on at once, after a word about memory."""
         from mlx_t5.training import memory
+        from mlx_t5.training.examples import longest
 
         args, model = self.args, self.model
-        source, answer = (max(len(getattr(p, n)) for p in self.train) for n in ("source", "answer"))
         rows = min(args.batch_size, len(self.train))
         copies = memory.ADAM_COPIES if args.optimizer == ADAMW else memory.COPIES
         kept = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
         model.grad_checkpoint = args.grad_checkpoint
-        size = memory.estimate(model, source, answer, rows, copies, kept)
+        taken = partial(memory.estimate, model, *longest(self.train), rows, copies, kept)
+        size = taken()
         if size.rows < rows and not args.grad_checkpoint:
             model.grad_checkpoint = True
-            _log("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
-            size = memory.estimate(model, source, answer, rows, copies, kept)
+            log("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
+            taken = partial(memory.estimate, model, *longest(self.train), rows, copies, kept)
+        size = taken()
         if size.rows < rows:
-            _log(f"the {rows} pairs of a step are worked on {size.rows} at a time")
+            log(f"the {rows} pairs of a step are worked on {size.rows} at a time")
         cure = "a lower --max-seq-length, --fine-tune-type lora or a quantised model"
         for line in memory.memory_notes(model, size, ("model", "what is trained"), cure):
-            _log(line)
+            log(line)
         return size.rows
 
     def _evaluated(self, pairs: Sequence[Pair]) -> Texts:
@@ -257,10 +242,10 @@ class FineTuning:
         sources, longest = [pair.source for pair in pairs], self.args.max_seq_length[1]
         results = list(decoder.results(sources, 0, EVALUATED_AT_ONCE, temp=0.0, max_tokens=longest))
         if failed := [result.error for result in results if result.error]:
-            _log(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
+            log(f"{len(failed)} prompts could not be decoded and count as wrong: {failed[0]}")
         written = [result.text or "" for result in results]
         texts = Texts([p.prompt for p in pairs], written, [p.completion for p in pairs])
-        _log(texts.samples())
+        log(texts.samples())
         return texts
 
     def _save(self) -> None:
@@ -283,12 +268,6 @@ class FineTuning:
             "base_model_name_or_path": base_name(self.base),
         }
         write_adapter(path, self.model, weights, lora_config(args), args.num_layers, **entries)
-
-
-def _log(line: str) -> None:
-    from tqdm import tqdm
-
-    tqdm.write(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from operator import itemgetter
 
 from benchmarks import printing, workload
 from benchmarks.figures import (
@@ -171,11 +172,7 @@ def table_text(table: dict, weights: int) -> str:
 
 def costs_table(costs: PairCosts, weights: int) -> str:
     """What passes cost."""
-
-    def cell(width: int) -> Callable[[dict], str]:
-        return lambda row: row[width]
-
-    columns = {"M": lambda row: row["M"]} | {str(width): cell(width) for width in costs.seconds}
+    columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
     rows: list[dict] = [
         {"M": "ms", **{m: f"{1e3 * s:.2f}" for m, s in costs.seconds.items()}},
         {"M": "v(M)", **{m: f"{v:.2f}" for m, v in costs.v.items()}},

@@ -10,8 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SECONDS_TO_ANSWER = 20  # of a program that is asked about the machine
@@ -29,17 +28,12 @@ def threads(blas: str, environment: Mapping[str, str] = os.environ) -> int:
     return os.cpu_count() or 1
 
 
-def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Where figures come from.
-
-    Args:
-        dtype: what the target computes in.
-        packages: whose versions count too; those that are not installed are left out.
-    """
+def environment(dtype: str) -> dict[str, Any]:
+    """Where figures come from; `dtype` is what the target computes in."""
     from mlx_t5.backend import blas_name, device_name, mx
 
     on_cpu = mx.default_device().type == mx.cpu
-    facts = {
+    return {
         "machine": f"{platform.system()} {platform.machine()}, {device_name().split(', ')[0]}",
         "cores": os.cpu_count(),
         "threads": threads(blas_name()),
@@ -49,12 +43,6 @@ def environment(dtype: str, packages: Sequence[str] = ()) -> dict[str, Any]:
         "python": platform.python_version(),
         "dtype": dtype,
     }
-    for package in packages:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return facts
 
 
 def dtype_of(model: Any) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -116,25 +117,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, command: str) -> int:
     """Prints the table."""
     needs = {name: need(config, args.source, args.target) for name, config in MODELS.items()}
-    rows = [
-        {"name": name, "need": size, "draft": draft_of(name), "all": together(name, needs)}
-        for name, size in needs.items()
-    ]
-
-    def bytes_at(where: Callable[[dict], dict], bits: int | None) -> Callable[[dict], str]:
-        return lambda row: readable(where(row)[bits])
-
     titles = {bits: f"{bits} bits" if bits else "bfloat16" for bits in BITS}
-    columns: printing.Columns = {
-        "model": lambda row: row["name"],
-        "parameters": lambda row: f"{row['need'].parameters / 1e6:,.0f} M",
-        **{title: bytes_at(lambda row: row["need"].weights, b) for b, title in titles.items()},
-        "a prompt": lambda row: readable(row["need"].prompt),
-        "draft": lambda row: row["draft"] or "",
-        **{f"all, {title}": bytes_at(lambda row: row["all"], b) for b, title in titles.items()},
-    }
+    rows = []
+    for name, size in needs.items():
+        total = together(name, needs)
+        row = {"model": name, "parameters": f"{size.parameters / 1e6:,.0f} M"}
+        row |= {title: readable(size.weights[bits]) for bits, title in titles.items()}
+        row |= {"a prompt": readable(size.prompt), "draft": draft_of(name) or ""}
+        row |= {f"all, {title}": readable(total[bits]) for bits, title in titles.items()}
+        rows.append(row)
     print(f"{command}\na prompt of {args.source} tokens and a text of {args.target}\n")
-    print(printing.markdown(columns, rows))
+    print(printing.markdown({title: itemgetter(title) for title in rows[0]}, rows))
     return 0
 
 

@@ -6,19 +6,20 @@ libraries are loaded where one of these classes is made, and nowhere else.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.workload import DRAFT, REGULAR
+from benchmarks.workload import DRAFT, REGULAR, cut
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
 
@@ -42,8 +43,12 @@ class Answer:
     seconds: float
     first_seconds: float | None = None
 
+    def whole(self) -> tuple[float, int]:
+        """Seconds, and how many tokens were decided."""
+        return self.seconds, self.decided
+
     def first(self) -> tuple[float, int]:
-        """Seconds of the first tokens, and how many these are."""
+        """The same of the first tokens."""
         return self.first_seconds or 0.0, len(self.tokens)
 
     def rest(self) -> tuple[float, int]:
@@ -77,8 +82,8 @@ class Program(ABC):
 
     def timed(
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, first: bool
-    ) -> dict[str, Any]:
-        """An `Answer`; `first` is whether the first tokens are timed too."""
+    ) -> Answer:
+        """Decodes and takes the time; `first` is whether the first tokens are timed too."""
 
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
@@ -87,7 +92,7 @@ class Program(ABC):
 
         tokens, seconds = clocked(max_tokens)
         decided = sum(min(len(text) + 1, max_tokens) for text in tokens)
-        return asdict(Answer(tokens, decided, seconds, clocked(1)[1] if first else None))
+        return Answer(tokens, decided, seconds, clocked(1)[1] if first else None)
 
 
 class MlxT5(Program):
@@ -159,25 +164,17 @@ def hugging_face_folder(folder: Path, scratch: Path) -> Path:
     Raises:
         UserError: the weights are quantised.
     """
-    from mlx_t5.backend import mx
-    from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
-    from mlx_t5.network.config import T5Config
-    from mlx_t5.network.weights import read_config, read_mlx, tensor_names
+    from mlx_t5.checkpoints.checkpoint import open_checkpoint
+    from mlx_t5.network.weights import read_config
+    from mlx_t5.training.fine_tuning import write_model
+    from model import load
 
     with open_checkpoint(folder) as checkpoint:
         if checkpoint.metadata.get("format") != "mlx":
             return folder
-    raw = read_config(folder)
-    if raw.get("quantization"):
+    if read_config(folder).get("quantization"):
         raise UserError(f"{folder} is quantised for MLX, which nothing else reads; compare without")
-    names = {mlx: name for name, mlx in tensor_names(T5Config.from_dict(raw)).items()}
-    scratch.mkdir(parents=True)
-    for file in folder.iterdir():
-        if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
-            shutil.copy(file, scratch)
-    tensors = {names[name]: array for name, array in read_mlx(folder)}
-    mx.save_safetensors(str(scratch / SAFETENSORS), tensors, metadata={"format": "pt"})
-    return scratch
+    return write_model(scratch, load(folder)[0], folder)
 
 
 class Transformers(Program):
@@ -203,12 +200,7 @@ class Transformers(Program):
         self.device = "cpu" if device == "cpu" else self._gpu()
         self.target, self.draft = (self._load(folder, dtype) for folder in (target, draft))
         self.widen(self.draft, self.target.config.vocab_size)
-        saved = self.draft.generation_config
-        names = (
-            *("num_assistant_tokens", "num_assistant_tokens_schedule"),
-            "assistant_confidence_threshold",
-        )
-        self.defaults = {name: getattr(saved, name) for name in names}
+        self.default_config = self.draft.generation_config
 
     def describe(self) -> dict[str, Any]:
         """As `Program.describe`."""
@@ -233,8 +225,7 @@ class Transformers(Program):
             more["assistant_model"] = self.draft
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         tokens: list[list[int]] = [[] for _ in prompts]
-        for first in range(0, len(order), batch_size):
-            batch = order[first : first + batch_size]
+        for batch in cut(order, batch_size):
             rows = self._generate([prompts[i] for i in batch], max_tokens, **more)
             for i, row in zip(batch, rows, strict=True):
                 tokens[i] = row
@@ -252,10 +243,10 @@ class Transformers(Program):
             do_sample=False, num_beams=1, max_new_tokens=max_tokens, use_cache=True, **ids
         )
         end, pad = ids["eos_token_id"], ids["pad_token_id"]
-        width = max(map(len, prompts))
-        rows = [[*prompt, *[pad] * (width - len(prompt))] for prompt in prompts]
-        seen = [[int(i < len(prompt)) for i in range(width)] for prompt in prompts]
-        source, mask = (self.torch.tensor(part, device=self.device) for part in (rows, seen))
+        sources = [self.torch.tensor(prompt, device=self.device) for prompt in prompts]
+        padded = partial(self.torch.nn.utils.rnn.pad_sequence, batch_first=True)
+        source = padded(sources, padding_value=pad)
+        mask = padded([self.torch.ones_like(prompt) for prompt in sources])
         with self.torch.inference_mode():
             out = self.target.generate(
                 source, attention_mask=mask, generation_config=config, **more
@@ -265,11 +256,12 @@ class Transformers(Program):
 
     def _propose(self, num_draft: int | str) -> None:
         """Sets how many tokens the draft proposes: always so many, or as transformers likes."""
-        settings = dict(self.defaults)
+        config = copy.copy(self.default_config)
         if num_draft != AUTO:
-            settings = dict(zip(settings, (num_draft, "constant", 0.0), strict=True))
-        for name, value in settings.items():
-            setattr(self.draft.generation_config, name, value)
+            config.num_assistant_tokens = num_draft
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = 0.0
+        self.draft.generation_config = config
 
     def widen(self, model: Any, vocab_size: int) -> None:
         """Adds tokens that are never chosen, up to this size; a larger vocabulary stays.

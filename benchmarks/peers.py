@@ -179,7 +179,7 @@ def all_variants(
     }
 
     def variant(process: Process, n: int | str) -> Decode:
-        return lambda **keywords: Answer(**process.call("timed", num_draft=n, **keywords))
+        return lambda **keywords: process.call("timed", num_draft=n, **keywords)
 
     return {
         name: variant(process, n)
@@ -275,27 +275,26 @@ def or_left_out(
 
 def by_its_clock(timed: Timed, figures: Callable[[Answer], tuple[float, int]]) -> Timed:
     """Seconds and tokens that `figures` has of each answer; outcomes are the texts."""
-    rows = [[(*figures(answer), answer.tokens) for answer in row] for row in timed.outcomes]
     result = Timed()
-    for row in rows:
-        result.add(row)
+    for answers in timed.outcomes:
+        result.add([(*figures(answer), answer.tokens) for answer in answers])
     return result
 
 
 def summarise(timed: Mapping[str, Timed]) -> list[dict]:
     """The figures of every variant; the fastest first.
 
-    Those of decoding alone are among them if first tokens were timed and any text has a second.
+    Those of decoding alone are among them if first tokens were timed and all texts have a second.
 
     Args:
         timed: by name; outcomes are `Answer`s.
     """
-    total = {
-        name: by_its_clock(times, lambda answer: (answer.seconds, answer.decided))
-        for name, times in timed.items()
-    }
+    total, firsts, rests = (
+        {name: by_its_clock(times, figures) for name, times in timed.items()}
+        for figures in (Answer.whole, Answer.first, Answer.rest)
+    )
     regular = total[REGULAR]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "way": name,
             "speed_up": speed_up(regular, times),
@@ -308,25 +307,16 @@ def summarise(timed: Mapping[str, Timed]) -> list[dict]:
         for name, times in total.items()
     ]
     answers = [answer for times in timed.values() for row in times.outcomes for answer in row]
-    if all(answer.first_seconds is not None for answer in answers):
-        add_decoding(rows, timed)
+    if all(answer.first_seconds is not None for answer in answers) and all(
+        sum(repeat) for rest in rests.values() for repeat in rest.tokens
+    ):
+        for row in rows:
+            first, rest = firsts[row["way"]], rests[row["way"]]
+            row["first_token_seconds"] = first.seconds_a_token()
+            row["decode_seconds_a_token"] = rest.seconds_a_token()
+            row["decode_speed_up"] = speed_up(rests[REGULAR], rest)
+            row["first_seconds"] = first.seconds
     return sorted(rows, key=lambda row: -row["tokens_per_second"])
-
-
-def add_decoding(rows: Sequence[dict], timed: Mapping[str, Timed]) -> None:
-    """Adds the figures of first tokens and of what follows, if any text has a second token."""
-    firsts, rests = (
-        {name: by_its_clock(times, figures) for name, times in timed.items()}
-        for figures in (Answer.first, Answer.rest)
-    )
-    if not all(sum(repeat) for rest in rests.values() for repeat in rest.tokens):
-        return
-    for row in rows:
-        first, rest = firsts[row["way"]], rests[row["way"]]
-        row["first_token_seconds"] = first.seconds_a_token()
-        row["decode_seconds_a_token"] = rest.seconds_a_token()
-        row["decode_speed_up"] = speed_up(rests[REGULAR], rest)
-        row["first_seconds"] = first.seconds
 
 
 def written(table: dict, dtype: str) -> str:

@@ -68,15 +68,12 @@ class Subject:
         return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
 
 
-def begin(
-    args: argparse.Namespace, command: str, packages: Sequence[str] = (), **more: Any
-) -> tuple[Subject, dict[str, Any]]:
+def begin(args: argparse.Namespace, command: str, **more: Any) -> tuple[Subject, dict[str, Any]]:
     """Loads the pair that the options name and prints the lines above the tables.
 
     Args:
         args: the subcommand's options.
         command: the line that makes these figures again.
-        packages: whose versions count.
         more: settings that decide what the figures mean.
 
     Returns:
@@ -87,7 +84,7 @@ def begin(
     """
     printing.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
-    facts = machine.environment(machine.dtype_of(subject.target), packages)
+    facts = machine.environment(machine.dtype_of(subject.target))
     print(printing.header(facts, command, **header_fields(args), **more))
     return subject, facts
 

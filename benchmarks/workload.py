@@ -150,18 +150,14 @@ def from_file(path: str, count: int) -> Workload:
     Raises:
         UserError: the file cannot be used.
     """
-    prompts: list[str] = []
-    for line in itertools.islice(input.Lines(path), count):
+    lines: list[tuple[str, str | None]] = []
+    for line in itertools.islice(input.Lines(path, optional="target"), count):
         if isinstance(line, UserError):
             raise line
-        prompts.append(line)
-    references = None
-    if path.endswith(".jsonl"):
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")[: len(prompts)]
-        targets = [json.loads(line).get("target") for line in lines]
-        references = targets if all(isinstance(text, str) for text in targets) else None
-    name = Path(path).name
-    return Workload(name, prompts, references, [name] * len(prompts))
+        lines.append(line)
+    targets = [target for _, target in lines if target is not None]
+    references, name = targets if len(targets) == len(lines) else None, Path(path).name
+    return Workload(name, [prompt for prompt, _ in lines], references, [name] * len(lines))
 
 
 def changed(texts: Sequence[str], percent: float) -> list[str]:

@@ -61,10 +61,9 @@ def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert status == 2 and error.startswith("error: ") and message in error
 
 
-@pytest.mark.parametrize("package", ["sacrebleu", "matplotlib"])
-def test_what_is_missing_is_said_before_the_work(monkeypatch, capsys, tmp_path, package):
-    monkeypatch.setitem(sys.modules, package, None)
+def test_what_is_missing_is_said_before_the_work(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert benchmark.main(["sweep", "--output", str(tmp_path / "x")]) == 2
-    error = f"error: {package} is not installed; pip install -r requirements/benchmark.txt\n"
+    error = "error: matplotlib is not installed; pip install -r requirements/benchmark.txt\n"
     assert capsys.readouterr().err == error
     assert list(tmp_path.iterdir()) == []

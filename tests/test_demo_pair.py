@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from decoder import SpeculativeDecoder
 from main import DEFAULT_PROMPT
 from model import load
 
@@ -39,18 +38,3 @@ def test_bundled_tokenizer_keeps_any_text(name):
         ids = tokenizer(text).input_ids
         assert ids == [*reference.encode(text), 1]
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_bundled_pair_translates_the_default_sentence_and_corrects_it():
-    target, tokenizer = load(DEMO / "target", "float32")
-    draft, _ = load(DEMO / "draft", "float32")
-    decoder = SpeculativeDecoder(target, draft, tokenizer)
-    french_text, fixed = decoder.generate(
-        [DEFAULT_PROMPT, "fix grammar: He eat two apple on the kitchen every morning."],
-        max_tokens=100,
-    )
-    assert french_text.text == (
-        "Allons au magasin et achetons des provisions, notamment des œufs, des avocats et du pain."
-    )
-    assert french_text.stats.accepted > 0
-    assert fixed.text.startswith("He eats two apples")

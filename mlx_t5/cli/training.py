@@ -1,17 +1,69 @@
-"""What the command lines that train have in common: options, and what is said of an output."""
+"""What the command lines that train share: options, the output, what is said after Ctrl-C."""
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import Parser, add_number, at_least, within
+from mlx_t5.cli.arguments import INTERRUPTED, Parser, add_number, at_least, run, within
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import Range
 
 LARGEST_SEED = 2**53 - 1  # every prompt has its own, a larger one
+
+
+def resumable(
+    program: str,
+    argv: Sequence[str] | None,
+    parser: Parser,
+    check: Callable[[argparse.Namespace], None],
+    prepare: Callable[[argparse.Namespace], Any],
+    rest: str,
+) -> int:
+    """Runs a command line that trains; after Ctrl-C says how to go on.
+
+    Args:
+        program: its file.
+        argv: the arguments; None for the process's own.
+        parser: of these, --output and --resume among them.
+        check: refuses options that do not go together.
+        prepare: makes what has a `run`, which does the work and returns the exit status.
+        rest: what comes after the output is complete.
+
+    Returns:
+        The exit status.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+
+    def work() -> int:
+        args = parser.parse_args(argv)
+        check(args)
+        try:
+            status: int = prepare(args).run()
+            return status
+        except KeyboardInterrupt:
+            again = shlex.join(["python", program, *argv, *["--resume"][args.resume :]])
+            hint = "nothing was written"
+            if Path(args.output).expanduser().exists():
+                hint = f"{args.output} is complete; for {rest} remove it and go on with: {again}"
+            elif work_folder(args.output).exists():
+                hint = f"go on with: {again}"
+            log(f"interrupted; {hint}")
+            return INTERRUPTED
+
+    return run(work, interrupted="interrupted; nothing was written")
+
+
+def log(line: str) -> None:
+    """Says something on standard error, above a progress bar where there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
 
 
 def add_course(parser: Parser, seeded: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,17 +48,9 @@ class TrainingBatch:
     counted: mx.array
 
     @property
-    def arrays(self) -> list[mx.array]:
-        """All of it; what `TrainingBatch(*arrays)` takes, but for states that are not kept."""
-        states = [] if self.states is None else [self.states]
-        rest = [self.tokens, self.top_ids, self.top_p, self.counted]
-        return [self.source, self.mask, *states, *rest]
-
-    @classmethod
-    def of(cls, arrays: Sequence[mx.array]) -> TrainingBatch:
-        """The opposite of `arrays`."""
-        source, mask, *states, tokens, top_ids, top_p, counted = arrays
-        return cls(source, mask, states[0] if states else None, tokens, top_ids, top_p, counted)
+    def arrays(self) -> list[Any]:
+        """All of it, as `TrainingBatch(*arrays)` takes it."""
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 def batch_at(

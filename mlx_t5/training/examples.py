@@ -7,6 +7,7 @@ both parts. A model is fine-tuned on pairs: every prompt has a completion, or se
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,13 @@ def read_examples(
     examples: dict[tuple[int, ...], Example] = {}
 
     def make(prompt: str, completion: str | None) -> Example:
-        return _example(prompt, completion, tokenizer, vocab_size, max_tokens)
+        source = tuple(token_ids(prompt, tokenizer, vocab_size))
+        if len(source) > LONGEST:
+            raise UserError(f"it has {len(source)} tokens, and {LONGEST} are the most")
+        if completion is None:
+            return Example(source)
+        answer = token_ids(completion, tokenizer, vocab_size, "completion")
+        return Example(source, tuple(answer[:max_tokens]))
 
     for example in _usable(lines, make, log):
         examples.setdefault(example.source, example)
@@ -119,11 +126,8 @@ def read_pairs(
         return tuple(ids)
 
     def pair(prompt: str, completion: str) -> Pair:
-        try:
-            source = tokens(prompt, "prompt", longest[0])
-            return Pair(source, tokens(completion, "completion", longest[1]), prompt, completion)
-        except UserError as error:
-            raise UserError(f"the prompt {shown(prompt, 40)!r}: {error}") from None
+        source = tokens(prompt, "prompt", longest[0])
+        return Pair(source, tokens(completion, "completion", longest[1]), prompt, completion)
 
     return list(dict.fromkeys(_usable(lines, pair, log)))
 
@@ -134,33 +138,32 @@ def _usable(
     """What `make` makes of the lines that can be used."""
     bad = 0
     for line in lines:
-        try:
-            if isinstance(line, UserError):
-                raise line
-            made = make(*line)
-        except UserError as error:
-            bad += 1
-            if bad <= LINES_NAMED:
-                log(f"left out: {error}")
-            continue
-        yield made
+        reason = line
+        if not isinstance(line, UserError):
+            try:
+                yield make(*line)
+                continue
+            except UserError as error:
+                reason = f"the prompt {shown(line[0], 40)!r}: {error}"
+        bad += 1
+        if bad <= LINES_NAMED:
+            log(f"left out: {reason}")
     if bad > LINES_NAMED:
         log(f"left out: {bad - LINES_NAMED} more lines")
 
 
-def _example(
-    prompt: str, completion: str | None, tokenizer: Any, vocab_size: int, max_tokens: int
-) -> Example:
-    try:
-        source = token_ids(prompt, tokenizer, vocab_size)
-        if len(source) > LONGEST:
-            raise UserError(f"it has {len(source)} tokens, and {LONGEST} are the most")
-        if completion is None:
-            return Example(tuple(source))
-        answer = token_ids(completion, tokenizer, vocab_size, "completion")[:max_tokens]
-    except UserError as error:
-        raise UserError(f"the prompt {shown(prompt, 40)!r}: {error}") from None
-    return Example(tuple(source), tuple(answer))
+def digest(examples: Iterable[Example | Pair]) -> str:
+    """A number of their tokens, by which a run knows that it has the data of the one before."""
+    tokens = hashlib.sha256()
+    for example in examples:
+        tokens.update(repr((example.source, example.answer)).encode())
+    return tokens.hexdigest()
+
+
+def longest(examples: Sequence[Any]) -> tuple[int, int]:
+    """Tokens of the longest source, and of the longest answer."""
+    source, answer = (max(len(getattr(e, name)) for e in examples) for name in ("source", "answer"))
+    return source, answer
 
 
 def split(examples: Sequence[Made], seed: int) -> tuple[list[Made], list[Made]]:

@@ -134,14 +134,14 @@ class Learner:
         return mx.random.key(random.Random(f"dropout {self._seed} {step} {i}").getrandbits(64))
 
     def _gradient(
-        self, weights: Arrays, arrays: list[mx.array], key: mx.array | None = None
+        self, weights: Arrays, arrays: list[mx.array | None], key: mx.array | None = None
     ) -> tuple[mx.array, Arrays]:
         """The loss, summed over the tokens of a micro-batch, and its gradient."""
         drop = self._drop or (lambda key: None)
         before = dict(tree_flatten(self.model.parameters()))
         try:
             drop(key)
-            batch = TrainingBatch.of(arrays)
+            batch = TrainingBatch(*arrays)
             (_, loss), slopes = mx.value_and_grad(self.loss)(weights, batch)
         finally:
             drop(None)
@@ -162,13 +162,13 @@ class Learner:
             self.optimizer.state = before  # no array that was only described stays there
 
 
-def adafactor(relative_step: bool = False, **options: Any) -> Any:
+def adafactor(relative_step: bool = False) -> Any:
     """The optimiser with which T5 was trained.
 
     Its numbers are those of transformers' `Adafactor`. With `relative_step` the rate follows from
     the number of steps instead of the schedule.
     """
-    return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step, **options)
+    return optimizers.Adafactor(learning_rate=1.0, relative_step=relative_step)
 
 
 def adamw(weight_decay: float = 0.0) -> Any:

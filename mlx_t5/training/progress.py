@@ -1,13 +1,28 @@
-"""What a long training says on the way: loss, speed, and how long it is going to take."""
+"""What a long training says on the way: how far it is, loss, speed, and how long it will take."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mlx_t5.training.trainer import Trainer
+
+
+def bar(what: str, unit: str, total: int, done: int, items: Iterable[int] | None = None) -> Any:
+    """A progress bar on standard error, where that is a terminal.
+
+    Args:
+        what: is going on.
+        unit: what is counted.
+        total: of these.
+        done: by earlier runs.
+        items: are passed on one by one; without them its `update` counts.
+    """
+    from tqdm import tqdm
+
+    shown: dict[str, Any] = {"desc": what, "unit": f" {unit}", "disable": None}
+    return tqdm(items, total=total, initial=done, **shown)
 
 
 def reported(
@@ -28,11 +43,8 @@ def reported(
         steps: their numbers.
         done: how many were taken before.
     """
-    from tqdm import tqdm
-
     began, total, iters = time.perf_counter(), 0, trainer.schedule.iters
-    shown: dict[str, Any] = {"desc": "training", "unit": " steps", "disable": None}
-    for step in tqdm(steps, initial=done, total=iters, file=sys.stderr, **shown):
+    for step in bar("training", "steps", iters, done, steps):
         yield step
         total, seconds = total + tokens(step), time.perf_counter() - began
         if (step + 1) % every == 0:

@@ -1,4 +1,4 @@
-"""Whether a model can be the draft that a training starts from."""
+"""Whether a model can be trained for texts, or be the draft that a training starts from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.errors import UserError
-from mlx_t5.network.draft_vocabulary import TABLE, widened
+from mlx_t5.network.draft_vocabulary import TABLE, require_all_tokens, widened
 
 ORIGINAL = "start from the model that it was made of"
 
@@ -38,6 +38,15 @@ def prepared(draft: Any, target: Any, name: str, trained: bool) -> Any:
         head = f"the output head of {name} has {draft.config.draft_vocab_size} tokens only"
         raise UserError(f"{head}; {ORIGINAL}")
     return widened(draft)
+
+
+def require_texts(model: Any, tokenizer: Any, name: str) -> None:
+    """Raises `UserError` unless a model reads and writes texts, with all of its tokens."""
+    if tokenizer is None:
+        raise UserError(f"{name} has no tokenizer, and prompts are texts; add its files")
+    if not model.can_decode:
+        raise UserError(f"{name} is an encoder alone; give a model that decodes")
+    require_all_tokens(model)
 
 
 def require_plain(model: Any, name: str) -> None:

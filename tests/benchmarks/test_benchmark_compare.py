@@ -39,20 +39,8 @@ def test_a_table_as_it_is_printed():
 def made(tmp_path_factory):
     """One run of everything: its lines, and its tables by temperature, batch size and task."""
     folder = tmp_path_factory.mktemp("compare")
-    argv = [
-        "compare",
-        "--count",
-        "3",
-        "--num-draft",
-        "2",
-        "auto",
-        "--ways",
-        "draft",
-        "--task",
-        "mixed",
-        *SMALL,
-    ]
-    argv += ["--temp", "0", "0.7", "--batch-size", "1", "2", "--json", str(folder / "x.json")]
+    options = "--num-draft 2 auto --ways draft --task mixed --temp 0 0.7 --batch-size 1 2".split()
+    argv = ["compare", "--count", "3", *SMALL, *options, "--json", str(folder / "x.json")]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setenv("XDG_CACHE_HOME", str(folder))  # where auto keeps what it measures
         assert benchmark.main(argv) == 0
@@ -99,7 +87,7 @@ def test_a_larger_batch_and_sampling(made):
 @pytest.mark.slow
 def test_a_difference_is_an_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(figures, "differing", lambda *args: 1)
-    argv = ["compare", "--count", "2", "--num-draft", "2", "--task", "fix", "--ways", "lookup"]
+    argv = "compare --count 2 --num-draft 2 --task fix --ways lookup".split()
     assert benchmark.main([*argv, *SMALL]) == 1
     assert "| 1 DIFFER |" in capsys.readouterr().out
 
@@ -107,9 +95,8 @@ def test_a_difference_is_an_exit_status(monkeypatch, capsys):
 @pytest.mark.slow
 def test_predictions_of_the_targets_own_texts(tmp_path):
     """With a draft and without, the less of them is changed the fewer passes it takes."""
-    argv = ["compare", "--count", "2", "--num-draft", "5", "--task", "translate"]
-    argv += ["--ways", "draft", "--predictions", "0", "100", "--json", str(tmp_path / "x.json")]
-    assert benchmark.main([*argv, *SMALL]) == 0
+    argv = "compare --count 2 --num-draft 5 --task translate --ways draft --predictions 0 100"
+    assert benchmark.main([*argv.split(), *SMALL, "--json", str(tmp_path / "x.json")]) == 0
     (table,) = json.loads((tmp_path / "x.json").read_text())["tables"]
     rows = {row["way"]: row for row in table["rows"]}
     assert {row["different"] for row in rows.values()} == {0}

@@ -27,13 +27,17 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_shapes_are_those_of_the_published_models(name):
-    assert need(MODELS[name], 1, 1).parameters == PUBLISHED[name]
+@pytest.fixture(scope="module")
+def needs():
+    return {name: need(config, 512, 512) for name, config in MODELS.items()}
 
 
-def test_what_a_model_takes():
-    size = need(MODELS["t5-11b"], 512, 512)
+def test_shapes_are_those_of_the_published_models(needs):
+    assert {name: size.parameters for name, size in needs.items()} == PUBLISHED
+
+
+def test_what_a_model_takes(needs):
+    size = needs["t5-11b"]
     assert size.weights[None] == 2 * PUBLISHED["t5-11b"]
     # 4 bits and a scale and an offset of 2 bytes for every 64; the embedding stays as it is.
     embedding = 2 * 32128 * 1024
@@ -43,8 +47,7 @@ def test_what_a_model_takes():
     assert size.prompt > 24 * 2 * 128 * 128 * 2 * 1024
 
 
-def test_a_target_is_counted_with_its_draft_and_a_prompt_in_both():
-    needs = {name: need(config, 64, 64) for name, config in MODELS.items()}
+def test_a_target_is_counted_with_its_draft_and_a_prompt_in_both(needs):
     drafts = [draft_of(name) for name in ("flan-t5-xl", "t5-small", "byt5-small")]
     assert drafts == ["flan-t5-small", None, None]
     large, small = needs["t5-large"], needs["t5-small"]

@@ -60,13 +60,13 @@ def test_a_program_times_itself_and_says_what_decides_about_its_speed(
     project, transformers, ctranslate2, ids
 ):
     answer = project.timed(ids[:1], 0, 9, 1, True)
-    (text,) = answer["tokens"]
+    (text,) = answer.tokens
     assert [text] == project.decode(ids[:1], 0, 9, 1)
-    assert answer["seconds"] > 0 and answer["first_seconds"] > 0
+    assert answer.seconds > 0 and answer.first_seconds > 0
     # The end token counts, but no more tokens than may be decided.
-    assert project.timed(ids[:1], 0, len(text) + 5, 1, False)["decided"] == len(text) + 1
-    assert project.timed(ids[:1], 0, 2, 1, False)["decided"] == 2
-    assert project.timed(ids, 0, 9, 2, False)["first_seconds"] is None
+    assert project.timed(ids[:1], 0, len(text) + 5, 1, False).decided == len(text) + 1
+    assert project.timed(ids[:1], 0, 2, 1, False).decided == 2
+    assert project.timed(ids, 0, 9, 2, False).first_seconds is None
     about = project.describe()
     assert about["dtype"] == "float32" and {"machine", "blas", "mlx", "threads"} <= about.keys()
     about = transformers.describe()

@@ -107,29 +107,22 @@ def test_a_document_is_beside_its_sentences_one_by_one_and_in_batches():
 
     def by_name(name):
         def decode(prompts, **keywords):
-            seen.append((name, list(prompts), keywords["batch_size"], keywords["first"]))
-            own = ids[: len(prompts)]
-            return Answer([source[::-1] for source in own], 3 * len(own), 2.0)
+            seen.append((name, list(prompts), keywords["batch_size"]))
+            return Answer([source[::-1] for source in ids[: len(prompts)]], 9, 2.0)
 
         return decode
 
     names = ("regular", "draft 5", peers.ASSISTED, peers.CT2)
     variants = peers.of_document({name: by_name(name) for name in names}, texts)
     table = peers.compare(variants, ids, 2, args(document=True))
-    assert {row["way"] for row in table["rows"]} == {
-        *("regular", "document, regular", "document, draft 5", peers.CT2)
-    }
-    tried = [
-        *[("regular", ids[:2], 1, False), ("regular", texts[:2], 2, False)],
-        *[("draft 5", texts[:2], 2, False), (peers.CT2, ids[:2], 2, False)],
-    ]
-    assert seen[:4] == tried
-    whole = [(name, ids if given[0] in ids else texts, n, f) for name, given, n, f in tried]
-    assert sorted(map(repr, seen[4:])) == sorted(map(repr, whole))
+    ways = {"regular", "document, regular", "document, draft 5", peers.CT2}
+    assert {row["way"] for row in table["rows"]} == ways
+    given = [("regular", ids, 1), ("regular", texts, 2), ("draft 5", texts, 2), (peers.CT2, ids, 2)]
+    assert seen[:4] == [(name, prompts[:2], size) for name, prompts, size in given]
+    assert sorted(map(repr, seen[4:])) == sorted(map(repr, given))
     title = "3 prompts, as one document, regular one by one, batch 2\n"
     assert peers.written(table, "float32").startswith(title)
-    assert all(map(peers.is_project, ("regular", "draft 5", "document, draft auto")))
-    assert not any(map(peers.is_project, (peers.GREEDY, peers.CT2)))
+    assert [peers.is_project(name) for name in sorted(ways)] == [False, True, True, True]
 
 
 def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
@@ -152,17 +145,6 @@ def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
     assert peers.written(table, "float32").endswith(f"left out: {peers.CT2} ({why[peers.CT2]})")
     with pytest.raises(UserError, match="cannot"):  # this project's own failures are not hidden
         peers.compare({"regular": backwards([]), "draft 5": never}, [[5, 1]], 1, args())
-
-
-def test_threads_of_all_processes_soon_rest(monkeypatch):
-    made = []
-    monkeypatch.setattr(peers, "Process", lambda *start: made.append(start))
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setenv("KMP_BLOCKTIME", "7")  # a wish of the user's
-    for name in peers.PROGRAMS:
-        peers.start(name, {"a": "b"})
-    expected = {"a": "b", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
-    assert [environment for _, environment in made] == [expected] * 3
 
 
 def test_what_starts_the_processes_loads_no_library_of_theirs():
@@ -209,28 +191,26 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
         assert different == {"regular": 0, "draft 2": 0, **dict.fromkeys(transformers, 3)}
 
 
-def test_the_other_programs_are_made_with_what_they_take(monkeypatch, tmp_path):
-    made, environments = {}, []
+def test_programs_are_made_with_what_they_take_and_threads_that_soon_rest(monkeypatch):
+    made = []
 
-    def start(name, environment, **keywords):
-        made[name] = keywords
-        environments.append(environment)
+    def process(what, environment, **keywords):
+        module, _, program = what.partition(":")
+        inspect.signature(getattr(importlib.import_module(module), program)).bind(**keywords)
+        made.append((what, environment))
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(peers, "start", start)
+    monkeypatch.setattr(peers, "Process", process)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "7")  # a wish of the user's
+    peers.start(peers.PROJECT, {}, model="a", draft_model="b", dtype=None)
     project = SimpleNamespace(call=lambda method, scratch: [f"{scratch}/target", "draft"])
     with contextlib.ExitStack() as stack:
         facts = {"dtype": "float32", "device": "cpu", "threads": 3, "mlx": "1"}
         peers.start_others(project, facts, stack)
-    for name, keywords in made.items():
-        module, _, program = peers.PROGRAMS[name].partition(":")
-        inspect.signature(getattr(importlib.import_module(module), program)).bind(**keywords)
-        assert keywords["threads"] == 3
-    assert environments == [dict.fromkeys(peers.THREADS, "3")] * 2
-    assert set(made) == set(peers.PROGRAMS) - {peers.PROJECT}
-    module, _, program = peers.PROGRAMS[peers.PROJECT].partition(":")
-    signature = inspect.signature(getattr(importlib.import_module(module), program))
-    signature.bind(model="a", draft_model="b", dtype=None)
+    waiting = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "7"}
+    limited = waiting | dict.fromkeys(peers.THREADS, "3")
+    assert made == list(zip(peers.PROGRAMS.values(), (waiting, limited, limited), strict=True))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

@@ -15,7 +15,6 @@ from convert import convert
 from families import torch, transformers
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
-from mlx_t5.errors import UserError
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names
@@ -99,8 +98,22 @@ def torch_gradients(reference, kind):
     return loss.item(), trained
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
+def check_gradients(found, expected, tolerance):
+    """Each to within so much of the largest number of its own."""
+    assert found.keys() >= expected.keys()
+    for name, gradient in expected.items():
+        gradient = np.array(gradient)
+        most = tolerance * np.abs(gradient).max()
+        np.testing.assert_allclose(np.array(found[name]), gradient, tolerance, most, name)
+
+
+@pytest.mark.parametrize(
+    "family, kind",
+    [
+        *((family.name, "full") for family in families.FAMILIES),
+        *((name, kind) for name in ("t5", "byt5") for kind in ("lora", "dora")),
+    ],
+)
 def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
     expected, trained = torch_gradients(made(family), kind)
     model, _ = load(made(family).folder, "float32")
@@ -114,11 +127,7 @@ def test_loss_and_gradients_are_transformers_and_pefts(made, family, kind):
     count = sum(len(answer) for _, answer in PAIRS)
     assert loss.item() / count == pytest.approx(expected, rel=1e-5)
     gradients = by_our_names(model, ((name, p.grad) for name, p in trained))
-    for name, gradient in gradients.items():
-        most = np.abs(gradient).max()
-        np.testing.assert_allclose(
-            np.array(slopes[name]) / count, gradient, rtol=1e-3, atol=1e-4 * most, err_msg=name
-        )
+    check_gradients({name: slope / count for name, slope in slopes.items()}, gradients, 1e-4)
 
 
 def optimisers(kind, parameters):
@@ -149,7 +158,7 @@ def test_a_run_has_the_losses_of_transformers_and_peft(made, kind, optimizer):
     batches = [[PAIRS[0], PAIRS[1]], [PAIRS[2]], PAIRS]
     learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, constant(2), ours)
     state, losses, expected = replace(learner.begin(), weights=weights), [], []
-    for step in range(9):
+    for step in range(6):
         pairs = batches[step % 3]
         state, loss = learner.step(state, [our_batch(model, pairs)])
         losses.append(loss)
@@ -161,7 +170,7 @@ def test_a_run_has_the_losses_of_transformers_and_peft(made, kind, optimizer):
         torchs.step()
         expected.append(their_loss.item())
     np.testing.assert_allclose(losses, expected, rtol=1e-3)
-    assert losses[-1] < 0.8 * losses[2]
+    assert losses[-1] < 0.9 * losses[2]
 
 
 def logits(model):
@@ -253,9 +262,7 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(made, dora):
         assert {n: a.shape for n, a in shaped.items()} == {n: a.shape for n, a in weights.items()}
     (one, slopes), (two, same) = results
     assert one.item() == pytest.approx(two.item(), rel=1e-6)
-    for name, slope in slopes.items():
-        most = mx.abs(slope).max().item()
-        np.testing.assert_allclose(np.array(slope), np.array(same[name]), atol=1e-5 * most + 1e-6)
+    check_gradients(slopes, same, 1e-5)
 
 
 def test_what_is_dropped_is_dropped_from_the_adapters_input_alone(made):
@@ -293,9 +300,7 @@ def test_a_quantised_model_is_adapted_as_what_its_bits_say(made, tmp_path, dora)
         learner._gradient(weights, our_batch(model).arrays) for learner in learners
     )
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
-    for name, slope in right.items():
-        most = mx.abs(slope).max().item()
-        np.testing.assert_allclose(np.array(slopes[name]), np.array(slope), atol=2e-3 * most)
+    check_gradients(slopes, right, 2e-3)
 
 
 def test_the_last_layers_alone_are_trained(made):
@@ -306,9 +311,6 @@ def test_the_last_layers_alone_are_trained(made):
         "encoder.layers.5", "decoder.layers.1"
     }  # fmt: skip
     assert len(changes(model.config, LORA, -1)) == len(paths(model.config)) > 20
-    for wrong in ("lm_head", "nothing"):
-        with pytest.raises(UserError, match=f"{wrong}.* names no layer of attention"):
-            changes(model.config, replace(LORA, target_modules=(wrong,)), -1)
 
 
 @pytest.mark.parametrize("record", [{"model": "a/b"}, {"model": "a/b", "adapter": "c"}, None])

@@ -65,14 +65,14 @@ def test_micro_batches_are_as_one_batch(target):
 
 
 def test_steps_lower_the_loss_and_leave_the_state_before_alone(target):
-    learner = learner_of(shared_draft(target, 1), 40, 0.05)
+    learner = learner_of(shared_draft(target, 1), 20, 0.05)
     batch, state = [batch_of(target)], learner.begin()
     first = {name: np.array(weight) for name, weight in state.weights.items()}
     start, losses = state, []
-    for _ in range(40):
+    for _ in range(20):
         state, loss = learner.step(state, batch)
         losses.append(loss)
-    assert losses[-1] < 0.1 * losses[0]
+    assert losses[-1] < 0.3 * losses[0]
     assert all(np.array_equal(first[name], start.weights[name]) for name in first)
 
 

@@ -22,23 +22,26 @@ SCHEDULE = Schedule(8, steps_per_eval=2, save_every=3)
 
 
 @pytest.fixture(scope="module")
-def target():
-    return random_t5()
+def given():
+    """A target, and what it answered."""
+    target = random_t5()
+    return target, label(target, PAIRS)
 
 
-def a_run(target, path, scores=None, log=lambda line: None):
+def a_run(given, path, scores=None, log=lambda line: None):
     """A trainer; without `scores` a draft is the better the larger its norm's first weight."""
+    target, labelled = given
     draft = shared_draft(target, 1)
-    given = iter(scores or ())
+    upcoming = iter(scores or ())
 
     def evaluate():
-        score = next(given) if scores else float(mx.abs(draft.decoder.norm.weight[0]).item())
+        score = next(upcoming) if scores else float(mx.abs(draft.decoder.norm.weight[0]).item())
         return Evaluation(0.5, score)
 
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
     learner = learner_of(draft, SCHEDULE.iters, 0.05)
-    batch = partial(micro_batches, label(target, PAIRS), draft, 2, 2, 0)
+    batch = partial(micro_batches, labelled, draft, 2, 2, 0)
     return Trainer(learner, batch, SCHEDULE, folder, evaluate, log)
 
 
@@ -54,9 +57,9 @@ def plain(steps, done):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(target, tmp_path_factory):
+def undisturbed(given, tmp_path_factory):
     """How a run ends that nothing has stopped."""
-    run = a_run(target, tmp_path_factory.mktemp("undisturbed"))
+    run = a_run(given, tmp_path_factory.mktemp("undisturbed"))
     run.run(plain)
     return outcome(run)
 
@@ -68,7 +71,7 @@ class Killed(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", (True, False))
 def test_a_run_killed_at_any_file_comes_to_the_same_end(
-    target, undisturbed, tmp_path, monkeypatch, before
+    given, undisturbed, tmp_path, monkeypatch, before
 ):
     """Right before, and right after, each file that is put in its place."""
     rename = os.replace
@@ -86,20 +89,20 @@ def test_a_run_killed_at_any_file_comes_to_the_same_end(
         with monkeypatch.context() as patch:
             patch.setattr(run_folder.os, "replace", dying)
             try:
-                a_run(target, path).run(plain)
+                a_run(given, path).run(plain)
                 break
             except Killed:
                 pass
-        again = a_run(target, path)
+        again = a_run(given, path)
         again.run(plain)
         assert outcome(again) == undisturbed
     assert kills > 4
 
 
-def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(target, tmp_path, monkeypatch):
+def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(given, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "PATIENCE", 2)
     log = []
-    run = a_run(target, tmp_path, [1.0, 3.0, 2.0, 3.0, 9.0], log.append)
+    run = a_run(given, tmp_path, [1.0, 3.0, 2.0, 3.0, 9.0], log.append)
     first = run.learner.begin().weights
     run.run(plain)
     assert run.state.step == 6 and run.over
@@ -113,9 +116,9 @@ def test_the_best_draft_is_kept_and_too_many_worse_ones_end_the_run(target, tmp_
     assert not mx.array_equal(best[name], first[name])
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(target, tmp_path, monkeypatch):
+def test_a_loss_that_is_no_number_ends_the_run_with_the_best_draft(given, tmp_path, monkeypatch):
     log = []
-    run = a_run(target, tmp_path, [1.0, 2.0, 3.0], log.append)
+    run = a_run(given, tmp_path, [1.0, 2.0, 3.0], log.append)
     taken = run.learner.step
     monkeypatch.setattr(
         run.learner, "step", lambda s, b: (None, float("nan")) if s.step == 3 else taken(s, b)

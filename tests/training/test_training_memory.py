@@ -20,32 +20,34 @@ from model import T5
 from random_models import CONFIG
 
 ROWS, SOURCE, ANSWER, WIDTH, V = 16, 64, 32, 128, 2000
+SIZES = {"d_model": WIDTH, "d_ff": 512, "num_heads": 4, "d_kv": 32, "vocab_size": V}
+
+
+def taken(learner, batch, model, steps):
+    """Bytes that steps of training take, with the weights that are trained."""
+    state = learner.begin()
+    mx.eval(state.weights, state.moments, batch.arrays, model.parameters())
+    mx.clear_cache()
+    before = mx.get_active_memory() - sum(weight.nbytes for weight in state.weights.values())
+    mx.reset_peak_memory()
+    for _ in range(steps):
+        state, _ = learner.step(state, [batch])
+    return mx.get_peak_memory() - before
 
 
 @cpu_allocation
 @pytest.mark.parametrize("shares", (True, False))
 def test_a_step_takes_no_more_than_was_said(shares):
-    sizes = {"d_model": WIDTH, "d_ff": 512, "num_heads": 4, "d_kv": 32, "vocab_size": V}
-    target = T5(T5Config.from_dict(CONFIG | sizes | {"num_layers": 2}))
+    target = T5(T5Config.from_dict(CONFIG | SIZES | {"num_layers": 2}))
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
-    top_p = np.full((ANSWER, 8), 0.1, np.float32)
-    one = LabelledExample(
-        np.arange(SOURCE), np.arange(ANSWER), np.zeros((ANSWER, 8), np.int32), top_p
-    )
-    batch = collate([one] * ROWS, 0, 0, keep_states=False)
+    top_ids, top_p = np.zeros((ANSWER, 8), np.int32), np.full((ANSWER, 8), 0.1, np.float32)
+    one = LabelledExample(np.arange(SOURCE), np.arange(ANSWER), top_ids, top_p)
     states = mx.zeros((ROWS, SOURCE, WIDTH), mx.float16) if shares else None
-    batch = replace(batch, states=states)
+    batch = replace(collate([one] * ROWS, 0, 0, keep_states=False), states=states)
     learner = Learner(draft, token_loss(draft, 0.0), 10, 0.01)
-    state = learner.begin()
-    mx.eval(state.weights, state.moments, batch.arrays, target.parameters())
-    mx.clear_cache()
-    before = mx.get_active_memory() - sum(weight.nbytes for weight in state.weights.values())
-    mx.reset_peak_memory()
-    for _ in range(2):
-        state, _ = learner.step(state, [batch])
-    taken = mx.get_peak_memory() - before
+    size = taken(learner, batch, target, steps=2)
     said = memory.estimate(draft, SOURCE, ANSWER, ROWS)
-    assert said.rows == ROWS and taken <= said.draft + said.step <= 2.5 * taken
+    assert said.rows == ROWS and size <= said.draft + said.step <= 2.5 * size
 
 
 @cpu_allocation
@@ -53,35 +55,27 @@ def test_a_step_takes_no_more_than_was_said(shares):
     "dora, dropout, checkpoint", [(False, 0.0, False), (True, 0.2, False), (False, 0.2, True)]
 )
 def test_a_step_of_adapters_takes_no_more_than_was_said(dora, dropout, checkpoint):
-    sizes = {"d_model": WIDTH, "d_ff": 512, "num_heads": 4, "d_kv": 32, "vocab_size": V}
-    layers = {"num_layers": 2, "num_decoder_layers": 2}
-    model = T5(T5Config.from_dict(CONFIG | sizes | layers))
+    model = T5(T5Config.from_dict(CONFIG | SIZES | {"num_layers": 2}))
     lora = LoraConfig(r=4, target_modules="all-linear", use_dora=dora)
     adapters = adapt(model, lora, dropout=dropout)
     model.grad_checkpoint = checkpoint
     batch = collate([given(range(SOURCE), range(ANSWER))] * ROWS, 0, 0, keep_states=False)
     loss, drop = token_loss(model, 0.0), adapters.drop if dropout else None
     learner = Learner(model, loss, 10, 0.01, False, optimizer=adamw(), drop=drop)
-    state = learner.begin()
-    mx.eval(state.weights, state.moments, batch.arrays, model.parameters())
-    mx.clear_cache()
-    before = mx.get_active_memory() - sum(weight.nbytes for weight in state.weights.values())
-    mx.reset_peak_memory()
-    learner.step(state, [batch])
-    taken = mx.get_peak_memory() - before
+    size = taken(learner, batch, model, steps=1)
     kept = (dropout > 0) + 2 * dora
     said = memory.estimate(model, SOURCE, ANSWER, ROWS, memory.ADAM_COPIES, kept)
-    assert said.rows == ROWS and taken <= said.draft + said.step <= 3 * taken
-    plain = memory.row_bytes(model.config, SOURCE, ANSWER, True, False, kept)
-    less = memory.row_bytes(model.config, SOURCE, ANSWER, True, True, kept)
+    assert said.rows == ROWS and size <= said.draft + said.step <= 3 * size
+    plain, less = (
+        memory.row_bytes(model.config, SOURCE, ANSWER, True, checkpointed, kept)
+        for checkpointed in (False, True)
+    )
     assert 1.5 * less < plain
 
 
 def test_little_memory_makes_small_parts(monkeypatch):
-    target = T5(T5Config.from_dict(CONFIG))
-    draft = shared_draft(target, 1)
+    draft = shared_draft(T5(T5Config.from_dict(CONFIG)), 1)
     need = memory.row_bytes(draft.config, SOURCE, ANSWER, with_encoder=False)
-    monkeypatch.setattr(memory, "limit", lambda: 3.5 * need / memory.STEP_SHARE)
-    assert memory.estimate(draft, SOURCE, ANSWER, 16).rows == 3
-    monkeypatch.setattr(memory, "limit", lambda: 1)
-    assert memory.estimate(draft, SOURCE, ANSWER, 16).rows == 1
+    for limit, rows in ((3.5 * need / memory.STEP_SHARE, 3), (1, 1)):
+        monkeypatch.setattr(memory, "limit", lambda limit=limit: limit)
+        assert memory.estimate(draft, SOURCE, ANSWER, 16).rows == rows

@@ -82,13 +82,3 @@ def test_every_proposer_is_measured_with_its_own_number_and_fits_the_table(monke
         "| new | 9 | 100.0% | 2.00 | 0.1"
     )
     assert "v(5) = 1.00" in lines[6] and lines[-1].startswith(("recommended", "keep"))
-
-
-def test_what_is_published_names_no_folder_of_this_machine():
-    speeds = {"/home/me/new": 1.5, "/home/me/old": 2.0, LOOKUP: 1.2}
-    proposers = [proposer(name, speed) for name, speed in speeds.items()]
-    assert advice(proposers, "/home/me/new").startswith("keep what you have: ")
-    text = report(proposers, COSTS, "/home/me/new", 9, "me/new")
-    assert "/home" not in text and "| lookup |" in text
-    assert "| me/new | 5 | 80.0% | 4.20 | 0.100 | 2.00 | 1.50 (1.50 to 1.50) |" in text
-    assert "recommended: --draft-model me/new --num-draft 5, 1.50" in text
