@@ -129,8 +129,9 @@ def taken_from(settings: dict[str, Any]) -> Cutting | None:
         UserError: one is of the wrong kind or out of its range, or needs a split.
     """
     names = [field.name for field in fields(Cutting) if field.name in settings]
-    given = {name: settings.pop(name) for name in names}
-    cutting = Cutting(**given)
+    if not names:
+        return None
+    cutting = Cutting(**{name: settings.pop(name) for name in names})
     if cutting != Cutting(split=cutting.split) and cutting.split == "none":
         raise UserError(f'{names[-1]} goes with split; give split="sentences", or leave it out')
     return None if cutting.split == "none" else cutting

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlx_t5.sampling.acceptance import NO_TOKEN
 from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:
@@ -159,20 +160,22 @@ class Row:
         return len(self.committed) - 1
 
     def commit(
-        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: Sequence[int]
+        self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
     ) -> tuple[list[int], int]:
         """Adds what a step decided, up to the end of the text.
 
         Args:
-            tokens: the accepted proposals and the target's own token.
+            tokens: the accepted proposals and the target's own token. Where that is NO_TOKEN, a
+                text that they do not end fails.
             drafted: proposals that were verified.
-            accepted: how many of them were accepted.
             writer: where they come from: "draft", "copy" or "prediction".
             eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
 
         Returns:
             The tokens that count, and how many of them were proposals.
         """
+        accepted, finite = len(tokens) - 1, tokens[-1] != NO_TOKEN
+        tokens = tokens[: accepted + finite]
         end = next((i for i, token in enumerate(tokens) if token in eos), None)
         self.ended = end is not None
         if end is not None:
@@ -192,6 +195,8 @@ class Row:
         if self.watch and self.finish_reason:
             self.watch.finish()
         self.stats.count(drafted, accepted, writer)
+        if not finite and self.finish_reason is None:
+            self.fail_without_choice(self.decided)
         return tokens, accepted
 
     def fail(self, error: str) -> None:
