@@ -92,13 +92,6 @@ def test_rows_are_encoded_ahead_in_full_passes_of_like_length():
     assert sum(sizes) - sum(map(sum, model.passes)) < 0.2 * sum(sizes), "little is padding"
 
 
-def test_where_somebody_waits_a_row_is_encoded_alone():
-    model = Reading(random_table(V), V)
-    queue = batching.Queue(Engine(model, None), 1, different([30, 31, 32], max_tokens=2))
-    queue.admit()
-    assert model.passes == [[30]]
-
-
 def test_the_longest_join_first_once_all_are_in_hand():
     """So that a long text does not run on alone at the end."""
     for ending, expected in ((True, [9, 8]), (False, [5, 4])):

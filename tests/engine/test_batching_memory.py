@@ -27,18 +27,6 @@ class SmallMemory(FakeModel):
         return super().encode(ids, mask)
 
 
-def test_a_row_that_is_bad_from_the_start_is_handed_back_in_its_place():
-    many = rows([3] * 6, max_tokens=4)
-    many[2].fail("a prompt is empty")
-    engine = Engine(ENDING, None)
-    inserted, insert = [], engine.insert
-    engine.insert = lambda joining, ahead=(): inserted.extend(joining) or insert(joining, ahead)
-    finished = list(batching.run(engine, many, 2))
-    assert [id(row) for row in finished] == [id(row) for row in many]
-    assert [id(row) for row in inserted] == [id(row) for row in many if row is not many[2]]
-    assert (finished[2].finish_reason, finished[2].stats.target_calls) == ("error", 0)
-
-
 def test_a_row_that_memory_does_not_suffice_for_is_reported_and_the_others_finish():
     model = SmallMemory(without(random_table(V), 1), V)
     decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
@@ -104,12 +92,6 @@ def test_rows_wait_for_memory_while_others_run_and_fail_only_where_they_would_al
     for row in finished:
         assert row.error or row.output()[0] == greedy(engine.target, row.ids, 6)[0]
     assert max(len(offsets) for offsets, _ in engine.target.calls) == 2
-
-
-def test_a_row_without_memory_is_tried_again_only_when_another_has_left(monkeypatch):
-    engine = scarce(monkeypatch, 20)
-    list(batching.run(engine, rows([15, 16], max_tokens=9), 2))
-    assert engine.attempts == [(0, [16, 15]), (0, [16]), (0, [15]), (9, [15])]
 
 
 def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):

@@ -12,7 +12,7 @@ from command_line import ROOT
 from mlx_t5.engine import documents
 from mlx_t5.engine.rows import Result, Speculation, Stats
 from mlx_t5.errors import UserError
-from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.documents import Cutting
 
 TASK = "translate English to French: "
 LINES = [json.loads(line) for line in (ROOT / "demo" / "heldout.jsonl").open(encoding="utf-8")]
@@ -84,15 +84,6 @@ def test_a_document_is_its_sentences_in_one_batch(decoder, alone, split, between
         assert getattr(result.stats, name) == sum(getattr(one.stats, name) for one in alone)
     for piece, one, sentence in zip(result.pieces, alone, SENTENCES, strict=True):
         assert (TASK + text)[piece.start : piece.end] == sentence and piece.text == one.text
-
-
-def test_documents_beside_each_other(decoder, alone):
-    texts = [TASK + " ".join(SENTENCES[start : start + 4]) for start in (0, 4, 8)]
-    results = decoder.generate([texts[0], "…", texts[1], "", [5], texts[2]], split="sentences")
-    wanted = [" ".join(one.text for one in alone[start : start + 4]) for start in (0, 4, 8)]
-    assert [result.text for result in results] == [wanted[0], "…", wanted[1], "", None, wanted[2]]
-    assert "needs a text" in results[4].error and results[4].finish_reason == "error"
-    assert not any(result.error for i, result in enumerate(results) if i != 4)
 
 
 def test_a_stream_is_the_document_piece_by_piece(decoder):
@@ -199,18 +190,6 @@ def test_a_split_needs_a_tokenizer(decoder):
 
 
 # ---- how many are in hand ------------------------------------------------------------------------
-
-
-def test_few_pieces_are_cut_ahead(decoder):
-    texts = [" ".join(SENTENCES[:6] * 2)] * 2
-    tokens = lambda prompt: len(decoder.tokenizer.encode(prompt))  # noqa: E731
-    some = [Document(text, Cutting("sentences", TASK), tokens) for text in texts]
-    done, batch_size = 0, 1
-    for _chunk in documents.chunks(decoder, Cutting("lines"), some, batch_size=batch_size):
-        done += 1
-        ahead = sum(len(document.pieces) for document in some) - done
-        assert ahead <= 8 * batch_size + 1, "as many as prompts, and one to know the last"
-    assert done == 24 and _chunk.result
 
 
 def test_a_large_text_takes_memory_for_its_pieces_only():

@@ -133,24 +133,6 @@ def test_greedy_rows_follow_the_rule_whatever_the_logits(positions, deltas):
     assert any(tokens[-1] == acceptance.NO_TOKEN for _, tokens in written)
 
 
-def test_greedy_rows_beside_sampling_rows_stay_greedy():
-    rng = np.random.default_rng(0)
-    logits = mx.array(rng.normal(size=(6, 4, 9)).astype(np.float32))
-    drafts = mx.argmax(logits, axis=-1)[:, :3].astype(mx.int32)
-    drafts = mx.where(mx.arange(3) == mx.arange(6)[:, None] % 4, (drafts + 1) % 9, drafts)
-    lengths = mx.array([3, 3, 3, 3, 2, 1])
-    for delta in (0.0, 0.4):
-        alone = acceptance.accept(
-            logits, drafts, None, lengths, settings(6, temp=0.0, delta=delta), None
-        )
-        both = mixed({"delta": delta}, {"delta": delta, "temp": 1.0}, times=3)
-        beside = acceptance.accept(logits, drafts, None, lengths, both, keys(6))
-        for row in (0, 2, 4):
-            n = alone[0][row].item()
-            assert beside[0][row].item() == n
-            assert beside[1][row, : n + 1].tolist() == alone[1][row, : n + 1].tolist()
-
-
 # p and q of one position over four tokens: what a draft may be.
 P = np.array([0.5, 0.3, 0.2, 0.0])
 LOGITS = mx.maximum(mx.log(mx.array(P)), -1e4)  # -inf would say that rules forbid the token
@@ -307,8 +289,3 @@ def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
     # A row that kept nothing has written one token; the second is drawn as the next step would.
     second = mx.where(accepted == 0, draw(p[1], 2), tokens[:, 1])
     check_draws(tokens[:, 0] * 3 + second, np.outer(p[0], p[1]).ravel())
-
-
-def test_a_relaxed_row_is_judged_token_by_token():
-    both = mixed({"temp": 1.0}, {"temp": 1.0, "delta": 0.3}, {})
-    assert both.block.tolist() == [True, False, False]
