@@ -158,14 +158,6 @@ def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
     assert every.writers == ["copy", "copy", "draft"]
 
 
-def test_sentinels_are_tokens_like_others():
-    first, second = 39, 38
-    source = [A, B, first, C, D, second, E, EOS]
-    # Span filling: the output names the sentinels and writes what stands for them.
-    assert ahead(source, [first], 2) == [C, D]
-    assert ahead(source, [first, X, Y, second], 2) == [E, EOS]
-
-
 def test_a_task_prefix_is_skipped():
     class Vocabulary:
         def convert_ids_to_tokens(self, token):

@@ -6,7 +6,7 @@ import pytest
 from draws import check_draws, keys, many_keys, mixed, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import acceptance
-from mlx_t5.sampling.draws import DRAFT, fold, one_hot, sample
+from mlx_t5.sampling.draws import DRAFT, fold, sample
 
 # A relaxation that float32 does not see, as 1 - delta is 1: proposals are judged one by one, by the
 # rule for delta = 0.
@@ -66,18 +66,6 @@ def test_residual():
     q = mx.array([[0.7, 0.1, 0.2], [0.5, 0.3, 0.2], [0.0, 0.0, 0.0]])
     expected = [[0, 0.2, 0], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]  # row 1: p = q, nothing is left
     np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
-
-
-def test_verify_greedy_literals():
-    logits = mx.log(mx.array([[[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.1, 0.2, 0.7]]]))
-    logits = mx.broadcast_to(logits, (4, 3, 3))
-    drafts = mx.array([[1, 0], [1, 2], [2, 0], [1, 0]])
-    lengths = mx.array([2, 2, 2, 1])
-    greedy = settings(4, temp=0.0)
-    accepted, tokens = acceptance.accept(logits, drafts, None, lengths, greedy, None)
-    assert accepted.tolist() == [2, 1, 0, 1]
-    kept = [row[: n + 1] for row, n in zip(tokens.tolist(), accepted.tolist(), strict=True)]
-    assert kept == [[1, 0, 2], [1, 0], [1], [1, 0]]
 
 
 def test_verify_without_proposals_is_one_token_of_the_target():
@@ -229,23 +217,6 @@ def test_block_verification_accepts_more_on_the_same_draws():
         mean[block] = accepted.mean().item()
     # In expectation never less (theorem 2 of the paper); here clearly more.
     assert mean[True] > 1.02 * mean[False]
-
-
-@pytest.mark.parametrize("delta", [(0.0, 0.0), (ONE_BY_ONE,) * 2, (0.0, ONE_BY_ONE)], ids=str)
-def test_what_is_certain_needs_no_draft_probabilities(delta):
-    """q = None is q = 1 at each proposal, worked out without a vocabulary of it."""
-    draws, gamma, vocab = 1000, 3, 5
-    logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
-    drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
-    sampling = mixed(*({"temp": 1.0, "delta": d} for d in delta), times=draws // 2)
-    lengths = mx.arange(draws) % (gamma + 1)
-    told = [
-        acceptance.accept(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
-        for q in (None, one_hot(drafts, vocab))
-    ]
-    for short, full in zip(*told, strict=True):
-        assert short.tolist() == full.tolist()
-    assert len(set(told[0][0].tolist())) == gamma + 1
 
 
 def test_rows_are_judged_as_they_would_be_among_their_like():
