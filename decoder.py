@@ -92,11 +92,6 @@ class Engine(Batch):
         outcome = self._accept(logits, proposal, keys).tolist()  # the only wait
         self._commit(proposal, outcome, self.clock() - started)
 
-    @property
-    def committed(self) -> list[list[int]]:
-        """The tokens of each row so far, the start token first."""
-        return [row.committed for row in self.rows]
-
     def _draft(self, keys: mx.array | None) -> Proposal:
         """gamma tokens x of each row, drawn from q by the draft or copied from the source."""
         proposal = None

@@ -147,16 +147,6 @@ def test_a_piece_that_fails_stays_as_it_is(decoder):
     assert both[0].text == "\ud800a. \ud800b." and both[1].text == first.text
 
 
-def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
-    long = " and ".join(one.rstrip(".") for one in SENTENCES[:3]) + "."
-    how = {"split": "sentences", "prefix": TASK}
-    result = decoder.generate([f"{SENTENCES[0]} {long}"], max_source_tokens=30, **how)[0]
-    sizes = [len(decoder.tokenizer.encode(TASK + text)) for text in (long, SENTENCES[0])]
-    assert sizes[0] > 30 >= sizes[1]
-    assert result.stats.cut == result.stats.pieces - 1 >= 2
-    assert result.stats.prompt_tokens <= 30 * result.stats.pieces
-
-
 def test_max_tokens_is_of_a_piece(decoder):
     result = decoder.generate(TASK + " ".join(SENTENCES[:3]), split="sentences", max_tokens=3)
     assert [piece.finish_reason for piece in result.pieces] == ["length"] * 3
