@@ -123,7 +123,7 @@ class Codec:
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
         result = self.result(row) if row.finish_reason else None
-        row.update_rates()
+        row.stats.update_rates(row.decided - row.ended, row.decided)
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def results(self, row: Row) -> list[Result]:
@@ -136,7 +136,7 @@ class Codec:
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()
-        row.update_rates()
+        row.stats.update_rates(len(tokens), row.decided)
         row.stats.peak_memory_bytes = mx.get_peak_memory()
         text = None
         if row.watch:

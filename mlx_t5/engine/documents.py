@@ -43,10 +43,7 @@ class DocumentStats(Stats):
         for field in fields(Speculation):
             _add(self.speculation, stats.speculation, field.name)
         self.peak_memory_bytes = peak
-        self.acceptance_rate = self.accepted / max(self.drafted, 1)
-        self.tokens_per_call = decided / max(self.target_calls, 1)
-        if self.decode_seconds > 0:
-            self.tokens_per_second = self.generated_tokens / self.decode_seconds
+        self.update_rates(self.generated_tokens, decided)
 
 
 def _add(sums: Any, more: Any, name: str) -> None:

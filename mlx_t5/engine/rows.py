@@ -103,6 +103,14 @@ class Stats:
             speculation.predicted += drafted
             speculation.predicted_accepted += accepted
 
+    def update_rates(self, generated: int, decided: float) -> None:
+        """Works out what follows from the counts, of so many tokens without and with EOS."""
+        self.generated_tokens = generated
+        self.acceptance_rate = self.accepted / max(self.drafted, 1)
+        self.tokens_per_call = decided / max(self.target_calls, 1)
+        if self.decode_seconds > 0:
+            self.tokens_per_second = generated / self.decode_seconds
+
 
 @dataclass
 class Row:
@@ -207,15 +215,6 @@ class Row:
         """Ends the row, whose logits after so many tokens leave no token to choose."""
         first = "logits_processors, then the " if self.settings.logits_processors else ""
         self.fail(NO_CHOICE.format(decided, first))
-
-    def update_rates(self) -> None:
-        """Works out the statistics that follow from the counts."""
-        stats = self.stats
-        stats.generated_tokens = len(self.output()[0])
-        stats.acceptance_rate = stats.accepted / max(stats.drafted, 1)
-        stats.tokens_per_call = self.decided / max(stats.target_calls, 1)
-        if stats.decode_seconds > 0:
-            stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Returns the decided tokens from `start` on, without EOS, and who wrote each of them."""
