@@ -76,21 +76,11 @@ def test_two_streams_of_one_decoder_do_not_disturb_each_other():
         assert tokens[:shorter] == greedy(model, source, 12)[0][:shorter]
 
 
-def test_start_and_end_tokens_come_from_the_config():
-    def table(source, seen):
-        assert seen[0] == 3
-        return TABLE(source, seen)
-
-    model = FakeModel(table, V, decoder_start_token_id=3, eos_token_id=5)
-    result = SpeculativeDecoder(model).generate([[2]], max_tokens=30)[0]
-    assert (result.tokens, result.finish_reason) == greedy(model, [2], 30)
-    assert 5 not in result.tokens
-
-
 @pytest.mark.parametrize("num_draft", [1, 2, 4])
 def test_each_of_several_end_tokens_ends_the_text(num_draft):
-    target = FakeModel(TABLE, V, eos_token_id=5, more_eos_token_ids=(3, 2))
-    draft = DraftModel(FakeModel(good(TABLE), V, eos_token_id=3), target)
+    special = {"eos_token_id": 5, "decoder_start_token_id": 4}
+    target = FakeModel(TABLE, V, more_eos_token_ids=(3, 2), **special)
+    draft = DraftModel(FakeModel(good(TABLE), V, **special | {"eos_token_id": 3}), target)
     decoder = SpeculativeDecoder(target, draft, None, num_draft)
     results = decoder.generate(SOURCES, max_tokens=30)
     assert [(r.tokens, r.finish_reason) for r in results] == [

@@ -203,18 +203,6 @@ def test_copying_pays_where_the_output_follows_the_source():
     assert all(s.speculation.copied_accepted == s.accepted for s in stats)
 
 
-def test_statistics_say_who_proposed_what():
-    model = FakeModel(editing_table(8), V)
-    (result,) = SpeculativeDecoder(model, drafters_for(model)["copy or draft"]).generate(
-        SOURCES[3:], max_tokens=25
-    )
-    stats, ended = result.stats, result.finish_reason == "stop"
-    assert set(result.writers) == {"copy", "draft", "target"}
-    assert 0 <= stats.speculation.copied_accepted - result.writers.count("copy") <= ended
-    drafted = stats.accepted - stats.speculation.copied_accepted
-    assert 0 <= drafted - result.writers.count("draft") <= ended
-
-
 def test_the_draft_model_rests_while_all_rows_copy():
     model = FakeModel(editing_table(9, change=0.0), V)
     both = drafters_for(model)["copy or draft"]

@@ -4,7 +4,7 @@ import pytest
 
 from batches import Tried, different, rows
 from decoder import Engine, SpeculativeDecoder
-from fake_model import FakeModel, drafter, good, greedy, random_table
+from fake_model import FakeModel, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
 from mlx_t5.engine.rows import Row
@@ -149,19 +149,3 @@ def test_the_samples_of_a_prompt_need_not_be_waited_for():
     ENDING.calls.clear()
     assert len(list(results)) == 6
     assert max(len(offsets) for offsets, _ in ENDING.calls) == 3
-
-
-def test_a_long_row_does_not_hold_up_the_places_beside_it():
-    """One row ends at its first step, another runs to max_tokens."""
-
-    def table(source, seen):
-        return random_table(V, eos_bias=99 if source[0] == 2 else -99)(source, seen)
-
-    model = FakeModel(table, V)
-    prompts = [[3, 3], [2], [2], [2], [2], [2]]
-    results = SpeculativeDecoder(model, drafter(good(table), model)).generate(
-        prompts, max_tokens=12, batch_size=2
-    )
-    assert [len(r.tokens) for r in results] == [12, 0, 0, 0, 0, 0]
-    assert [r.finish_reason for r in results] == ["length"] + ["stop"] * 5
-    assert all(r.stats.target_calls == 1 for r in results[1:])

@@ -27,20 +27,6 @@ class SmallMemory(FakeModel):
         return super().encode(ids, mask)
 
 
-def test_a_row_that_memory_does_not_suffice_for_is_reported_and_the_others_finish():
-    model = SmallMemory(without(random_table(V), 1), V)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
-    prompts = [[2] * n for n in (4, 41, 30, 5, 39)]
-    results = decoder.generate(prompts, max_tokens=6, batch_size=3)
-    assert [r.finish_reason for r in results] == ["length", "error", "length", "length", "length"]
-    assert "no memory for a prompt of 41 tokens" in results[1].error
-    assert "Unable to allocate" in results[1].error
-    assert (results[1].text, results[1].tokens) == (None, [])
-    for prompt, result in zip(prompts, results, strict=True):
-        if result.error is None:
-            assert result.tokens == greedy(model, prompt, 6)[0]
-
-
 def test_without_memory_to_encode_ahead_rows_join_alone():
     model = SmallMemory(without(random_table(V), 1), V)  # 40 positions a pass
     many = different([38, 39, 40], max_tokens=5)
@@ -130,7 +116,7 @@ def test_nobody_waits_for_memory_on_account_of_a_row_that_is_gone(monkeypatch):
 
 def test_a_stream_without_memory_is_an_error():
     decoder = SpeculativeDecoder(SmallMemory(random_table(V), V))
-    with pytest.raises(UserError, match="no memory for a prompt of 50 tokens"):
+    with pytest.raises(UserError, match="no memory for a prompt of 50 tokens .*Unable to alloc"):
         next(decoder.stream([2] * 50))
 
 
