@@ -7,7 +7,7 @@ from decoder import Engine, SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine import batching
-from mlx_t5.engine.rows import Row
+from mlx_t5.engine.rows import Row, Stats
 from mlx_t5.grouping import PASS_POSITIONS
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -105,8 +105,11 @@ def test_the_longest_join_first_once_all_are_in_hand():
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_every_row_comes_back_in_order(batch_size):
     many = rows([1 + 7 * i % 13 for i in range(60)], max_tokens=9)
+    many[20].fail("a prompt is empty")
     finished = list(batching.run(Engine(ENDING, None), iter(many), batch_size))
     assert [id(row) for row in finished] == [id(row) for row in many]
+    bad = finished.pop(20)
+    assert (bad.finish_reason, bad.stats, bad.committed) == ("error", Stats(), [])
     for row in finished:
         assert (row.output()[0], row.finish_reason) == greedy(ENDING, row.ids, 9)
 
