@@ -46,7 +46,7 @@ from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.sampling.acceptance import accept
 from mlx_t5.sampling.draws import Sampling, random_keys
-from mlx_t5.sampling.processors import Processing
+from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings
@@ -121,7 +121,8 @@ class Engine(Batch):
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := self.sampling.processing:
-            processed = rules.after(self.committed, x, logits, [n + 1 for n in proposal.lengths])
+            history = History.align(self.committed).then(x)
+            processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, self.sampling, keys)
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:

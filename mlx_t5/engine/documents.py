@@ -109,14 +109,12 @@ class Answers:
         if isinstance(self.document, Document):
             rest = self.document.before(len(result.pieces))
             result.text = "".join([*self._texts, rest])
-            result.error = result.pieces[0].error if self._all_failed() else None
+            all_failed = 0 < len(result.pieces) == self.stats.failed
+            result.error = result.pieces[0].error if all_failed else None
         else:
             result.error = str(self.document)
         result.finish_reason = "error" if result.error else result.finish_reason
         return rest
-
-    def _all_failed(self) -> bool:
-        return 0 < len(self.result.pieces) == self.stats.failed
 
 
 def taken_from(settings: dict[str, Any]) -> Cutting | None:

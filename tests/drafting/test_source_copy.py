@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import settings
+from draws import keys, settings
 from fake_model import EOS, FakeModel, drafter, good, random_table
-from mlx_t5.drafting.draft_model import Copy
-from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy
+from mlx_t5.backend import mx
+from mlx_t5.drafting.draft_model import Copy, Proposal
+from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy, merged
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -214,3 +215,16 @@ def test_the_draft_model_rests_while_all_rows_copy():
     engine.step()
     assert calls > 0
     assert len(both.draft.model.calls) == calls
+
+
+def test_merged_proposals_are_certain_where_they_copy():
+    tokens, none = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]]), [None] * 3
+    copies = Proposal(tokens, None, [3, 0, 1], none, ["copy"] * 3, mx.array([3, 0, 1]))
+    draft = drafter(random_table(V), FakeModel(random_table(V), V))
+    draft.insert([[3]] * 3)
+    drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], settings(3), keys(3))
+    both = merged(copies, drafts)
+    assert both.lengths == both.valid_lengths.tolist() == [3, 2, 1]
+    assert both.tokens[0].tolist() == [7, 8, 9]
+    assert both.q[0].argmax(-1).tolist() == [7, 8, 9] and both.q[0].max(-1).tolist() == [1, 1, 1]
+    np.testing.assert_allclose(both.q[1, :2], drafts.q[1])
