@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_t5.sampling.acceptance import NO_TOKEN
 from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:
@@ -173,8 +172,8 @@ class Row:
         """Adds what a step decided, up to the end of the text.
 
         Args:
-            tokens: the accepted proposals and the target's own token. Where that is NO_TOKEN, a
-                text that they do not end fails.
+            tokens: the accepted proposals and the target's own token. Where that is negative, for
+                none (`acceptance.NO_TOKEN`), a text that they do not end fails.
             drafted: proposals that were verified.
             writer: where they come from: "draft", "copy" or "prediction".
             eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
@@ -182,7 +181,7 @@ class Row:
         Returns:
             The tokens that count, and how many of them were proposals.
         """
-        accepted, finite = len(tokens) - 1, tokens[-1] != NO_TOKEN
+        accepted, finite = len(tokens) - 1, tokens[-1] >= 0
         tokens = tokens[: accepted + finite]
         end = next((i for i, token in enumerate(tokens) if token in eos), None)
         self.ended = end is not None

@@ -43,16 +43,22 @@ def rows(sources, **settings):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "drafts", "fed"), [(1, False, [[0], [1]]), (1, True, [[0]]), (2, False, [[0]])]
+    ("ranks", "proposals", "fed"),
+    [
+        (1, "none", [[0], [1]]),
+        (1, "drafted", [[0]]),
+        (1, "predicted", [[0]]),
+        (2, "none", [[0]]),
+    ],
 )
-def test_a_pass_begins_early_without_proposals_and_where_no_ranks_share_the_model(
-    early, ranks, drafts, fed
-):
+def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals, fed):
     model = FakeModel(without(TABLE, EOS), V)
-    shared = SharedBy(model, ranks)
-    engine = Engine(model, drafter(TABLE, model) if drafts else None)
-    engine.early = None if drafts else early_pass.EarlyPass.of(shared)
-    engine.insert(rows(SOURCES[:1], max_tokens=9))
+    engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
+    if ranks > 1:
+        engine.early = early_pass.EarlyPass.of(SharedBy(model, ranks))
+    (row,) = inserted = rows(SOURCES[:1], max_tokens=9)
+    row.prediction = [3, 4] if proposals == "predicted" else []
+    engine.insert(inserted)
     engine.step()
     assert positions(model) == fed
 

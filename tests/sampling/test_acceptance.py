@@ -6,7 +6,7 @@ import pytest
 from draws import check_draws, keys, many_keys, mixed, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import acceptance
-from mlx_t5.sampling.draws import DRAFT, fold, sample
+from mlx_t5.sampling.draws import DRAFT, fold, one_hot, sample
 
 # A relaxation that float32 does not see, as 1 - delta is 1: proposals are judged one by one, by the
 # rule for delta = 0.
@@ -217,6 +217,21 @@ def test_block_verification_accepts_more_on_the_same_draws():
         mean[block] = accepted.mean().item()
     # In expectation never less (theorem 2 of the paper); here clearly more.
     assert mean[True] > 1.02 * mean[False]
+
+
+@pytest.mark.parametrize("delta", [(0.0, 0.0), (ONE_BY_ONE,) * 2, (0.0, ONE_BY_ONE)], ids=str)
+def test_what_is_certain_needs_no_draft_probabilities(delta):
+    """q = None is q = 1 at each proposal, worked out without a vocabulary of it."""
+    draws, gamma, vocab = 1000, 3, 5
+    logits = mx.random.normal((draws, gamma + 1, vocab), key=mx.random.key(3))
+    drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
+    sampling = mixed(*({"temp": 1.0, "delta": d} for d in delta), times=draws // 2)
+    lengths = mx.arange(draws) % (gamma + 1)
+    short, full = (
+        acceptance.accept(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
+        for q in (None, one_hot(drafts, vocab))
+    )
+    assert [a.tolist() for a in short] == [a.tolist() for a in full]
 
 
 def test_rows_are_judged_as_they_would_be_among_their_like():
