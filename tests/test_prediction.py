@@ -103,6 +103,19 @@ def test_a_stream_and_samples_have_it_too(regular, text):
     assert all(counts(sample)[0] for sample in regular.generate(PROMPT, **options))
 
 
+def test_exact_decoding_writes_the_same_samples_with_and_without(pair, text):
+    target, draft, tokenizer = pair
+    options = {"temp": 1.2, "seed": 4, "batch_size": 2, "max_tokens": 20}
+    written = {
+        tuple(decoder.generate([PROMPT, OTHER], prediction=prediction, **options)[0].tokens)
+        for decoder in (
+            SpeculativeDecoder(target, drafts, tokenizer, 5, exact=True) for drafts in (None, draft)
+        )
+        for prediction in (None, [text, None], [NONSENSE, text])
+    }
+    assert len(written) == 1
+
+
 def test_several_prompts_have_one_each_or_none(regular, text):
     first, second = regular.generate([PROMPT, OTHER], prediction=[text, None])
     assert counts(first)[1] > 15
