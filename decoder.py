@@ -23,17 +23,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import cache, partial
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
-from mlx_t5.drafting.costs import Costs, measure
+from mlx_t5.drafting.costs import Costs
 from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
 from mlx_t5.drafting.source_copy import predicting
 from mlx_t5.engine import batching, documents
@@ -44,22 +41,18 @@ from mlx_t5.engine.early_pass import EarlyPass
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import require_all_tokens
-from mlx_t5.network.exact import ExactTarget
-from mlx_t5.network.exactness import LONGEST_AUTO, exact_target
-from mlx_t5.network.interface import require_decoder
+from mlx_t5.network.exactness import exact_targets
+from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.ranges import FLAG, checked
-from mlx_t5.sampling.acceptance import NO_TOKEN, accept
+from mlx_t5.sampling.acceptance import accept
 from mlx_t5.sampling.draws import Sampling, random_keys
-from mlx_t5.sampling.processors import Processing
+from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
-from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings, check_exact
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings
 from mlx_t5.text.detokenizer import same_vocabulary
-from mlx_t5.text.prompts import checked_predictions, checked_prompts, checked_samples, split
+from mlx_t5.text.prompts import checked_predictions, split
 from model import T5, load
-
-NOT_STREAMED = "num_beams is {}: the text is known at the end only; stream without beams"
 
 
 class Engine(Batch):
@@ -67,31 +60,26 @@ class Engine(Batch):
 
     Attributes:
         sampling: the rows' settings and keys.
+        predicted: whether some row has a prediction.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
             tokens (B, T) as `acceptance.accept` returns them; all lazy, and not to be waited for.
     """
 
+    predicted = False
+
     def __init__(
         self,
-        target: T5 | ExactTarget,
+        target: Seq2Seq,
         drafter: Drafter | None,
         clock: Callable[[], float] = time.perf_counter,
         adaptive: Adaptive | None = None,
-        costs: Costs | None = None,
     ) -> None:
-        """Starts with no rows; see `Batch`.
+        """Starts with no rows; arguments as of `Batch`.
 
-        Args:
-            target: the model whose output is wanted.
-            drafter: where proposals come from; None for regular decoding.
-            clock: seconds, for the statistics.
-            adaptive: how many to propose, for rows whose num_draft is "auto"; None learns anew.
-            costs: of passes, for that; None measures them when they are first needed.
+        `adaptive` chooses how many to propose where num_draft is "auto"; None learns anew.
         """
         super().__init__(target, drafter, clock)
-        draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
-        most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
-        self.adaptive = adaptive or Adaptive(lambda: costs or measure(target, draft), kinds, most)
+        self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = None if drafter else EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
@@ -103,11 +91,6 @@ class Engine(Batch):
         logits = self._verify(proposal)
         outcome = self._accept(logits, proposal, keys).tolist()  # the only wait
         self._commit(proposal, outcome, self.clock() - started)
-
-    @property
-    def committed(self) -> list[list[int]]:
-        """The tokens of each row so far, the start token first."""
-        return [row.committed for row in self.rows]
 
     def _draft(self, keys: mx.array | None) -> Proposal:
         """gamma tokens x of each row, drawn from q by the draft or copied from the source."""
@@ -138,7 +121,8 @@ class Engine(Batch):
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
         if rules := self.sampling.processing:
-            processed = rules.after(self.committed, x, logits, [n + 1 for n in proposal.lengths])
+            history = History.align(self.committed).then(x)
+            processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, self.sampling, keys)
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
@@ -149,14 +133,11 @@ class Engine(Batch):
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
         """Gives every row its tokens. Positions move on, and nothing has to be rolled back."""
+        eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            finite = tokens[accepted] != NO_TOKEN
             drafted, writer = proposal.lengths[i], proposal.writers[i]
-            eos = self.target.config.eos_token_ids
-            written, kept = row.commit(tokens[: accepted + finite], drafted, accepted, writer, eos)
+            written, kept = row.commit(tokens[: accepted + 1], drafted, writer, eos)
             row.stats.decode_seconds += seconds
-            if not finite and row.finish_reason is None:
-                row.fail_without_choice(row.decided)
             if self.drafter and row.settings.num_draft == AUTO:
                 self.adaptive.note(row, proposal, i, written, kept)
         if self.drafter:
@@ -165,22 +146,24 @@ class Engine(Batch):
 
     def _collect(self) -> None:
         """Collects the rows' settings and keys, and what they predict."""
-        self.drafter = predicting(self.drafter, [row.prediction for row in self.rows])
+        predictions = [row.prediction for row in self.rows]
+        if any(predictions) or self.predicted:
+            self.drafter, self.predicted = predicting(self.drafter, predictions), any(predictions)
         if self.rows:
             settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
             rules = Processing.of(settings, self.target.config.eos_token_ids)
-            width = self.target.width if isinstance(self.target, ExactTarget) else 0
-            self.sampling = Sampling.of(settings, rules, keys, width)
+            self.sampling = Sampling.of(settings, rules, keys, getattr(self.target, "width", 0))
 
 
 class SpeculativeDecoder:
     """Text to text with a target and, if given, a draft.
 
     Attributes:
-        target: the model that verifies, by the most rows of its passes: around it what pads them if
-            decoding is exact (network/exact.py), which is looked at in the first call.
-        scoring: log-probabilities of given texts, and ranks, by the target alone.
-        embeddings: vectors of texts, by the target's encoder.
+        target: the model that verifies, by the most rows of its passes and the settings of most: if
+            decoding is exact, around it what pads them (network/exact.py).
+        score: log-probabilities of given texts; see `Scoring.score`.
+        rerank: documents by their relevance to a query; see `Scoring.rerank`.
+        embed: vectors of texts, by the target's encoder; see `Embeddings.embed`.
     """
 
     def __init__(
@@ -223,15 +206,17 @@ class SpeculativeDecoder:
             same_vocabulary(tokenizer, draft_tokenizer)
         require_all_tokens(model)
         self.model, self.tokenizer, self.clock = model, tokenizer, clock
-        self.drafter: Drafter | None = (
+        self.drafter = (
             DraftModel(draft_model, model) if isinstance(draft_model, T5) else draft_model
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
         self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
+        self.score, self.rerank = self.scoring.score, self.scoring.rerank
+        self.embed = self.embeddings.embed
         self.exact = checked("exact", exact, FLAG)
-        room = num_draft if isinstance(num_draft, int) else 0
-        exact_targets = cache(partial(exact_target, model, num_draft=room))
-        self.target: Callable[[int], Any] = exact_targets if self.exact else lambda batch: model
+        self.target: Callable[..., Any] = (
+            exact_targets(model, self.defaults) if self.exact else lambda *_: model
+        )
         self.adaptive: Adaptive | None = None  # of the first engine; what it learns serves all
         self.costs = costs
 
@@ -319,19 +304,13 @@ class SpeculativeDecoder:
         """
         require_decoder(self.model)
         if cutting := documents.taken_from(settings):
-            call = settings | {"num_samples": num_samples, "prediction": prediction}
-            whole = partial(documents.results, self, cutting, prompts, seed, ready, indexes)
-            return whole(batch_size=batch_size, **call)
+            call = {"num_samples": num_samples, "prediction": prediction, **settings}
+            call |= {"ready": ready, "indexes": indexes, "batch_size": batch_size}
+            return documents.results(self, cutting, prompts, seed, **call)
         batch_size = checked("batch_size", batch_size)
         chosen = self.codec.settings(self.defaults, **settings)
-        samples = checked_samples(num_samples, chosen.temp)
-        prompts, seed = checked_prompts(prompts, seed)
-        keys, given = random_keys(seed, samples, indexes), chain(prediction or (), repeat(None))
-        each = zip(prompts, given, keys, strict=False)
-        rows = chain.from_iterable(
-            self.codec.rows(p, chosen, k, prediction=predicted) for p, predicted, k in each
-        )
-        at_hand = lambda drawn: drawn % samples > 0 or ready()  # noqa: E731 (samples need no wait)
+        rows = self.codec.rows_of_all(prompts, chosen, seed, num_samples, indexes, prediction)
+        at_hand = lambda n: n % num_samples > 0 or ready()  # noqa: E731 (samples need no wait)
         finished = batching.run(self.engine(chosen, batch_size), rows, batch_size, at_hand)
         return chain.from_iterable(map(self.codec.results, finished))
 
@@ -357,31 +336,14 @@ class SpeculativeDecoder:
             return documents.stream(self, cutting, [prompt], seed, batch_size=batch_size, **call)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         if chosen.num_beams > 1:
-            raise UserError(NOT_STREAMED.format(chosen.num_beams))
+            beams = f"num_beams is {chosen.num_beams}"
+            raise UserError(f"{beams}: the text is known at the end only; stream without beams")
         keys = next(random_keys(checked("seed", seed)))
         (row,) = self.codec.rows(prompt, chosen, keys, watched=True, prediction=prediction)
         if row.error:
             raise UserError(row.error)
         steps = batching.follow(self.engine(chosen, checked("batch_size", batch_size)), row)
         return (self.codec.chunk(row, seen) for seen in steps)
-
-    def score(
-        self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
-    ) -> list[Score]:
-        """How likely given targets are, token by token; see `Scoring.score`."""
-        return self.scoring.score(prompts, targets, batch_size)
-
-    def rerank(
-        self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
-    ) -> list[Ranked]:
-        """Ranks documents by relevance to a query, with a monoT5; see `Scoring.rerank`."""
-        return self.scoring.rerank(query, documents, top_n, **options)
-
-    def embed(
-        self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
-    ) -> np.ndarray:
-        """A vector of each prompt, float32 (n, width); see `Embeddings.embed`."""
-        return self.embeddings.embed(prompts, normalize, batch_size)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:
         """An empty batch, for rows with such settings mostly; peak memory counts from here.
@@ -393,18 +355,13 @@ class SpeculativeDecoder:
         Raises:
             UserError: exact decoding cannot have such settings, or not on this device.
         """
-        if self.exact and settings.num_beams > 1:
-            check_exact(settings, LONGEST_AUTO)
-        target = self.target(batch_size)
-        if isinstance(target, ExactTarget):
-            check_exact(settings, target.width)
+        target = self.target(batch_size, settings)
         mx.reset_peak_memory()
         if settings.num_beams > 1:
             return Beams(target, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
-        engine = Engine(target, drafter, self.clock, self.adaptive, self.costs)
-        self.adaptive = engine.adaptive
+        self.adaptive = self.adaptive or Adaptive.of(target, drafter, self.costs)
         if drafter and settings.num_draft == AUTO:
             _ = self.adaptive.costs  # measured now, and not between two steps
             mx.reset_peak_memory()
-        return engine
+        return Engine(target, drafter, self.clock, self.adaptive)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from decoder import Engine, SpeculativeDecoder
+from decoder import SpeculativeDecoder
 from fake_model import (
     EOS,
     START,
-    FakeCache,
     FakeModel,
     always,
     contrary,
@@ -17,9 +16,6 @@ from fake_model import (
     without,
 )
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.engine.rows import Row
-from mlx_t5.sampling.draws import row_key
-from mlx_t5.settings import Settings
 
 V = 7
 TABLE = random_table(V)
@@ -28,17 +24,6 @@ SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3]]
 
 def target(eos_bias=0.0, seed=0, **config):
     return FakeModel(random_table(V, seed, eos_bias), V, **config)
-
-
-def test_the_same_prompt_twice_gives_two_samples_and_the_seed_repeats_them():
-    model = FakeModel(without(TABLE, EOS), V)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
-    first = decoder.generate([SOURCES[0]] * 3, max_tokens=20, temp=1.0, seed=5)
-    assert len({tuple(r.tokens) for r in first}) == 3
-    again = decoder.generate([SOURCES[0]] * 3, max_tokens=20, temp=1.0, seed=5)
-    assert [r.tokens for r in again] == [r.tokens for r in first]
-    other = decoder.generate([SOURCES[0]] * 3, max_tokens=20, temp=1.0, seed=6)
-    assert not {tuple(r.tokens) for r in first} & {tuple(r.tokens) for r in other}
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8])
@@ -51,6 +36,8 @@ def test_samples_of_a_prompt_come_one_after_the_other(batch_size):
     each = decoder.generate([SOURCES[0]] * 3 + [SOURCES[1]] * 3, **options)
     assert [r.tokens for r in samples] == [r.tokens for r in each]
     assert len({tuple(r.tokens) for r in samples}) == 6
+    others = decoder.generate(SOURCES[:2], num_samples=3, **options | {"seed": 6})
+    assert not {tuple(r.tokens) for r in samples} & {tuple(r.tokens) for r in others}
     assert [r.stats.prompt_tokens for r in samples] == [1] * 3 + [6] * 3
 
 
@@ -60,44 +47,6 @@ def test_samples_of_one_prompt_are_a_list_and_follow_its_own_seed():
     together = decoder.generate(SOURCES[:2], seed=[7, 8], **options)
     alone = decoder.generate(SOURCES[1], seed=8, **options)
     assert [r.tokens for r in alone] == [r.tokens for r in together[2:]]
-
-
-def test_the_cache_is_as_large_as_the_rows_that_are_left_need(monkeypatch):
-    model = FakeModel(without(TABLE, EOS), V)
-    engine = Engine(model, None)
-    long = Row([3] * 40, Settings(max_tokens=12), row_key(0, 0))
-    short = Row([4, 5], Settings(max_tokens=99), row_key(0, 0))
-    engine.insert([long])
-    for _ in range(10):
-        engine.step()
-    engine.insert([short])
-    trimmed = []
-    monkeypatch.setattr(FakeCache, "trim", lambda self, *sizes: trimmed.append(sizes))
-    engine.step()
-    assert trimmed == []
-    engine.step()
-    assert (engine.rows, trimmed) == ([short], [(2, 2)])
-
-
-def test_finished_rows_leave_and_waiting_ones_take_their_place():
-    model = target(eos_bias=0.5)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
-    sources = [[2 + i % 5] * (1 + i % 3) for i in range(11)]
-    results = list(decoder.results(sources, max_tokens=10, batch_size=3))
-    assert [(r.tokens, r.finish_reason) for r in results] == [greedy(model, s, 10) for s in sources]
-    assert max(len(offsets) for offsets, _ in model.calls) == 3
-
-
-def test_results_come_as_soon_as_they_and_all_before_them_are_done():
-    model = FakeModel(without(TABLE, EOS), V)
-    decoder = SpeculativeDecoder(model)
-    results = decoder.results([[5], [3], [6], [4]], max_tokens=6, batch_size=2)
-    next(results)
-    assert len(model.calls) == 6
-    next(results)
-    assert len(model.calls) == 6
-    next(results)
-    assert len(model.calls) == 12
 
 
 def test_stream_adds_up_to_generate():
@@ -110,15 +59,6 @@ def test_stream_adds_up_to_generate():
     assert [c.result is None for c in chunks] == [True] * (len(chunks) - 1) + [False]
     assert chunks[-1].result.tokens == whole.tokens
     assert len(chunks) == whole.stats.target_calls
-
-
-def test_a_stream_given_up_leaves_the_decoder_as_it_was():
-    model = target(eos_bias=-3.0)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
-    stream = decoder.stream(SOURCES[0], max_tokens=30)
-    next(stream)
-    stream.close()
-    assert decoder.generate(SOURCES[1], max_tokens=9).tokens == greedy(model, SOURCES[1], 9)[0]
 
 
 def test_two_streams_of_one_decoder_do_not_disturb_each_other():
@@ -136,21 +76,11 @@ def test_two_streams_of_one_decoder_do_not_disturb_each_other():
         assert tokens[:shorter] == greedy(model, source, 12)[0][:shorter]
 
 
-def test_start_and_end_tokens_come_from_the_config():
-    def table(source, seen):
-        assert seen[0] == 3
-        return TABLE(source, seen)
-
-    model = FakeModel(table, V, decoder_start_token_id=3, eos_token_id=5)
-    result = SpeculativeDecoder(model).generate([[2]], max_tokens=30)[0]
-    assert (result.tokens, result.finish_reason) == greedy(model, [2], 30)
-    assert 5 not in result.tokens
-
-
 @pytest.mark.parametrize("num_draft", [1, 2, 4])
 def test_each_of_several_end_tokens_ends_the_text(num_draft):
-    target = FakeModel(TABLE, V, eos_token_id=5, more_eos_token_ids=(3, 2))
-    draft = DraftModel(FakeModel(good(TABLE), V, eos_token_id=3), target)
+    special = {"eos_token_id": 5, "decoder_start_token_id": 4}
+    target = FakeModel(TABLE, V, more_eos_token_ids=(3, 2), **special)
+    draft = DraftModel(FakeModel(good(TABLE), V, **special | {"eos_token_id": 3}), target)
     decoder = SpeculativeDecoder(target, draft, None, num_draft)
     results = decoder.generate(SOURCES, max_tokens=30)
     assert [(r.tokens, r.finish_reason) for r in results] == [
@@ -163,6 +93,42 @@ def test_each_of_several_end_tokens_ends_the_text(num_draft):
 def test_the_start_token_counts_as_output_only_where_the_model_writes_it():
     model = FakeModel(always(START, V), V)
     assert SpeculativeDecoder(model).generate([2], max_tokens=3).tokens == [START] * 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "most", "counts"),
+    [
+        # 3 + 1, 3 + 1, and the last step may use one proposal: 1 + 1.
+        (without(TABLE, EOS), 10, (3, 7, 7)),
+        (always(EOS, V), 5, (5, 3 + 3 + 2 + 1 + 0, 0)),
+        (None, 5, (5, 0, 0)),
+    ],
+)
+def test_statistics_of_a_perfect_draft_of_a_useless_one_and_of_none(draft, most, counts):
+    model = FakeModel(without(TABLE, EOS), V)
+    decoder = SpeculativeDecoder(model, draft and drafter(draft, model), None, 3)
+    stats = decoder.generate(SOURCES[0], max_tokens=most).stats
+    assert (stats.target_calls, stats.drafted, stats.accepted) == counts
+    assert (stats.prompt_tokens, stats.generated_tokens) == (1, most)
+    assert stats.acceptance_rate == stats.accepted / max(stats.drafted, 1)
+    assert stats.tokens_per_call == pytest.approx(most / stats.target_calls)
+
+
+def test_times_come_from_the_clock():
+    ticks = iter(range(100))
+    decoder = SpeculativeDecoder(FakeModel(without(TABLE, EOS), V), clock=lambda: next(ticks))
+    stats = decoder.generate(SOURCES[0], max_tokens=4).stats
+    # One tick for the insertion and one a step.
+    assert (stats.encode_seconds, stats.decode_seconds) == (1, 4)
+    assert stats.tokens_per_second == 1.0
+
+
+def test_each_token_says_who_wrote_it():
+    model = FakeModel(without(TABLE, EOS), V)
+    drafted = SpeculativeDecoder(model, drafter(model.table, model), None, num_draft=2)
+    result = drafted.generate(SOURCES[0], max_tokens=7)
+    assert result.accepted == [True, True, False] * 2 + [False]
+    assert SpeculativeDecoder(model).generate(SOURCES[0], max_tokens=7).accepted == [False] * 7
 
 
 def test_statistics_of_steps():

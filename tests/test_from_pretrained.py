@@ -95,10 +95,14 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
             f'tell(load("{TARGET}", revision="old")[0].folder.parent.name)',
             'decoded("me/byt5-mlx", "none")',
             f'decoded("{BUNDLED / "target"}", "me/draft")',
+            "import main",
+            'main.main("--model me/byt5-mlx --draft-model none --prompt a --json".split())',
         )
+        assert not (tmp_path / "models").exists(), "nothing is converted"
     assert [tokens for tokens, _ in others[:3]] == [result[0]] * 3
     assert [speculates for _, speculates in others[:2]] == [False, True]
     assert others[3][0] != result[0] == others[5][0] and others[4] == "snapshots"
+    assert others[7]["finish_reason"] == "length"
     assert [line for line in err.splitlines() if line.startswith("target ")] == [
         f"target {TARGET} (regular decoding)",
         f"target {TARGET}, draft {DRAFT}, copying from the source",
@@ -106,6 +110,7 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
         f"target {TARGET} (regular decoding)",
         "target me/byt5-mlx (regular decoding)",
         f"target {BUNDLED / 'target'}, draft me/draft",
+        "target me/byt5-mlx (regular decoding)",
     ]
 
 
@@ -131,29 +136,6 @@ def test_a_draft_that_cannot_be_had_is_done_without_and_a_target_is_an_error(rep
     )
     for message, start in zip(told[1:], starts, strict=True):
         assert message.startswith(start)
-
-
-@pytest.mark.slow
-def test_main_reads_what_is_in_mlx_format_on_the_hub_as_it_is(repositories, tmp_path):
-    with serve(FakeHub(repositories)) as hub:
-        done = subprocess.run(
-            [
-                sys.executable,
-                str(ROOT / "main.py"),
-                "--model",
-                "me/byt5-mlx",
-                "--draft-model",
-                "none",
-            ]
-            + ["--prompt", "a", "-m", "4"],
-            cwd=tmp_path,
-            env=hub.environment(tmp_path / "hf"),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert done.returncode == 0 and "target me/byt5-mlx (regular" in done.stderr, done.stderr
-    assert not (tmp_path / "models").exists()
 
 
 def test_names_of_folders(tmp_path, monkeypatch, capsys):

@@ -124,24 +124,6 @@ def test_the_drafts_in_these_tests_are_neither_perfect_nor_useless(pair):
 
 
 @slow
-@pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.8, "top_k": 20, "top_p": 0.9}])
-def test_a_row_alone_equals_the_row_in_a_batch(pair, sampling):
-    decoder = SpeculativeDecoder(pair.target, pair.draft, None, 3)
-    seeds = list(range(len(PROMPTS)))
-    together = decoder.generate(PROMPTS, max_tokens=LONGEST, seed=seeds, batch_size=3, **sampling)
-    for prompt, seed, result in zip(PROMPTS, seeds, together, strict=True):
-        alone = decoder.generate(prompt, max_tokens=LONGEST, seed=seed, **sampling)
-        assert alone.tokens == result.tokens
-
-
-def test_a_draft_equal_to_the_target_is_always_accepted(pair):
-    decoder = SpeculativeDecoder(pair.target, pair.target, None, 4)
-    for temp in (0.0, 1.0):
-        for result in decoder.generate(PROMPTS, max_tokens=LONGEST, temp=temp):
-            assert result.stats.acceptance_rate == 1.0
-
-
-@slow
 @pytest.mark.parametrize("mode", ["bfloat16", "4 bit"])
 def test_rounding_may_only_break_ties(pair, mode):
     """Where half precision differs from regular decoding, two logits were as good as equal."""

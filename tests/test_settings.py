@@ -211,11 +211,3 @@ def test_huge_numbers_decode_as_large_ones(settings):
 def test_a_length_that_no_memory_holds_is_an_error(decoder):
     with pytest.raises(UserError, match="no memory for a prompt of .*; shorten it or lower max_t"):
         decoder.generate("I eat.", max_tokens=10**20)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"temp": 1.2e-38}, {"temp": 1e-20, "top_k": 3}, {"temp": 1.0, "top_p": 1e-300}]
-)
-def test_next_to_no_randomness_writes_the_greedy_text(decoder, settings):
-    prompt = "translate English to French: I have two cats."
-    assert decoder.generate(prompt, **settings).text == decoder.generate(prompt).text

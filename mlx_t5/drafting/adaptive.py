@@ -16,10 +16,13 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend import cpu_only
-from mlx_t5.drafting.costs import Costs, longest
+from mlx_t5.drafting.costs import Costs, longest, measure
 from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
 from mlx_t5.drafting.source_copy import PREDICTIONS
 from mlx_t5.drafting.theory import expected_tokens
+from mlx_t5.network.exact import ExactTarget
+from mlx_t5.network.exactness import LONGEST_AUTO
+from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 
 if TYPE_CHECKING:
@@ -84,6 +87,19 @@ class Adaptive:
         self._longest = longest() if most is None else most
         self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
         self._tables: dict[tuple[bool, int], list[float]] = {}
+
+    @classmethod
+    def of(cls, target: Seq2Seq, drafter: Drafter | None, costs: Costs | None = None) -> Adaptive:
+        """For a target and what drafts for it.
+
+        Args:
+            target: the model that verifies; exact decoding has room for `LONGEST_AUTO` proposals.
+            drafter: where proposals come from; None if nothing is proposed.
+            costs: of steps; None measures them when they are first needed.
+        """
+        draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
+        most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
+        return cls(lambda: costs or measure(target, draft), kinds, most)
 
     @cached_property
     def costs(self) -> Costs:

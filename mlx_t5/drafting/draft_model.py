@@ -219,7 +219,9 @@ class DraftModel:
             if sampling.any_lenient or not sampling.all_greedy:
                 finite.append(is_finite(logits))
             if sampling.all_greedy:
-                token = likeliest(logits) if process else vocabulary.ids(likeliest(logits))
+                token = likeliest(logits)
+                if vocabulary.ids is not None and not process:
+                    token = vocabulary.ids[token]
             else:  # a row's draws depend on how many ids there are, so q is over all of them
                 q = probabilities(logits, sampling)
                 qs.append(q if process else vocabulary.spread(q, 0.0))

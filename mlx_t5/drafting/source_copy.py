@@ -254,18 +254,15 @@ def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:
 
     Args:
         drafter: what it drafts with so far; None if nothing is proposed.
-        predictions: of all rows, empty where there is none.
+        predictions: of all rows, empty where there is none; some row has one, or one had that left.
     """
     copy = drafter.copy if isinstance(drafter, CopyOrDraft) else drafter
-    if isinstance(copy, SourceCopy):
-        if not copy.lookup and not any(predictions):
-            return drafter.draft if isinstance(drafter, CopyOrDraft) else None
-    elif any(predictions):
+    if not isinstance(copy, SourceCopy):
         copy = SourceCopy(lookup=False)
         copy.insert(predictions)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy
-    else:
-        return drafter
+    elif not copy.lookup and not any(predictions):
+        return drafter.draft if isinstance(drafter, CopyOrDraft) else None
     for alignment, prediction in zip(copy.alignments, predictions, strict=True):
         alignment.predict(prediction)
     return drafter

@@ -54,6 +54,11 @@ class Batch:
         self.rows: list[Row] = []
         self._collect()
 
+    @property
+    def committed(self) -> list[list[int]]:
+        """The tokens of each row so far, the start token first."""
+        return [row.committed for row in self.rows]
+
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the source of new rows and adds them to the batch.
 

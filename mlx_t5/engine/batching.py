@@ -93,7 +93,10 @@ class Queue:
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Up to `count` rows to join, and those to encode ahead with them."""
-        order = longest_first(self.waiting) if self.last else nearest_first(self.waiting)
+        oldest = len(self.waiting[0].ids)
+        order = sorted(self.waiting, key=lambda row: abs(len(row.ids) - oldest))
+        if self.last:  # few are to be left alone at the end, and long sources make long texts
+            order = sorted(self.waiting, key=lambda row: -len(row.ids))
         joining, later = order[:count], order[count:]
         if not self.bulk:
             return [*joining[:1], *fitting(joining[:1], joining[1:], MAX_JOINING_TOKENS)], []
@@ -181,17 +184,6 @@ def follow(engine: Engine, row: Row) -> Iterator[int]:
             yield seen
     if row.error:
         raise UserError(row.error)
-
-
-def nearest_first(waiting: Sequence[Row]) -> list[Row]:
-    """Returns all rows: the oldest, then those nearest to it in length."""
-    first = len(waiting[0].ids)
-    return [waiting[0], *sorted(waiting[1:], key=lambda row: abs(len(row.ids) - first))]
-
-
-def longest_first(waiting: Sequence[Row]) -> list[Row]:
-    """Returns all rows so that few are left alone at the end: long sources make long texts."""
-    return sorted(waiting, key=lambda row: -len(row.ids))
 
 
 def fitting(rows: Sequence[Row], others: Sequence[Row], most: int) -> list[Row]:

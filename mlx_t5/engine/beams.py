@@ -19,7 +19,7 @@ from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.beams import NO_BEAM, BeamSearch, Hypothesis, become, largest
-from mlx_t5.sampling.processors import Processing
+from mlx_t5.sampling.processors import History, Processing
 
 
 class Beams(Batch):
@@ -86,8 +86,8 @@ class Beams(Batch):
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
             asked = [int(beam.score > NO_BEAM) for beam in beams]
-            tokens = [beam.tokens for beam in beams]
-            logprobs = self._processing.after(tokens, None, logprobs[:, None], asked)[:, 0]
+            history = History.align([beam.tokens for beam in beams])
+            logprobs = self._processing(history, logprobs[:, None], asked)[:, 0]
         before = np.array([beam.score for beam in beams], np.float32)
         scores = (logprobs + mx.array(before)[:, None]).reshape(len(self.rows), -1)
         count = min(self.searches[0].looked_at, scores.shape[1])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.beams import texts_of
+from mlx_t5.sampling.draws import random_keys
 from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
-from mlx_t5.text.prompts import task_prefix, token_ids
+from mlx_t5.text.prompts import checked_prompts, checked_samples, task_prefix, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
 
@@ -46,6 +48,29 @@ class Codec:
         if settings.top_k >= self.vocab_size:
             return replace(settings, top_k=0)  # no token is left out
         return settings
+
+    def rows_of_all(
+        self,
+        prompts: Iterable[str | Sequence[int] | Exception],
+        settings: Settings,
+        seed: int | Sequence[int],
+        num_samples: int,
+        indexes: Iterable[int] | None = None,
+        predictions: Iterable[str | Sequence[int] | None] | None = None,
+    ) -> Iterator[Row]:
+        """`rows` of prompts that are drawn as they are needed; arguments as of `results`.
+
+        Raises:
+            UserError: the prompts are no iterable, or seeds or samples are not what they can be.
+        """
+        samples = checked_samples(num_samples, settings.temp)
+        prompts, seed = checked_prompts(prompts, seed)
+        given = chain(predictions or (), repeat(None))
+        each = zip(prompts, given, random_keys(seed, samples, indexes), strict=False)
+        return chain.from_iterable(
+            self.rows(prompt, settings, keys, prediction=predicted)
+            for prompt, predicted, keys in each
+        )
 
     def rows(
         self,
@@ -98,19 +123,20 @@ class Codec:
         pieces = row.watch.pieces[seen:] if row.watch else []
         text = "".join(pieces) + (row.watch.rest if row.watch else "")
         result = self.result(row) if row.finish_reason else None
-        row.update_rates()
+        row.stats.update_rates(row.decided - row.ended, row.decided)
         return Chunk(text, tokens, writers, pieces, row.stats, result)
 
     def results(self, row: Row) -> list[Result]:
         """Returns the results of a finished row: one, or as many of its search as are wanted."""
-        return [self.result(text) for text in texts_of(row)]
+        texts = texts_of(row) if row.settings.num_beams > 1 else [row]
+        return [self.result(text) for text in texts]
 
     def result(self, row: Row) -> Result:
         """Returns the result of a finished row."""
         if row.error:
             return Result(None, [], [], "error", row.stats, row.error)
         tokens, writers = row.output()
-        row.update_rates()
+        row.stats.update_rates(len(tokens), row.decided)
         row.stats.peak_memory_bytes = mx.get_peak_memory()
         text = None
         if row.watch:

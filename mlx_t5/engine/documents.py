@@ -43,10 +43,7 @@ class DocumentStats(Stats):
         for field in fields(Speculation):
             _add(self.speculation, stats.speculation, field.name)
         self.peak_memory_bytes = peak
-        self.acceptance_rate = self.accepted / max(self.drafted, 1)
-        self.tokens_per_call = decided / max(self.target_calls, 1)
-        if self.decode_seconds > 0:
-            self.tokens_per_second = self.generated_tokens / self.decode_seconds
+        self.update_rates(self.generated_tokens, decided)
 
 
 def _add(sums: Any, more: Any, name: str) -> None:
@@ -112,14 +109,12 @@ class Answers:
         if isinstance(self.document, Document):
             rest = self.document.before(len(result.pieces))
             result.text = "".join([*self._texts, rest])
-            result.error = result.pieces[0].error if self._all_failed() else None
+            all_failed = 0 < len(result.pieces) == self.stats.failed
+            result.error = result.pieces[0].error if all_failed else None
         else:
             result.error = str(self.document)
         result.finish_reason = "error" if result.error else result.finish_reason
         return rest
-
-    def _all_failed(self) -> bool:
-        return 0 < len(self.result.pieces) == self.stats.failed
 
 
 def taken_from(settings: dict[str, Any]) -> Cutting | None:
@@ -129,8 +124,9 @@ def taken_from(settings: dict[str, Any]) -> Cutting | None:
         UserError: one is of the wrong kind or out of its range, or needs a split.
     """
     names = [field.name for field in fields(Cutting) if field.name in settings]
-    given = {name: settings.pop(name) for name in names}
-    cutting = Cutting(**given)
+    if not names:
+        return None
+    cutting = Cutting(**{name: settings.pop(name) for name in names})
     if cutting != Cutting(split=cutting.split) and cutting.split == "none":
         raise UserError(f'{names[-1]} goes with split; give split="sentences", or leave it out')
     return None if cutting.split == "none" else cutting

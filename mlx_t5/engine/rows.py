@@ -102,6 +102,14 @@ class Stats:
             speculation.predicted += drafted
             speculation.predicted_accepted += accepted
 
+    def update_rates(self, generated: int, decided: float) -> None:
+        """Works out what follows from the counts, of so many tokens without and with EOS."""
+        self.generated_tokens = generated
+        self.acceptance_rate = self.accepted / max(self.drafted, 1)
+        self.tokens_per_call = decided / max(self.target_calls, 1)
+        if self.decode_seconds > 0:
+            self.tokens_per_second = generated / self.decode_seconds
+
 
 @dataclass
 class Row:
@@ -159,20 +167,22 @@ class Row:
         return len(self.committed) - 1
 
     def commit(
-        self, tokens: list[int], drafted: int, accepted: int, writer: str, eos: Sequence[int]
+        self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
     ) -> tuple[list[int], int]:
         """Adds what a step decided, up to the end of the text.
 
         Args:
-            tokens: the accepted proposals and the target's own token.
+            tokens: the accepted proposals and the target's own token. Where that is negative, for
+                none (`acceptance.NO_TOKEN`), a text that they do not end fails.
             drafted: proposals that were verified.
-            accepted: how many of them were accepted.
             writer: where they come from: "draft", "copy" or "prediction".
             eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
 
         Returns:
             The tokens that count, and how many of them were proposals.
         """
+        accepted, finite = len(tokens) - 1, tokens[-1] >= 0
+        tokens = tokens[: accepted + finite]
         end = next((i for i, token in enumerate(tokens) if token in eos), None)
         self.ended = end is not None
         if end is not None:
@@ -192,6 +202,8 @@ class Row:
         if self.watch and self.finish_reason:
             self.watch.finish()
         self.stats.count(drafted, accepted, writer)
+        if not finite and self.finish_reason is None:
+            self.fail_without_choice(self.decided)
         return tokens, accepted
 
     def fail(self, error: str) -> None:
@@ -202,15 +214,6 @@ class Row:
         """Ends the row, whose logits after so many tokens leave no token to choose."""
         first = "logits_processors, then the " if self.settings.logits_processors else ""
         self.fail(NO_CHOICE.format(decided, first))
-
-    def update_rates(self) -> None:
-        """Works out the statistics that follow from the counts."""
-        stats = self.stats
-        stats.generated_tokens = len(self.output()[0])
-        stats.acceptance_rate = stats.accepted / max(stats.drafted, 1)
-        stats.tokens_per_call = self.decided / max(stats.target_calls, 1)
-        if stats.decode_seconds > 0:
-            stats.tokens_per_second = stats.generated_tokens / stats.decode_seconds
 
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """Returns the decided tokens from `start` on, without EOS, and who wrote each of them."""

@@ -33,8 +33,9 @@ class DraftVocabulary:
 
     Attributes:
         size: N, how many of the draft's logits count.
-        rows: (V,) int32, the row of every token in the draft's head, N if it has none; None if
-            these are the tokens themselves.
+        ids: (N,) int32, the token of every row of the draft's head; None if these are the tokens
+            themselves.
+        rows: (V,) int32, the row of every token there, N if it has none; None likewise.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
@@ -49,15 +50,12 @@ class DraftVocabulary:
         self.size = len(ids)
         if not self.size:
             raise UserError("vocabularies differ: the draft has none of the target's tokens")
+        self.ids: mx.array | None = None
         self.rows: mx.array | None = None
         if self.size < vocab_size:
             rows = np.full(vocab_size, self.size, np.int32)
             rows[ids] = np.arange(self.size)
-            self._ids, self.rows = mx.array(ids), mx.array(rows)
-
-    def ids(self, rows: mx.array) -> mx.array:
-        """The target's ids of rows of the draft's head."""
-        return rows if self.rows is None else self._ids[rows]
+            self.ids, self.rows = mx.array(ids), mx.array(rows)
 
     def spread(self, values: mx.array, others: float) -> mx.array:
         """Values (B, T, N) of the draft's tokens as (B, T, V), with `others` for those it lacks."""

@@ -10,6 +10,7 @@ Symbols: B rows in flight at most, W width, K inputs of a product, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,28 @@ SOURCES = (1, 2, 7, 16, 31, 100, 257)
 SLOTS = tuple(n * SLOT_MULTIPLE for n in (1, 2, 3, 5, 9, 17))
 
 Product = Callable[[mx.array], mx.array]
+
+
+def exact_targets(model: Seq2Seq, default: Settings) -> Callable[..., ExactTarget]:
+    """`exact_target` of a model by the number of rows, each looked for once.
+
+    Args:
+        model: the target.
+        default: settings whose num_draft, if it is a number, a step has to have room for.
+
+    Returns:
+        A function of the number of rows, and of settings that it refuses if they cannot be exact.
+    """
+    room = default.num_draft if isinstance(default.num_draft, int) else 0
+    looked_for = cache(partial(exact_target, model, num_draft=room))
+
+    def target(batch: int, settings: Settings = default) -> ExactTarget:
+        check_exact(settings, WIDTHS[-1])  # at once, as looking takes a while
+        exact = looked_for(batch)
+        check_exact(settings, exact.width)
+        return exact
+
+    return target
 
 
 def exact_target(model: Seq2Seq, batch: int, num_draft: int) -> ExactTarget:

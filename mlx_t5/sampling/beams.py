@@ -109,7 +109,8 @@ class BeamSearch:
             if grown.reason is None:
                 going.append((parent, grown))
             elif rank < self.size:
-                finished.append(replace(grown, score=self._final(grown)))
+                final = self._by_length(grown.score, len(grown.tokens) - 1)
+                finished.append(replace(grown, score=final))
         ranked = sorted(self.texts + finished, key=lambda text: -text.score)
         self.texts = ranked[: self.size]
         self.done = not going or not self._may_improve(going[0][1])
@@ -134,9 +135,6 @@ class BeamSearch:
         if watch and reason:
             watch.finish()
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
-
-    def _final(self, text: Hypothesis) -> np.float32:
-        return self._by_length(text.score, len(text.tokens) - 1)
 
     def _by_length(self, score: np.float32, length: int) -> np.float32:
         """A sum divided by a length's penalty, which float32 may not hold: then by infinity or 0.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -127,12 +128,11 @@ def random_keys(
         indexes: the i of each prompt; None counts them from 0.
     """
     if isinstance(seed, Sequence):
-        return (_streams(one, 0, samples) for one in seed)
-    return (_streams(seed, i * samples, samples) for i in (count() if indexes is None else indexes))
-
-
-def _streams(seed: int, first: int, samples: int) -> Iterator[mx.array]:
-    return (row_key(seed, i) for i in range(first, first + samples))
+        firsts = ((own, 0) for own in seed)
+    else:
+        firsts = ((seed, i * samples) for i in (count() if indexes is None else indexes))
+    for of_prompt, first in firsts:
+        yield map(partial(row_key, of_prompt), range(first, first + samples))
 
 
 def fold(keys: mx.array, word: int | mx.array, purpose: int) -> mx.array:

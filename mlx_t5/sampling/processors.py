@@ -100,23 +100,6 @@ class Processing:
             return None
         return cls(penalty, ngram_size, min_tokens, custom, tuple(eos))
 
-    def after(
-        self,
-        committed: Sequence[Sequence[int]],
-        x: mx.array | None,
-        logits: mx.array,
-        counts: Sequence[int],
-    ) -> mx.array:
-        """Processes logits (B, T, V) that follow these tokens; see `__call__`.
-
-        Args:
-            committed: tokens of each row, known on the host.
-            x: (B, T - 1) tokens after them; None if there are none.
-            logits: see `__call__`.
-            counts: see `__call__`.
-        """
-        return self(History.align(committed).then(x), logits, counts)
-
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
         """Processes the logits of T positions a row, lazily.
 

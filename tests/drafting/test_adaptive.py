@@ -228,7 +228,9 @@ def test_nothing_of_it_runs_where_a_number_is_given(temp, monkeypatch):
 
 def test_costs_are_measured_once_and_before_the_first_row(monkeypatch):
     asked = []
-    monkeypatch.setattr("decoder.measure", lambda _, draft: asked.append(draft) or CHEAP)
+    monkeypatch.setattr(
+        "mlx_t5.drafting.adaptive.measure", lambda _, draft: asked.append(draft) or CHEAP
+    )
     decoder = SpeculativeDecoder(ENDLESS, DRAFTS["good"], None, 4)
     decoder.generate(SOURCE, 4)
     assert asked == []

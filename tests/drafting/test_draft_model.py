@@ -89,19 +89,6 @@ def test_what_was_proposed_and_not_verified_is_proposed_again():
     assert draft.model.calls[3] == ([0], [[0]])
 
 
-def test_rows_leave_and_join():
-    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE))
-    tokens = draft.propose([[0], [0]], drafted([3, 3]), sampling(2), None).tokens.tolist()
-    draft.note([[0, *tokens[0], 2], [0, tokens[1][0], 2]])
-    draft.keep([1])
-    draft.insert([SOURCE])
-    rows = [[0, tokens[1][0], 2], [0]]
-    proposal = draft.propose(rows, drafted([2, 2]), sampling(2), None)
-    assert proposal.tokens.tolist() == [continuation(TABLE, row, 2) for row in rows]
-    draft.keep([])
-    assert draft.cache is None
-
-
 def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     draft = DraftModel(*(load(BUNDLED / name, "float32")[0] for name in ("draft", "target")))
     engine = Engine(draft.target, draft)
@@ -198,14 +185,9 @@ def test_a_vocabulary_of_its_own_is_all_that_is_proposed(monkeypatch):
 
 
 def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
-    model = FakeModel(random_table(V, eos_bias=-1), V)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model, d2t=OWN))
-    alone, rules = SpeculativeDecoder(model), {"no_repeat_ngram_size": 1, "min_tokens": 3}
-    one, other = (d.generate([3, 4], max_tokens=9, **rules) for d in (decoder, alone))
-    assert one.tokens == other.tokens and one.stats.drafted > 0
-    assert len(set(one.tokens)) == len(one.tokens)
     low = lambda source, seen: TABLE(source, seen) - 99  # noqa: E731
-    draft, asked = started(drafter(low, model, d2t=OWN)), [Settings(**rules)]
+    draft = started(drafter(low, FakeModel(TABLE, V), d2t=OWN))
+    asked = [Settings(no_repeat_ngram_size=1, min_tokens=3)]
     greedily = Sampling.of(asked, Processing.of(asked, [EOS]))
     proposal = draft.propose([[0]], drafted([3]), greedily, None)
     assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
@@ -225,18 +207,3 @@ def test_other_special_tokens_are_another_vocabulary():
     for name in ("eos_token_id", "decoder_start_token_id"):
         with pytest.raises(UserError, match=f"vocabularies differ: {name} is"):
             DraftModel(FakeModel(good(TABLE), V, **{name: 3}), target)
-
-
-def test_samples_of_one_source_are_encoded_once(monkeypatch, unpadded):
-    shapes, encode = [], FakeModel.encode
-    monkeypatch.setattr(
-        FakeModel,
-        "encode",
-        lambda self, ids, mask=None: shapes.append(ids.shape) or encode(self, ids, mask),
-    )
-    draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, (2,), SOURCE, SOURCE))
-    assert shapes == [(2, 2)]
-    proposal = draft.propose([[0]] * 4, drafted([3] * 4), sampling(4), None)
-    rows = proposal.tokens.tolist()
-    assert rows[0] == rows[2] == rows[3] == continuation(TABLE, [0], 3)
-    assert rows[1] != rows[0]

@@ -27,32 +27,6 @@ class SmallMemory(FakeModel):
         return super().encode(ids, mask)
 
 
-def test_a_row_that_is_bad_from_the_start_is_handed_back_in_its_place():
-    many = rows([3] * 6, max_tokens=4)
-    many[2].fail("a prompt is empty")
-    engine = Engine(ENDING, None)
-    inserted, insert = [], engine.insert
-    engine.insert = lambda joining, ahead=(): inserted.extend(joining) or insert(joining, ahead)
-    finished = list(batching.run(engine, many, 2))
-    assert [id(row) for row in finished] == [id(row) for row in many]
-    assert [id(row) for row in inserted] == [id(row) for row in many if row is not many[2]]
-    assert (finished[2].finish_reason, finished[2].stats.target_calls) == ("error", 0)
-
-
-def test_a_row_that_memory_does_not_suffice_for_is_reported_and_the_others_finish():
-    model = SmallMemory(without(random_table(V), 1), V)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
-    prompts = [[2] * n for n in (4, 41, 30, 5, 39)]
-    results = decoder.generate(prompts, max_tokens=6, batch_size=3)
-    assert [r.finish_reason for r in results] == ["length", "error", "length", "length", "length"]
-    assert "no memory for a prompt of 41 tokens" in results[1].error
-    assert "Unable to allocate" in results[1].error
-    assert (results[1].text, results[1].tokens) == (None, [])
-    for prompt, result in zip(prompts, results, strict=True):
-        if result.error is None:
-            assert result.tokens == greedy(model, prompt, 6)[0]
-
-
 def test_without_memory_to_encode_ahead_rows_join_alone():
     model = SmallMemory(without(random_table(V), 1), V)  # 40 positions a pass
     many = different([38, 39, 40], max_tokens=5)
@@ -106,12 +80,6 @@ def test_rows_wait_for_memory_while_others_run_and_fail_only_where_they_would_al
     assert max(len(offsets) for offsets, _ in engine.target.calls) == 2
 
 
-def test_a_row_without_memory_is_tried_again_only_when_another_has_left(monkeypatch):
-    engine = scarce(monkeypatch, 20)
-    list(batching.run(engine, rows([15, 16], max_tokens=9), 2))
-    assert engine.attempts == [(0, [16, 15]), (0, [16]), (0, [15]), (9, [15])]
-
-
 def test_short_prompts_do_not_overtake_a_long_one_for_good(monkeypatch):
     engine = scarce(monkeypatch, 20)
     queue = batching.Queue(engine, 4)
@@ -148,7 +116,7 @@ def test_nobody_waits_for_memory_on_account_of_a_row_that_is_gone(monkeypatch):
 
 def test_a_stream_without_memory_is_an_error():
     decoder = SpeculativeDecoder(SmallMemory(random_table(V), V))
-    with pytest.raises(UserError, match="no memory for a prompt of 50 tokens"):
+    with pytest.raises(UserError, match="no memory for a prompt of 50 tokens .*Unable to alloc"):
         next(decoder.stream([2] * 50))
 
 

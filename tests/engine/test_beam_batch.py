@@ -87,27 +87,6 @@ def test_a_step_is_one_pass_and_waits_once(monkeypatch):
     assert len(passes) == len(waits) == 3
 
 
-def test_beams_of_a_prompt_share_its_source():
-    mx.random.seed(1)
-    model = T5(T5Config.from_dict({"model_type": "t5", **SHAPE}))
-    rng = np.random.default_rng(0)
-    ids = mx.array(rng.integers(3, 96, (3, 7)))
-    mask = mx.arange(7) < mx.array([[7], [4], [6]])
-    cache = model.cache(model.encode(ids, mask), mask).shared(2, 7)
-    owners = mx.array([0, 0, 1, 1, 2, 2])
-    tokens = mx.array(rng.integers(3, 96, (6, 5)))
-    expected = model(ids[owners], tokens, mask[owners])
-    out = [model.decode(tokens[:, :2], cache, [0] * 6)]
-    assert cache.prompts == 3 and cache.keys[0].shape[0] == 6
-    # Beams change places within their prompt, and the first prompt leaves.
-    cache.reorder([0, 1, 3, 2, 4, 4])
-    cache.keep([1, 2])
-    left = mx.array([3, 2, 4, 4])
-    out.append(model.decode(tokens[left, 2:], cache, [2] * 4))
-    np.testing.assert_allclose(out[0], expected[:, :2], atol=1e-4)
-    np.testing.assert_allclose(out[1], expected[left, 2:], atol=1e-4)
-
-
 def test_results_are_those_of_the_first_prompt_then_those_of_the_second():
     decoder = SpeculativeDecoder(FakeModel(TABLE, V), None)
     options = {"max_tokens": 8, "num_beams": 4, "num_return_sequences": 3}

@@ -42,15 +42,25 @@ def rows(sources, **settings):
     return [Row(list(s), Settings(**settings), row_key(0, i)) for i, s in enumerate(sources)]
 
 
-def test_it_is_fed_while_the_host_has_not_read_the_token(early):
+@pytest.mark.parametrize(
+    ("ranks", "proposals", "fed"),
+    [
+        (1, "none", [[0], [1]]),
+        (1, "drafted", [[0]]),
+        (1, "predicted", [[0]]),
+        (2, "none", [[0]]),
+    ],
+)
+def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals, fed):
     model = FakeModel(without(TABLE, EOS), V)
-    engine = Engine(model, None)
-    (row,) = inserted = rows(SOURCES[:1], max_tokens=4)
+    engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
+    if ranks > 1:
+        engine.early = early_pass.EarlyPass.of(SharedBy(model, ranks))
+    (row,) = inserted = rows(SOURCES[:1], max_tokens=9)
+    row.prediction = [3, 4] if proposals == "predicted" else []
     engine.insert(inserted)
     engine.step()
-    assert row.decided == 1 and positions(model) == [[0], [1]]
-    engine.step()
-    assert row.decided == 2 and positions(model) == [[0], [1], [2]]
+    assert positions(model) == fed
 
 
 def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):
@@ -81,24 +91,6 @@ def test_rows_that_join_and_leave_in_between(early, monkeypatch, temp):
     early_texts = run()
     monkeypatch.setattr(early_pass, "cpu_only", lambda: True)
     assert early_texts == run()
-
-
-def test_with_proposals_nothing_begins_early(early):
-    model = FakeModel(TABLE, V)
-    engine = Engine(model, drafter(TABLE, FakeModel(TABLE, V)))
-    engine.insert(rows(SOURCES[:1], max_tokens=9))
-    engine.step()
-    assert len(model.calls) == 1
-
-
-def test_ranks_that_share_a_model_begin_none(early):
-    for size, fed in ((1, 2), (2, 1)):
-        model = FakeModel(without(TABLE, EOS), V)
-        engine = Engine(model, None)
-        engine.early = early_pass.EarlyPass.of(SharedBy(model, size))
-        engine.insert(rows(SOURCES[:1], max_tokens=4))
-        engine.step()
-        assert len(model.calls) == fed
 
 
 def test_large_caches_are_not_copied_for_it(early):

@@ -68,18 +68,6 @@ def test_residual():
     np.testing.assert_allclose(acceptance.residual(p, q), expected, atol=1e-6)
 
 
-def test_verify_greedy_literals():
-    logits = mx.log(mx.array([[[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.1, 0.2, 0.7]]]))
-    logits = mx.broadcast_to(logits, (4, 3, 3))
-    drafts = mx.array([[1, 0], [1, 2], [2, 0], [1, 0]])
-    lengths = mx.array([2, 2, 2, 1])
-    greedy = settings(4, temp=0.0)
-    accepted, tokens = acceptance.accept(logits, drafts, None, lengths, greedy, None)
-    assert accepted.tolist() == [2, 1, 0, 1]
-    kept = [row[: n + 1] for row, n in zip(tokens.tolist(), accepted.tolist(), strict=True)]
-    assert kept == [[1, 0, 2], [1, 0], [1], [1, 0]]
-
-
 def test_verify_without_proposals_is_one_token_of_the_target():
     logits = mx.array([[[0.0, 2.0, 1.0]], [[9.0, 2.0, 1.0]]])
     for mode in (settings(2, temp=0.0), settings(2, temp=1e-3)):
@@ -131,24 +119,6 @@ def test_greedy_rows_follow_the_rule_whatever_the_logits(positions, deltas):
     assert written == [greedily(*row) for row in zip(logits, drafts, lengths, delta, strict=True)]
     assert {n for n, _ in written} == set(range(positions)), "every length is met"
     assert any(tokens[-1] == acceptance.NO_TOKEN for _, tokens in written)
-
-
-def test_greedy_rows_beside_sampling_rows_stay_greedy():
-    rng = np.random.default_rng(0)
-    logits = mx.array(rng.normal(size=(6, 4, 9)).astype(np.float32))
-    drafts = mx.argmax(logits, axis=-1)[:, :3].astype(mx.int32)
-    drafts = mx.where(mx.arange(3) == mx.arange(6)[:, None] % 4, (drafts + 1) % 9, drafts)
-    lengths = mx.array([3, 3, 3, 3, 2, 1])
-    for delta in (0.0, 0.4):
-        alone = acceptance.accept(
-            logits, drafts, None, lengths, settings(6, temp=0.0, delta=delta), None
-        )
-        both = mixed({"delta": delta}, {"delta": delta, "temp": 1.0}, times=3)
-        beside = acceptance.accept(logits, drafts, None, lengths, both, keys(6))
-        for row in (0, 2, 4):
-            n = alone[0][row].item()
-            assert beside[0][row].item() == n
-            assert beside[1][row, : n + 1].tolist() == alone[1][row, : n + 1].tolist()
 
 
 # p and q of one position over four tokens: what a draft may be.
@@ -257,13 +227,11 @@ def test_what_is_certain_needs_no_draft_probabilities(delta):
     drafts = mx.random.randint(0, vocab, (draws, gamma), key=mx.random.key(4))
     sampling = mixed(*({"temp": 1.0, "delta": d} for d in delta), times=draws // 2)
     lengths = mx.arange(draws) % (gamma + 1)
-    told = [
+    short, full = (
         acceptance.accept(logits, drafts, q, lengths, sampling, many_keys(draws, 5))
         for q in (None, one_hot(drafts, vocab))
-    ]
-    for short, full in zip(*told, strict=True):
-        assert short.tolist() == full.tolist()
-    assert len(set(told[0][0].tolist())) == gamma + 1
+    )
+    assert [a.tolist() for a in short] == [a.tolist() for a in full]
 
 
 def test_rows_are_judged_as_they_would_be_among_their_like():
@@ -307,8 +275,3 @@ def test_a_block_leaves_the_distribution_of_two_tokens_as_it_is():
     # A row that kept nothing has written one token; the second is drawn as the next step would.
     second = mx.where(accepted == 0, draw(p[1], 2), tokens[:, 1])
     check_draws(tokens[:, 0] * 3 + second, np.outer(p[0], p[1]).ravel())
-
-
-def test_a_relaxed_row_is_judged_token_by_token():
-    both = mixed({"temp": 1.0}, {"temp": 1.0, "delta": 0.3}, {})
-    assert both.block.tolist() == [True, False, False]

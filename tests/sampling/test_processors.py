@@ -12,13 +12,11 @@ from fake_model import (
     always,
     drafter,
     random_table,
-    without,
 )
 from kinds import RULES
 from mlx_t5.backend import mx
-from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.sampling.processors import History, penalise_repetition, repeats, too_early
+from mlx_t5.sampling.processors import History, penalise_repetition, repeats
 
 torch = pytest.importorskip("torch")
 from transformers import (  # noqa: E402
@@ -65,13 +63,6 @@ def test_an_n_gram_is_not_completed_twice(tokens, n, forbidden):
     assert {token for token, mark in enumerate(marked) if mark} == forbidden
 
 
-def test_padding_in_front_of_a_shorter_row_is_no_n_gram():
-    history = History.align([[0, 2, 3, 2, 3, 2], [0]])
-    for n in (1, 2, 3):
-        marks = repeats(history, mx.zeros((2, 1, 5)), n)[1, 0].tolist()
-        assert marks == [n == 1, False, False, False, False]
-
-
 @pytest.mark.parametrize("n", [6, 20_000, 2**31 - 1])
 def test_an_n_gram_longer_than_the_text_costs_nothing(n):
     logits, history = mx.zeros((2, 2, 5)), History.align([[0, 2, 3, 2, 3], [0]])
@@ -82,12 +73,6 @@ def test_an_n_gram_as_long_as_the_text_may_be_all_of_it():
     history, logits = History.align([[2, 2, 2]]), mx.zeros((1, 1, 4))
     processed = rules({"no_repeat_ngram_size": 3})(history, logits, [1])
     assert processed.tolist() == [[[0, 0, -INF, 0]]]
-
-
-def test_the_end_token_waits_for_the_minimum():
-    history = History.align([[0, 5, 5, 5, 5], [0, 5]])  # 4 and 1 tokens before the last position
-    early = too_early(history, 2, [4, 2]).tolist()
-    assert early == [[True, False], [True, True]]
 
 
 VOCAB = 11
@@ -183,22 +168,6 @@ def test_a_callable_that_returns_something_else_is_named(bad, complaint):
 # ---- in the engine -------------------------------------------------------------------------------
 
 V = 7
-
-
-@pytest.mark.parametrize("temp", [0.0, 1.0])
-@pytest.mark.parametrize("delta", [0.3, 1.0])
-def test_what_the_rules_forbid_is_not_copied_whatever_the_delta(delta, temp):
-    model = FakeModel(without(random_table(V), EOS), V)
-    source = [2, 3, 2, 3, 2, 3, 2, 3, 2, 3]
-    decoder = SpeculativeDecoder(model, SourceCopy(), None, 4, delta)
-
-    def bigrams(**rules):
-        tokens = decoder.generate(source, max_tokens=20, temp=temp, **rules).tokens
-        return list(zip(tokens, tokens[1:], strict=False))
-
-    free, ruled = bigrams(), bigrams(no_repeat_ngram_size=2)
-    assert len(set(free)) < len(free)
-    assert len(set(ruled)) == len(ruled)
 
 
 def test_the_draft_is_processed_too():
