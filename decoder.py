@@ -27,6 +27,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
@@ -48,6 +50,7 @@ from mlx_t5.sampling.acceptance import accept
 from mlx_t5.sampling.draws import Sampling, random_keys
 from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
+from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings
 from mlx_t5.text.detokenizer import same_vocabulary
@@ -161,9 +164,8 @@ class SpeculativeDecoder:
     Attributes:
         target: the model that verifies, by the most rows of its passes and the settings of most: if
             decoding is exact, around it what pads them (network/exact.py).
-        score: log-probabilities of given texts; see `Scoring.score`.
-        rerank: documents by their relevance to a query; see `Scoring.rerank`.
-        embed: vectors of texts, by the target's encoder; see `Embeddings.embed`.
+        scoring: log-probabilities of given texts, and ranks, by the target alone.
+        embeddings: vectors of texts, by the target's encoder.
     """
 
     def __init__(
@@ -211,8 +213,6 @@ class SpeculativeDecoder:
         )
         self.codec = Codec(tokenizer, model.config.vocab_size)
         self.scoring, self.embeddings = Scoring(model, tokenizer), Embeddings(model, tokenizer)
-        self.score, self.rerank = self.scoring.score, self.scoring.rerank
-        self.embed = self.embeddings.embed
         self.exact = checked("exact", exact, FLAG)
         self.target: Callable[..., Any] = (
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
@@ -344,6 +344,24 @@ class SpeculativeDecoder:
             raise UserError(row.error)
         steps = batching.follow(self.engine(chosen, checked("batch_size", batch_size)), row)
         return (self.codec.chunk(row, seen) for seen in steps)
+
+    def score(
+        self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> list[Score]:
+        """How likely given targets are, token by token; see `Scoring.score`."""
+        return self.scoring.score(prompts, targets, batch_size)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
+    ) -> list[Ranked]:
+        """Ranks documents by relevance to a query, with a monoT5; see `Scoring.rerank`."""
+        return self.scoring.rerank(query, documents, top_n, **options)
+
+    def embed(
+        self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> np.ndarray:
+        """A vector of each prompt, float32 (n, width); see `Embeddings.embed`."""
+        return self.embeddings.embed(prompts, normalize, batch_size)
 
     def engine(self, settings: Settings, batch_size: int = DEFAULT_BATCH_SIZE) -> Engine | Beams:
         """An empty batch, for rows with such settings mostly; peak memory counts from here.
