@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-import main
 from command_line import ROOT
-from mlx_t5.cli import documents
 from mlx_t5.engine import codec
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
@@ -254,8 +252,3 @@ def test_a_prefix_takes_the_place_of_the_task_s(run, tmp_path):
 def test_what_does_not_go_with_a_split_is_one_line(run, file, options, told):
     status, out, err = run(*SPLIT, *file("a"), *options)
     assert (status, out, err.count("\n")) == (2, "", 1) and told in err
-
-
-def test_the_bar_knows_how_many_pieces_there_are(file):
-    args = main.read_options([*SPLIT, *file(SOURCE)])
-    assert documents.count_pieces(SOURCE, documents.cutting_of(args, ""), args) == 3

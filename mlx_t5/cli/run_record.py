@@ -23,7 +23,7 @@ from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.resume import OTHERWISE
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import SETTINGS
 
 if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
@@ -182,7 +182,7 @@ class Opaque(dict):
         super().__init__(value=value)
 
 
-def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> RunRecord:
+def record_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> RunRecord:
     """What lies beside an output file; arguments as for `facts_of`.
 
     Raises:
@@ -190,19 +190,18 @@ def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen:
     """
     if args.output_file.endswith(ARRAY) or not args.input_file:
         return RunRecord(args.output_file)
-    facts = facts_of(args, settings, prefix, chosen)
+    facts = facts_of(args, prefix, chosen)
     record = RunRecord(args.output_file, json.loads(json.dumps(facts)), args.input_file)
     if args.resume:
         record.resume()
     return record
 
 
-def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> Facts:
+def facts_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> Facts:
     """What the results of a command line depend on, by the names of its options.
 
     Args:
-        args: the options.
-        settings: with those of the model's own files.
+        args: the options, with the settings of the model's own files.
         prefix: that is put before every prompt.
         chosen: the models.
 
@@ -233,7 +232,7 @@ def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: 
         facts["--max-source-tokens"] = args.max_source_tokens
     if not args.json:  # objects have their prompts in them
         facts[INPUT] = beginning(args.input_file)
-    return facts | _of_texts({**vars(args), **vars(settings)}, chosen)
+    return facts | _of_texts(vars(args), chosen)
 
 
 def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 from mlx_t5.serving.api import ChatRequest, CompletionRequest
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.text.documents import Cutting, Document
-from mlx_t5.text.markup import spans
 from mlx_t5.text.tokenizer import encode
 
 if TYPE_CHECKING:
@@ -29,11 +28,10 @@ async def cut(service: Service, body: CompletionRequest | ChatRequest) -> Docume
     _require_one(body, text)
     own_prefix = "".join(part.strip() + " " for part in system).lstrip()
     prefix, limit = service.task(body.task, []).prefix + own_prefix, service.max_source_tokens
-    cutting = Cutting(body.split or "none", prefix or None)
+    cutting = Cutting(body.split or "none", prefix or None, file_type=body.file_type or "")
 
     def read(t: Any) -> Document:
-        found = spans(text, body.file_type) if body.file_type else None
-        return Document(text, cutting, lambda prompt: len(encode(t, prompt)), limit, found)
+        return Document(text, cutting, lambda prompt: len(encode(t, prompt)), limit)
 
     document = await service.tokenizer.run(read)
     pieces = document.cut()

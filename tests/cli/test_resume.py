@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fake_results import FakeResult
 from mlx_t5.cli.output import LineFile, text_lines
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord
+from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -281,10 +281,10 @@ def test_an_error_is_on_record_before_its_line_is(tmp_path):
         raise Killed
 
     with LineFile(str(out), record=record, line_of=text_lines(False, True)) as output:
-        output.write("p", FakeResult("one"), 1)
+        output.write("p", Result("one", [], [], "stop", Stats()), 1)
         output._file.write = killed
         with pytest.raises(Killed):
-            output.write("q", FakeResult(None, error="no memory"), 2)
+            output.write("q", Result(None, [], [], "error", Stats(), "no memory"), 2)
     again = RunRecord(str(out), {"--temp": 0})
     again.resume()
     assert again.failed_of(2) and not again.failed_of(1)

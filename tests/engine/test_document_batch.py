@@ -201,12 +201,18 @@ def test_a_split_needs_a_tokenizer(decoder):
 # ---- how many are in hand ------------------------------------------------------------------------
 
 
-def test_few_pieces_are_cut_ahead(decoder):
-    texts = [" ".join(SENTENCES[:6] * 2)] * 2
-    tokens = lambda prompt: len(decoder.tokenizer.encode(prompt))  # noqa: E731
-    some = [Document(text, Cutting("sentences", TASK), tokens) for text in texts]
-    done, batch_size = 0, 1
-    for _chunk in documents.chunks(decoder, Cutting("lines"), some, batch_size=batch_size):
+def test_few_pieces_are_cut_ahead(decoder, monkeypatch):
+    some: list[Document] = []
+
+    class Watched(Document):
+        def __init__(self, *how):
+            super().__init__(*how)
+            some.append(self)
+
+    monkeypatch.setattr(documents, "Document", Watched)
+    texts, batch_size, done = [" ".join(SENTENCES[:6] * 2)] * 2, 1, 0
+    cutting = Cutting("sentences", TASK)
+    for _chunk in documents.chunks(decoder, cutting, texts, batch_size=batch_size):
         done += 1
         ahead = sum(len(document.pieces) for document in some) - done
         assert ahead <= 8 * batch_size + 1, "as many as prompts, and one to know the last"

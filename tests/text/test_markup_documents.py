@@ -6,23 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
+import document_answers
 from command_line import ROOT
 from markup_files import NEWLINES, WHOLE, generated
 from mlx_t5.settings import SPLITS
 from mlx_t5.text.documents import Cutting, Document
-from mlx_t5.text.markup import LINE_CHARACTERS, spans
+from mlx_t5.text.markup import LINE_CHARACTERS
 
 PAIR = ("--model", str(ROOT / "demo/target"), "--draft-model", str(ROOT / "demo/draft"))
 PREFIX = "translate English to French: "
 
 
 def document(text: str, suffix: str, split: str, limit: int | None = None) -> Document:
-    cutting = Cutting(split, "", max_source_tokens=limit)
-    return Document(text, cutting, lambda prompt: len(prompt.split()), spans=spans(text, suffix))
+    cutting = Cutting(split, "", max_source_tokens=limit, file_type=suffix)
+    return Document(text, cutting, lambda prompt: len(prompt.split()))
 
 
 def joined(made: Document, answer: Callable[[str], str | None]) -> str:
-    return made.joined([answer(made.source(piece)) for piece in made.cut()])
+    return document_answers.joined(made, [answer(made.source(piece)) for piece in made.cut()])
 
 
 @pytest.mark.parametrize("split", SPLITS)
