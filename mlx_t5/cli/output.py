@@ -63,7 +63,7 @@ class Painter:
     def line(self, result: Result) -> str:
         """A whole result, coloured, on one line."""
         detokenizer = StreamingDetokenizer(self._tokenizer)
-        pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
+        pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
         for i, piece in enumerate(pieces):
             pieces[i] = piece[:room]

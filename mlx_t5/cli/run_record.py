@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import option_of
@@ -33,7 +32,6 @@ INPUT = "--input-file"
 # Settings that change no text; the second does where proposals have a say in it.
 WITHOUT_EFFECT = ("batch_size", "num_draft")
 Facts = Mapping[str, Any]
-NOTHING: Facts = MappingProxyType({})
 
 
 def beginning(input_file: str) -> Any:
@@ -64,18 +62,18 @@ class RunRecord:
     """
 
     def __init__(
-        self, output_file: str = "", facts: Facts = NOTHING, input_file: str = "-"
+        self, output_file: str = "", facts: Facts | None = None, input_file: str = "-"
     ) -> None:
         """Names the record.
 
         Args:
             output_file: what it lies beside.
-            facts: see `facts_of`; nothing if the output cannot be resumed.
+            facts: see `facts_of`; None if the output cannot be resumed.
             input_file: where the prompts come from.
         """
         self._output = output_file
         self.path = Path(f"{output_file}{SUFFIX}")
-        self._facts, self._input, self.existed = facts, input_file, False
+        self._facts, self._input, self.existed = facts or {}, input_file, False
         self.failed: list[int] = []
         self._written = False
 
@@ -86,11 +84,8 @@ class RunRecord:
             UserError: it is not, or the record is damaged.
         """
         self.existed = self.path.exists()
-        if (
-            not self.existed
-            or not os.path.exists(self._output)
-            or not os.path.getsize(self._output)
-        ):
+        written = os.path.exists(self._output) and os.path.getsize(self._output)
+        if not self.existed or not written:
             return
         try:
             first, *numbers = self.path.read_text("utf-8").split("\n")[:-1]
@@ -175,11 +170,9 @@ def _described(name: str, value: Any) -> str:
 # ---- what results depend on ----------------------------------------------------------------------
 
 
-class Opaque(dict):
+def opaque(value: str) -> dict[str, str]:
     """A fact whose value says nothing to a person."""
-
-    def __init__(self, value: str) -> None:
-        super().__init__(value=value)
+    return {"value": value}
 
 
 def record_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> RunRecord:
@@ -214,14 +207,14 @@ def facts_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> Facts:
 
     with open_checkpoint(chosen.target) as checkpoint:
         dtype = str(compute_dtype(args.dtype, checkpoint)).removeprefix("mlx.core.")
-    adapter = chosen.adapter and Opaque(adapter_identity(chosen.adapter))
+    adapter = chosen.adapter and opaque(adapter_identity(chosen.adapter))
     facts = {
         "--score": args.score,
         "--embed": args.embed,
-        "--model": Opaque(identity(chosen.target)),
+        "--model": opaque(identity(chosen.target)),
         "--adapter-path": adapter,
         "--dtype": dtype,
-        "--task": Opaque(prefix) if prefix and args.prefix is None else None,
+        "--task": opaque(prefix) if prefix and args.prefix is None else None,
         "--prefix": args.prefix,
     }
     if args.score or args.embed:
@@ -245,7 +238,7 @@ def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.drafting.adaptive import default_num_draft
 
-        draft = chosen.draft and Opaque(identity(chosen.draft))
+        draft = chosen.draft and opaque(identity(chosen.draft))
         facts[INPUT] = beginning(options["input_file"])  # which may have predictions
         facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
         facts["--num-draft"] = (

@@ -210,7 +210,7 @@ def stream(decoder: Any, *args: Any, **call: Any) -> Generator[Chunk, None, None
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
     """A chunk with the part of its text that each token completed, if they make it up."""
     detokenizer = StreamingDetokenizer(tokenizer)
-    pieces = [detokenizer.add([token]) for token in chunk.tokens]
+    pieces = [*map(detokenizer.add, chunk.tokens)]
     before = chunk.text.find("".join(pieces))
     if pieces and before >= 0:
         chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]

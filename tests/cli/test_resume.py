@@ -134,22 +134,6 @@ def test_without_resume_an_output_is_written_anew(run, models, tmp_path):
     assert len(out.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    "options, told",
-    [
-        (["--resume"], "give --input-file and --output-file"),
-        (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
-        (
-            ["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"],
-            "goes on with lines",
-        ),
-    ],
-)
-def test_what_cannot_be_resumed_is_refused(run, options, told):
-    status, out, err = run(*options)
-    assert (status, out) == (2, "") and told in err and err.count("\n") == 1
-
-
 # ---- another job ---------------------------------------------------------------------------------
 
 

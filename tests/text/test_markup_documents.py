@@ -98,9 +98,3 @@ def test_the_command_line_translates_a_file_and_keeps_its_markup(run, tmp_path, 
         "text.txt": ("J'ai deux chats.\n\n  ", ". \n"),
     }
     assert all(part in text for part in kept[name])
-
-
-def test_a_file_that_is_no_subtitles_is_refused(run, tmp_path):
-    (tmp_path / "talk.SRT").write_text("I have two cats.\n")
-    status, out, err = run(*PAIR, "--split=lines", "--input-file", str(tmp_path / "talk.SRT"))
-    assert (status, out) == (2, "") and "an .srt file has times" in err
