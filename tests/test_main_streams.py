@@ -169,12 +169,9 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
     ("package", "argv", "requirements"),
     [
         ("mlx", ["main.py"], "requirements.txt"),
-        ("mlx", ["convert.py", "--model", "t5-small"], "requirements.txt"),
         ("numpy", ["convert.py", "--model", "t5-small"], "requirements.txt"),
         ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
-        ("tqdm", ["main.py", "--json"], "requirements.txt"),
-        ("mlx", ["server.py"], "requirements.txt"),
         ("fastapi", ["server.py"], "requirements/server.txt"),
     ],
 )
