@@ -332,7 +332,7 @@ class SpeculativeDecoder:
         """
         require_decoder(self.model)
         if cutting := documents.taken_from(settings):
-            call = settings | {"max_tokens": max_tokens, "prediction": prediction}
+            call = settings | {"max_tokens": max_tokens, "prediction": [prediction]}
             return documents.stream(self, cutting, [prompt], seed, batch_size=batch_size, **call)
         chosen = self.codec.settings(self.defaults, max_tokens=max_tokens, **settings)
         if chosen.num_beams > 1:

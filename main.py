@@ -14,7 +14,6 @@ import argparse
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -26,11 +25,9 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
-from mlx_t5.cli import documents
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, run
-from mlx_t5.cli.documents import cutting_of, is_one_document
-from mlx_t5.cli.input import Lines, read_prompts
-from mlx_t5.cli.options import check_ranks, read_options
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, log, run
+from mlx_t5.cli.input import Lines, read_document, read_prompts
+from mlx_t5.cli.options import check_ranks, cutting_of, read_options
 from mlx_t5.cli.output import (
     ARRAY,
     LineFile,
@@ -42,27 +39,18 @@ from mlx_t5.cli.output import (
     score_object,
     text_lines,
 )
-from mlx_t5.cli.runs import Compute, InHand, Run, lines_of, prefixed, unpaired
-from mlx_t5.cli.streaming import bar, log, write_text
-from mlx_t5.cli.totals import Totals
+from mlx_t5.cli.runs import Compute, Run, lines_of, prefixed, unpaired
+from mlx_t5.cli.streaming import bar, write_text
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import (
-    agreeing,
-    common_facts,
-    join,
-    leave_interrupts_to_rank_0,
-    one_voice,
-)
+from mlx_t5.machines.fingerprints import common_facts
+from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.settings import Settings
-from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.cli.models import Pair
-    from mlx_t5.engine.rows import Result
     from mlx_t5.network.ranks import Ranks
-    from mlx_t5.text.documents import Cutting
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
@@ -103,15 +91,14 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     prefix = args.prefix
     if prefix is None:
         prefix = "".join(preset.prefix for preset in presets)
-    cutting = cutting_of(args, prefix)
-    if is_one_document(args):
+    if args.is_document:
         prompts = ranks.shared(prompts)
     if _is_streamed(prompts, args):
         decoder = _load(args, chosen, ranks)
         painter = _begin(decoder, settings, chosen, presets, args)
         args.output_file = os.devnull if args.output_file and ranks.rank else args.output_file
-        return write_text(decoder, prompts[0], prefix, cutting, settings, painter, args)
-    run = Run.of(prompts, args, ranks, settings, prefix, chosen)
+        return write_text(decoder, prompts[0], prefix, settings, painter, args)
+    run = Run.of(prompts, args, ranks, prefix, chosen)
     if run.done.all:
         log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
         return run.output_record.finish(BAD_INPUT * run.done.failed)
@@ -119,8 +106,8 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     if args.resume:
         run.log_resumed()
     painter = _begin(decoder, settings, chosen, presets, args)
-    compute = _computation(decoder, prefix, cutting, settings, args)
-    return _write_all(run, compute, _output(decoder, run, painter, args), args)
+    compute = _computation(decoder, prefix, settings, args)
+    return _write_all(run, compute, _output(run, painter, args), args)
 
 
 def _is_streamed(prompts: Any, args: argparse.Namespace) -> TypeGuard[list[str]]:
@@ -136,7 +123,9 @@ def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None
     if args.input_file:
         if ranks.rank and not args.parallel:
             return None
-        return [documents.read(args)] if is_one_document(args) else lines_of(args)
+        if args.is_document:
+            return [read_document(args.input_file, args.file_type)]
+        return lines_of(args)
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
@@ -210,7 +199,7 @@ def _begin(
     if args.exact:
         decoder.engine(settings, args.batch_size)  # which may refuse
     texts = not (args.score or args.embed)
-    painter = Painter(bool(os.environ.get("NO_COLOR"))) if args.verbose and texts else None
+    painter = Painter(decoder.tokenizer) if args.verbose and texts else None
     notes = [chosen.note, f"on {device_name()}" if args.verbose else ""]
     notes += [preset.note for preset in presets if texts]
     notes += [] if args.prompt or args.input_file else [f"prompt: {DEFAULT_PROMPT}"]
@@ -221,19 +210,13 @@ def _begin(
 
 
 def _computation(
-    decoder: SpeculativeDecoder,
-    prefix: str,
-    cutting: Cutting,
-    settings: Settings,
-    args: argparse.Namespace,
+    decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
 ) -> Compute:
-    """What makes texts, scores or vectors of prompts; of a document's pieces, chunks."""
+    """What makes texts, scores or vectors of prompts."""
+    cutting = cutting_of(args, prefix)
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        if args.split != "none":
-            call = {"ready": ready, "indexes": indexes}
-            return documents.chunks(decoder, cutting, prompts, settings, args, **call)
-        prompts = prefixed(prompts, prefix)
+        prompts = prompts if cutting else prefixed(prompts, prefix)
         if args.score:
             return decoder.scoring.scores(prompts, args.batch_size, ready)
         if args.embed:
@@ -248,23 +231,14 @@ def _computation(
             indexes,
             predictions,
             **vars(settings),
+            **cutting,
         )
 
     return compute
 
 
-def _output(
-    decoder: SpeculativeDecoder,
-    run: Run,
-    painter: Painter | None,
-    args: argparse.Namespace,
-) -> LineFile | ArrayFile:
+def _output(run: Run, painter: Painter | None, args: argparse.Namespace) -> LineFile | ArrayFile:
     """Where results go, and what a line of them looks like."""
-
-    def paint(result: Result) -> str:
-        assert painter, "it is only called with --verbose"
-        return painter.line(result, StreamingDetokenizer(decoder.tokenizer))
-
     if args.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
 
@@ -274,8 +248,7 @@ def _output(
     elif args.embed:
         line_of = embedding_object
     else:
-        aside = bool(run.output_file) or args.json
-        line_of = text_lines(args.json, aside, paint if painter else None)
+        line_of = text_lines(args.json, bool(run.output_file) or args.json, painter)
     return LineFile(run.output_file, run.keep, run.record, line_of)
 
 
@@ -284,21 +257,16 @@ def _write_all(
 ) -> int:
     """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
     from mlx_t5.backend import mx
-    from mlx_t5.engine.rows import Chunk
+    from mlx_t5.cli.totals import Totals
 
     began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * run.failed
-    unit = "prompts" if run.outcomes_a_prompt == 1 else "texts"
-    in_hand: InHand = deque()
-    mx.reset_peak_memory()
     each = run.outcomes_a_prompt
+    unit = "prompts" if each == 1 else "texts"
+    mx.reset_peak_memory()
     total, done = run.count and run.count * each, run.first * each
     with output, bar(total, done, unit, args) as shown:
         try:
-            for outcome in run.outcomes(compute, in_hand):
-                outcome = outcome.result if isinstance(outcome, Chunk) else outcome
-                if outcome is None:
-                    continue
-                n, prompt = in_hand[0]
+            for n, prompt, outcome in run.outcomes(compute):
                 output.write(prompt, outcome, n)
                 if error := error_of(outcome):
                     status = BAD_INPUT
@@ -306,12 +274,10 @@ def _write_all(
                         error if isinstance(prompt, UserError) else f"prompt {n}: {error}"
                     )
                 totals.add(outcome)
-                if totals.results % run.outcomes_a_prompt == 0:
-                    in_hand.popleft()
                 shown.update()
         except KeyboardInterrupt:
             status = INTERRUPTED
-    totals.peak_memory_bytes = mx.get_peak_memory()
+    totals.stats.peak_memory_bytes = mx.get_peak_memory()
     interrupted = ""
     if status == INTERRUPTED:
         of_all = f" of {total}" if total else ""

@@ -30,13 +30,8 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import (
-    agreeing,
-    common_facts,
-    join,
-    leave_interrupts_to_rank_0,
-    one_voice,
-)
+from mlx_t5.machines.fingerprints import common_facts
+from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:

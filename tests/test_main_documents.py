@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-import main
 from command_line import ROOT
-from mlx_t5.cli import documents
 from mlx_t5.engine import codec
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
@@ -95,15 +93,6 @@ def test_json_has_the_pieces(run, file):
     assert (second["text"], second["finish_reason"]) == ("Nous avons deux chiens.", "stop")
 
 
-def test_subtitles_keep_their_times(run, file):
-    times = "00:00:0{0},000 --> 00:00:0{0},900\r\n"
-    cues = f"1\r\n{times.format(1)}{{}}\r\n\r\n2\r\n{times.format(2)}<i>{{}}</i>\r\n"
-    source = file(cues.format("We have two\r\ndogs.", "I have two cats."), "talk.SRT")
-    status, shown, _ = run(*SPLIT, *source, "--prefix", TASK)
-    assert status == 0
-    assert shown == cues.format("Nous avons\r\ndeux chiens.", "J'ai deux chats.")
-
-
 def test_a_piece_that_fails_stands_as_it_was(run, file, tmp_path, failing):
     out = tmp_path / "out.txt"
     source = [*SPLIT, *file(SOURCE), "--prefix", TASK]
@@ -133,13 +122,7 @@ def test_long_sentences_are_cut_and_said_so(run, file):
 
 
 @pytest.mark.parametrize(
-    "data, told",
-    [
-        (b"\xff\xfe", "is not UTF-8"),
-        (b"a\0", "is not UTF-8"),
-        (b"", "is empty"),
-        (b"\n \n", "is empty"),
-    ],
+    "data, told", [(b"\xff\xfe", "is not UTF-8"), (b"a\0", "is not UTF-8"), (b"\n \n", "is empty")]
 )
 def test_files_that_are_no_text(run, tmp_path, data, told):
     path = tmp_path / "in.txt"
@@ -231,31 +214,3 @@ def test_a_prefix_takes_the_place_of_the_task_s(run, tmp_path):
     assert fixed == run(*options, "--prefix", "fix grammar: ")[1] != wanted
     assert run(*options, "--task", "french", "--split", "sentences")[1] == both
     assert run(*options, "--prefix", TASK, "--split", "sentences")[1] == both
-
-
-# ---- refusals ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options, told",
-    [
-        (["--score"], "--split is for texts that are written"),
-        (["--embed"], "--split is for texts that are written"),
-        (["--num-samples", "2", "--temp", "1"], "leave --num-samples out"),
-        (["--num-beams", "2", "--num-return-sequences", "2"], "leave --num-return-sequences out"),
-        (["--resume", "--output-file", "out.txt"], "--resume is for lines, and with --split"),
-        (["--parallel", "data", "--output-file", "out"], "--parallel data is for lines"),
-        (["--split", "none", "--source-language", "de"], "--source-language is for documents"),
-        (["--split", "none", "--max-source-tokens", "9"], "--max-source-tokens is for documents"),
-        (["--max-source-tokens", "0"], "--max-source-tokens: give a whole number, at least 1"),
-        (["--split", "words"], "--split: invalid choice"),
-    ],
-)
-def test_what_does_not_go_with_a_split_is_one_line(run, file, options, told):
-    status, out, err = run(*SPLIT, *file("a"), *options)
-    assert (status, out, err.count("\n")) == (2, "", 1) and told in err
-
-
-def test_the_bar_knows_how_many_pieces_there_are(file):
-    args = main.read_options([*SPLIT, *file(SOURCE)])
-    assert documents.count_pieces(SOURCE, documents.cutting_of(args, ""), args) == 3

@@ -131,16 +131,3 @@ def test_documents_are_shared_out_whole(models, tmp_path, threads):
     assert threads(2, *options, str(out), *sampled) == [0, 0]
     assert records(out) == records(wanted)
     assert [len(record["pieces"]) for record in records(out)] == [3, 0, 2, 1, 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--input-file", "-"], "name it with --input-file"),
-        ([], "name an --output-file"),
-        (["--output-file", "out"], "needs ranks; start it with: mlx.launch -n 2"),
-    ],
-)
-def test_what_cannot_be_shared_out(run, source, options, told):
-    status, _, err = run("--parallel", "data", *source, *options)
-    assert (status, err.count("\n")) == (2, 1) and told in err

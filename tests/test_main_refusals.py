@@ -65,6 +65,42 @@ def test_bad_input_is_one_line_and_status_2(run, models, tmp_path, monkeypatch, 
     assert sorted(Path().rglob("*")) == before, "nothing is written"
 
 
+SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
+SHARED = ["--parallel", "data", "--input-file"]
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
+        (["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"], "with lines"),
+        (["--score"], '--score: give --input-file, with {"prompt": "…", "target": "…"} a line'),
+        (["--task", "x"], "--task puts its prefix before a prompt"),
+        (["--normalize"], "--normalize is for the vectors of --embed"),
+        (["--output-file", "x.npy"], "an array (.npy) is for the vectors of --embed"),
+        ([*SHARED, "-"], "name it with --input-file"),
+        ([*SHARED, "in.txt"], "name an --output-file"),
+        ([*SHARED, "in.txt", "--output-file", "x"], "needs ranks; start it with: mlx.launch -n 2"),
+        ([*SPLIT, "--score"], "--split is for texts that are written"),
+        ([*SPLIT, "--embed"], "--split is for texts that are written"),
+        ([*SPLIT, "--num-samples", "2", "--temp", "1"], "leave --num-samples out"),
+        (
+            [*SPLIT, "--num-beams", "2", "--num-return-sequences", "2"],
+            "leave --num-return-sequences out",
+        ),
+        ([*SPLIT, "--resume", "--output-file", "x"], "--resume is for lines, and with --split"),
+        (["--split", "lines", *SHARED, "in.txt", "--output-file", "x"], "data is for lines"),
+        (["--source-language", "de"], "--source-language is for documents"),
+        (["--max-source-tokens", "9"], "--max-source-tokens is for documents"),
+        ([*SPLIT, "--max-source-tokens", "0"], "--max-source-tokens: give a whole number, at"),
+        (["--split", "words"], "--split: invalid choice"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(run, options, told):
+    status, out, err = run(*options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and told in err
+
+
 def test_a_bad_line_is_reported_and_the_others_are_done(run, models, tmp_path):
     source, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "good"}\n\n{"prompt": "too"}\n{"text": 1}\n')

@@ -15,14 +15,13 @@ import pytest
 
 import main
 from command_line import ROOT, start
-from fake_results import FakeResult, FakeStats
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.options import build_parser
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.cli.runs import Run
+from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.settings import Settings
-from mlx_t5.text.documents import Cutting
 
 PATIENCE = 120
 
@@ -83,7 +82,7 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
             nonlocal most
             for _ in prompts:
                 for _ in range(num_samples):
-                    result = FakeResult("text", stats=FakeStats())
+                    result = Result("text", [], [], "stop", Stats())
                     stats.append(weakref.ref(result.stats))
                     yield result
                     del result
@@ -106,8 +105,8 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
     args = build_parser().parse_args(argv)
     args.num_return_sequences = 1
     run, decoder = Run(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
-    compute = main._computation(decoder, "", Cutting(), Settings(), args)
-    assert main._write_all(run, compute, main._output(decoder, run, None, args), args) == 0
+    compute = main._computation(decoder, "", Settings(), args)
+    assert main._write_all(run, compute, main._output(run, None, args), args) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 
@@ -170,12 +169,9 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
     ("package", "argv", "requirements"),
     [
         ("mlx", ["main.py"], "requirements.txt"),
-        ("mlx", ["convert.py", "--model", "t5-small"], "requirements.txt"),
         ("numpy", ["convert.py", "--model", "t5-small"], "requirements.txt"),
         ("mlx", ["benchmark.py", "memory"], "requirements.txt"),
         ("transformers", ["main.py"], "requirements.txt"),
-        ("tqdm", ["main.py", "--json"], "requirements.txt"),
-        ("mlx", ["server.py"], "requirements.txt"),
         ("fastapi", ["server.py"], "requirements/server.txt"),
     ],
 )

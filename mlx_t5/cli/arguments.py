@@ -64,7 +64,7 @@ def run(
         return command()
     except KeyboardInterrupt:
         if interrupted:
-            print(interrupted, file=sys.stderr)
+            log(interrupted)
         return INTERRUPTED
     except BrokenPipeError:  # whoever reads our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,8 +80,13 @@ def run(
             message = no_memory(error)
         else:
             raise
-    print(f"error: {message}", file=sys.stderr)
+    log(f"error: {message}")
     return BAD_INPUT
+
+
+def log(line: str) -> None:
+    """Tells something on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TextIO, TypeVar, cast
 
 from mlx_t5.errors import UserError
+from mlx_t5.text.markup import spans
 
 BYTES = "latin-1"  # the encoding in which every byte is a character
 Item = TypeVar("Item")
@@ -40,11 +41,11 @@ def _read_prompt(given: str) -> str:
     return _checked(_text(sys.stdin.buffer.read().rstrip(b"\r\n"), where), where)
 
 
-def read_document(name: str) -> str:
+def read_document(name: str, file_type: str = "") -> str:
     """The whole of a file, its byte order mark and line ends as they are; "-": standard input.
 
     Raises:
-        UserError: it cannot be read, is empty or is no UTF-8.
+        UserError: it cannot be read, is empty, is no UTF-8 or has not the markup of its type.
     """
     where = "standard input" if name == "-" else name
     with _opened(name, newline="") as file:
@@ -52,7 +53,10 @@ def read_document(name: str) -> str:
             text = _text(file.read().encode(BYTES), where, "utf-8")
         except OSError as error:
             raise UserError(f"cannot read {where}: {error.strerror}") from None
-    return _checked(text, where)
+    _checked(text, where)
+    if file_type:
+        spans(text, file_type)
+    return text
 
 
 class Lines:

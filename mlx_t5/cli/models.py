@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import LOOKUP
+from mlx_t5.cli.arguments import LOOKUP, log
 from mlx_t5.errors import UserError
 from mlx_t5.names import ADAPTED, CONVERTED, Convert, folder_of, locate, require_same, source_of
 
@@ -115,7 +114,7 @@ def load_named(
     """
     names = str(model), NONE if draft is None else str(draft)
     chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
-    print(chosen.note, file=sys.stderr, flush=True)
+    log(chosen.note)
     return load_pair(chosen, dtype, load)
 
 
@@ -165,10 +164,10 @@ def _advise(chosen: Pair, dtype: str | None, ranks: int) -> None:
     with contextlib.suppress(UserError):  # loading says what is wrong with a folder
         for folder in folders:
             if hint := dtype_hint(folder, dtype):
-                print(f"hint: {hint}", file=sys.stderr, flush=True)
+                log(f"hint: {hint}")
         whole_head = ranks > 1 and ENTRY in read_config(folders[-1])
         if large := warning(folders, dtype, ranks, whole_head):
-            print(f"warning: {large}", file=sys.stderr, flush=True)
+            log(f"warning: {large}")
 
 
 def _default_pair() -> tuple[Path, Path, str]:
@@ -204,7 +203,7 @@ def _default_draft(
     folder = CONVERTED / name.rsplit("/", 1)[-1]
     if not folder.is_dir() and fetch and (convert is None or is_new or is_cached(name)):
         if convert:
-            print(f"its default draft is {name}; --draft-model none does without", file=sys.stderr)
+            log(f"its default draft is {name}; --draft-model none does without")
         try:
             folder = locate(name, convert)
         except UserError as error:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from mlx_t5.cli.arguments import (
     Parser,
     add_decoding,
     add_models,
     add_setting,
+    at_least,
     given_settings,
     option_of,
 )
-from mlx_t5.cli.documents import add_documents, check_documents
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import LAUNCH
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import SETTINGS, SPLITS, Settings
+from mlx_t5.text.markup import SUFFIXES
+
+MARKUP = {*SUFFIXES} - {".txt"}  # plain text may begin with a prefix
 
 
 def build_parser() -> Parser:
@@ -30,7 +35,7 @@ def build_parser() -> Parser:
     )
     add_models(parser.add_argument_group("models"))
     _prompt_options(parser.add_argument_group("prompts and results"))
-    add_documents(parser.add_argument_group("documents"))
+    _document_options(parser.add_argument_group("documents"))
     _decoding_options(parser.add_argument_group("decoding"))
     _scoring_options(parser.add_argument_group("without generating"))
     # None is absent: only then a model's own files, or `Settings`, decide.
@@ -81,6 +86,37 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _document_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--split",
+        choices=SPLITS,
+        default="none",
+        help="decode a text sentence by sentence, or line by line, and join the answers as the "
+        "text was; an --input-file that is no .jsonl is one document then (default: none)",
+    )
+    group.add_argument(
+        "--prefix",
+        metavar="TEXT",
+        help="put this before every prompt, or every piece of a document, in place of the prefix "
+        "of --task (default: of a document, what it begins with, as in “translate English to "
+        "German: …”)",
+    )
+    group.add_argument(
+        "--source-language",
+        metavar="CODE",
+        default="",
+        help="whose rules end a sentence, such as de (default: the language that the prefix "
+        "translates from, or en)",
+    )
+    group.add_argument(
+        "--max-source-tokens",
+        type=at_least(1),
+        metavar="N",
+        help="cut sentences that would be longer, prefix included, at a comma or between words "
+        "(default: n_positions of the model's config.json, if it has that)",
+    )
+
+
 def _decoding_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--task",
@@ -123,7 +159,10 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
 
 
 def read_options(argv: list[str] | None) -> argparse.Namespace:
-    """The options; `json` is set where the output's name asks for it.
+    """The options, and what follows from the names of files.
+
+    `json` is set where the output's name asks for it. `is_document` says whether the input file is
+    one document as a whole, and `file_type` is that of its markup, or "".
 
     Raises:
         UserError: some do not go together; the message names them.
@@ -131,6 +170,11 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
     args = build_parser().parse_args(argv)
     Settings(**given_settings(args))
     args.json |= (args.output_file or "").endswith(".jsonl")
+    file = args.input_file or ".jsonl"
+    args.is_document = args.split != "none" and not file.endswith(".jsonl")
+    args.file_type = Path(file).suffix.lower() if args.is_document else ""
+    if args.file_type not in MARKUP:
+        args.file_type = ""
     _check(args)
     return args
 
@@ -150,7 +194,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--normalize is for the vectors of --embed; leave it out")
     if output_file.endswith(".npy") and not args.embed:
         raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
-    check_documents(args)
+    _check_documents(args)
     if args.resume and not (args.input_file and output_file):
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
     if args.resume and output_file.endswith(".npy"):
@@ -159,6 +203,25 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--parallel data shares a file out; name it with --input-file")
     if args.parallel and not output_file:
         raise UserError("--parallel data has ranks write parts of a file; name an --output-file")
+
+
+def _check_documents(args: argparse.Namespace) -> None:
+    """Refuses what does not go with a split, or needs one."""
+    if args.split == "none":
+        for name in ("source_language", "max_source_tokens"):
+            if vars(args)[name]:
+                raise UserError(f"{option_of(name)} is for documents; give --split as well")
+        return
+    if args.score or args.embed:
+        raise UserError("--split is for texts that are written; leave it out")
+    if args.num_samples > 1 or (args.num_return_sequences or 1) > 1:
+        name = "--num-samples" if args.num_samples > 1 else "--num-return-sequences"
+        raise UserError(f"--split joins one text a document; leave {name} out")
+    if args.is_document:
+        for name, given in (("--resume", args.resume), ("--parallel data", args.parallel)):
+            if given:
+                cure = f"leave {name} out, or give documents as JSON lines"
+                raise UserError(f"{name} is for lines, and with --split a file is one; {cure}")
 
 
 def check_ranks(args: argparse.Namespace, size: int) -> None:
@@ -171,3 +234,15 @@ def check_ranks(args: argparse.Namespace, size: int) -> None:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
     if args.parallel and size == 1:
         raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
+
+
+def cutting_of(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
+    """What `text.documents.Cutting` takes, if texts are to be split.
+
+    A prefix of "" that nobody gave is looked for in them.
+    """
+    if args.split == "none":
+        return {}
+    given = prefix if prefix or args.prefix is not None else None
+    names = ("split", "source_language", "max_source_tokens", "file_type")
+    return {"prefix": given} | {name: vars(args)[name] for name in names}

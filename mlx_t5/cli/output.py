@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from mlx_t5.disk import lock
 from mlx_t5.errors import UserError
+from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.engine.rows import Result
     from mlx_t5.scoring.pairs import Score
-    from mlx_t5.text.detokenizer import StreamingDetokenizer
 
 ARRAY = ".npy"  # how the name of an array of NumPy's ends
 LineOf = Callable[[Any, Any], str]  # the line of a prompt and what became of it
@@ -35,10 +35,12 @@ class Painter:
     that ends inside a character is shown with the token that completes it.
     """
 
-    def __init__(self, no_color: bool):
+    def __init__(self, tokenizer: Any = None):
+        """Takes the tokenizer of the lines, if there will be lines."""
+        self._tokenizer = tokenizer
         colours = {"draft": 32, "copy": 36, "target": 35}
         self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colours.items()}
-        if no_color:
+        if os.environ.get("NO_COLOR"):
             self._forms = {"draft": "[{}]", "copy": "{{{}}}", "target": "{}"}
 
     @property
@@ -58,9 +60,10 @@ class Painter:
         authors = [*zip(pieces, writers, strict=True), (rest, "target")]
         return "".join(self._forms[writer].format(text) for text, writer in authors if text)
 
-    def line(self, result: Result, detokenizer: StreamingDetokenizer) -> str:
-        """A whole result, coloured, on one line; the detokenizer is a fresh one."""
-        pieces = [*(detokenizer.add([token]) for token in result.tokens), detokenizer.finish()]
+    def line(self, result: Result) -> str:
+        """A whole result, coloured, on one line."""
+        detokenizer = StreamingDetokenizer(self._tokenizer)
+        pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
         for i, piece in enumerate(pieces):
             pieces[i] = piece[:room]
@@ -68,17 +71,17 @@ class Painter:
         return one_line(self.paint(pieces[:-1], result.writers, pieces[-1]))
 
 
-def text_lines(as_json: bool, aside: bool, paint: Callable[[Result], str] | None = None) -> LineOf:
+def text_lines(as_json: bool, aside: bool, painter: Painter | None = None) -> LineOf:
     """The lines of texts: an empty one, or an object with the error, where there is no text.
 
     Args:
         as_json: one JSON object a line; otherwise one text a line.
         aside: whether coloured lines are shown on standard error besides.
-        paint: makes a coloured line of a result; None has none.
+        painter: of coloured lines; None has none.
     """
 
     def line(prompt: Any, result: Result) -> str:
-        painted = paint(result) if paint and not result.error else None
+        painted = painter.line(result) if painter and not result.error else None
         if painted is not None and aside:
             print(painted, file=sys.stderr)
         if as_json:

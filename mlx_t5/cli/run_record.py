@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import option_of
@@ -23,7 +22,7 @@ from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.resume import OTHERWISE
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import SETTINGS
 
 if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
@@ -33,7 +32,6 @@ INPUT = "--input-file"
 # Settings that change no text; the second does where proposals have a say in it.
 WITHOUT_EFFECT = ("batch_size", "num_draft")
 Facts = Mapping[str, Any]
-NOTHING: Facts = MappingProxyType({})
 
 
 def beginning(input_file: str) -> Any:
@@ -64,18 +62,18 @@ class RunRecord:
     """
 
     def __init__(
-        self, output_file: str = "", facts: Facts = NOTHING, input_file: str = "-"
+        self, output_file: str = "", facts: Facts | None = None, input_file: str = "-"
     ) -> None:
         """Names the record.
 
         Args:
             output_file: what it lies beside.
-            facts: see `facts_of`; nothing if the output cannot be resumed.
+            facts: see `facts_of`; None if the output cannot be resumed.
             input_file: where the prompts come from.
         """
         self._output = output_file
         self.path = Path(f"{output_file}{SUFFIX}")
-        self._facts, self._input, self.existed = facts, input_file, False
+        self._facts, self._input, self.existed = facts or {}, input_file, False
         self.failed: list[int] = []
         self._written = False
 
@@ -86,11 +84,8 @@ class RunRecord:
             UserError: it is not, or the record is damaged.
         """
         self.existed = self.path.exists()
-        if (
-            not self.existed
-            or not os.path.exists(self._output)
-            or not os.path.getsize(self._output)
-        ):
+        written = os.path.exists(self._output) and os.path.getsize(self._output)
+        if not self.existed or not written:
             return
         try:
             first, *numbers = self.path.read_text("utf-8").split("\n")[:-1]
@@ -175,14 +170,12 @@ def _described(name: str, value: Any) -> str:
 # ---- what results depend on ----------------------------------------------------------------------
 
 
-class Opaque(dict):
+def opaque(value: str) -> dict[str, str]:
     """A fact whose value says nothing to a person."""
-
-    def __init__(self, value: str) -> None:
-        super().__init__(value=value)
+    return {"value": value}
 
 
-def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> RunRecord:
+def record_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> RunRecord:
     """What lies beside an output file; arguments as for `facts_of`.
 
     Raises:
@@ -190,19 +183,18 @@ def record_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen:
     """
     if args.output_file.endswith(ARRAY) or not args.input_file:
         return RunRecord(args.output_file)
-    facts = facts_of(args, settings, prefix, chosen)
+    facts = facts_of(args, prefix, chosen)
     record = RunRecord(args.output_file, json.loads(json.dumps(facts)), args.input_file)
     if args.resume:
         record.resume()
     return record
 
 
-def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: Pair) -> Facts:
+def facts_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> Facts:
     """What the results of a command line depend on, by the names of its options.
 
     Args:
-        args: the options.
-        settings: with those of the model's own files.
+        args: the options, with the settings of the model's own files.
         prefix: that is put before every prompt.
         chosen: the models.
 
@@ -215,14 +207,14 @@ def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: 
 
     with open_checkpoint(chosen.target) as checkpoint:
         dtype = str(compute_dtype(args.dtype, checkpoint)).removeprefix("mlx.core.")
-    adapter = chosen.adapter and Opaque(adapter_identity(chosen.adapter))
+    adapter = chosen.adapter and opaque(adapter_identity(chosen.adapter))
     facts = {
         "--score": args.score,
         "--embed": args.embed,
-        "--model": Opaque(identity(chosen.target)),
+        "--model": opaque(identity(chosen.target)),
         "--adapter-path": adapter,
         "--dtype": dtype,
-        "--task": Opaque(prefix) if prefix and args.prefix is None else None,
+        "--task": opaque(prefix) if prefix and args.prefix is None else None,
         "--prefix": args.prefix,
     }
     if args.score or args.embed:
@@ -233,7 +225,7 @@ def facts_of(args: argparse.Namespace, settings: Settings, prefix: str, chosen: 
         facts["--max-source-tokens"] = args.max_source_tokens
     if not args.json:  # objects have their prompts in them
         facts[INPUT] = beginning(args.input_file)
-    return facts | _of_texts({**vars(args), **vars(settings)}, chosen)
+    return facts | _of_texts(vars(args), chosen)
 
 
 def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
@@ -246,7 +238,7 @@ def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
         from mlx_t5.checkpoints.identity import identity
         from mlx_t5.drafting.adaptive import default_num_draft
 
-        draft = chosen.draft and Opaque(identity(chosen.draft))
+        draft = chosen.draft and opaque(identity(chosen.draft))
         facts[INPUT] = beginning(options["input_file"])  # which may have predictions
         facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
         facts["--num-draft"] = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, astuple, replace
 from itertools import chain, count, tee
 from typing import TYPE_CHECKING, Any
 
+from mlx_t5.cli.arguments import log
 from mlx_t5.cli.input import Lines
 from mlx_t5.cli.output import ARRAY, LineFile
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from mlx_t5.cli.totals import Totals
     from mlx_t5.machines.parts import Part
     from mlx_t5.network.ranks import Ranks
-    from mlx_t5.settings import Settings
 
-InHand = deque[tuple[int, Any]]  # prompts with their numbers, until their outcomes are written
 # Makes outcomes of prompts, their indexes, and whether the next one is at hand.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
 MOST_ERRORS = 1000  # lines of error that another rank than 0 keeps until its part is done
@@ -70,7 +68,6 @@ class Run:
         prompts: Any,
         args: argparse.Namespace,
         ranks: Ranks,
-        settings: Settings,
         prefix: str,
         chosen: Pair,
     ) -> Run:
@@ -80,7 +77,6 @@ class Run:
             prompts: of rank 0, or of a process alone; draws those that are done.
             args: the options, with the settings of the model's own files.
             ranks: that do it; all of them call this.
-            settings: of texts.
             prefix: that is put before every prompt.
             chosen: the models.
 
@@ -90,7 +86,7 @@ class Run:
         record, done = RunRecord(), ResumePoint()
         with agreeing(ranks):
             if args.output_file and (args.parallel or not ranks.rank):
-                record = record_of(args, settings, prefix, chosen)
+                record = record_of(args, prefix, chosen)
             if args.resume and isinstance(prompts, Lines):
                 done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
                 done = replace(done, failed=record.failed_of(done.prompts) or done.failed)
@@ -114,19 +110,19 @@ class Run:
     def log_resumed(self) -> None:
         """Says what is resumed, of all prompts and of a part, and what is unknown of them."""
         if resumed := self.resumed():
-            _log(f"resuming: {resumed}{f' of {self.count}' if self.count else ''} prompts are done")
+            log(f"resuming: {resumed}{f' of {self.count}' if self.count else ''} prompts are done")
         outputs = {(self.done.prompts, self.output_record), (self.first, self.record)}
         for prompts, beside in outputs:
             if prompts and not beside.existed:
-                _log(f"warning: there is no {beside.path}, so nothing says what made the output")
+                log(f"warning: there is no {beside.path}, so nothing says what made the output")
 
-    def outcomes(self, compute: Compute, in_hand: InHand) -> Iterator[Any]:
-        """What becomes of the prompts, in order.
+    def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
+        """The prompts with their numbers, from 1, and what becomes of them, in order.
 
         Args:
             compute: makes the outcomes; it draws a prompt first, and then its index.
-            in_hand: gets the prompts that are drawn; the caller takes out what it has written.
         """
+        in_hand: deque[tuple[int, Any]] = deque()
 
         def drawn() -> Iterator[Any]:
             for index, prompt in zip(self._indexes, self.prompts, strict=False):
@@ -137,11 +133,14 @@ class Run:
             while True:
                 yield in_hand[-1][0] - 1
 
-        return compute(drawn(), indexes(), self._ready)
+        for done, outcome in enumerate(compute(drawn(), indexes(), self._ready), 1):
+            yield *in_hand[0], outcome
+            if done % self.outcomes_a_prompt == 0:
+                in_hand.popleft()
 
     def log_error(self, line: str) -> None:
         """Tells what went wrong with a prompt."""
-        _log(f"error: {line}")
+        log(f"error: {line}")
 
     def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
         """Called at the end; returns the totals of all ranks, and the worst status."""
@@ -206,7 +205,7 @@ class PartRun(Run):
                 super().log_error(line)
         if self._args.verbose:
             results = [f"{rank}: {sums['results']}" for rank, (sums, *_) in enumerate(reports)]
-            _log("results by rank: " + ", ".join(results))
+            log("results by rank: " + ", ".join(results))
         worst = max(status for _, status, *_ in reports)
         return totals.of_all([sums for sums, *_ in reports]), worst
 
@@ -245,7 +244,3 @@ def _form(args: argparse.Namespace) -> Form:
         return Form(1, "logprob" if args.score else "embedding")
     texts = args.num_samples * args.num_return_sequences  # one of them is 1
     return Form(texts, "text" if args.json else None)
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

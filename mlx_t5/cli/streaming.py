@@ -6,27 +6,26 @@ import argparse
 import contextlib
 import sys
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.cli import documents
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
+from mlx_t5.cli.options import cutting_of
 from mlx_t5.cli.output import LineFile, Painter, error_of
 from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.totals import Totals
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from mlx_t5.engine.rows import Chunk
     from mlx_t5.settings import Settings
-    from mlx_t5.text.documents import Cutting
 
 
 def write_text(
     decoder: Any,
     prompt: str,
     prefix: str,
-    cutting: Cutting,
     settings: Settings,
     painter: Painter | None,
     args: argparse.Namespace,
@@ -36,21 +35,20 @@ def write_text(
     Returns:
         The exit status.
     """
+    from mlx_t5.cli.totals import Totals
+    from mlx_t5.engine.documents import spelled
+
+    split = args.split != "none"
     status, chunk, text, began = 0, None, "", time.perf_counter()
-    split = cutting.split != "none"
-    if split:
-        stream = documents.chunks(decoder, cutting, [prompt], settings, args)
-    else:
-        options = {"seed": args.seed, "batch_size": args.batch_size, **vars(settings)}
-        stream = decoder.stream(prefix + prompt, **options)
-    count = documents.count_pieces(prompt, cutting, args) if split else 0
-    output = LineFile(args.output_file, record=RunRecord(args.output_file or ""), end="")
+    stream, count = _stream(decoder, prompt, prefix, settings, args)
+    record = RunRecord(args.output_file) if args.output_file else None
+    output = LineFile(args.output_file, record=record, end="")
     with contextlib.closing(stream) as chunks, output, bar(count, 0, "pieces", args) as shown:
         try:
             for chunk in chunks:
                 text = chunk.text
                 if painter and not args.output_file:
-                    chunk = documents.spelled(chunk, decoder) if split else chunk
+                    chunk = spelled(chunk, decoder.tokenizer) if split else chunk
                     rest = text[sum(map(len, chunk.pieces)) :]
                     text = painter.paint(chunk.pieces, chunk.writers, rest)
                 output.write_line(text)
@@ -72,6 +70,21 @@ def write_text(
     return status
 
 
+def _stream(
+    decoder: Any, prompt: str, prefix: str, settings: Settings, args: argparse.Namespace
+) -> tuple[Generator[Chunk, None, None], int]:
+    """The chunks of a text, and how many pieces a document has, unless some are too long."""
+    from mlx_t5.engine.documents import chunks
+    from mlx_t5.text.documents import Cutting, Document
+
+    call = {"seed": args.seed, "batch_size": args.batch_size, **vars(settings)}
+    if split := cutting_of(args, prefix):
+        cutting = Cutting(**split)
+        pieces = Document(prompt, cutting, lambda text: 0).cut()
+        return chunks(decoder, cutting, [prompt], **call), sum(1 for _ in pieces)
+    return decoder.stream(prefix + prompt, **call), 0
+
+
 def bar(total: int | None, done: int, unit: str, args: argparse.Namespace) -> tqdm:
     """Shows how much is finished, on standard error."""
     from tqdm import tqdm
@@ -79,8 +92,3 @@ def bar(total: int | None, done: int, unit: str, args: argparse.Namespace) -> tq
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
     hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
     return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden)
-
-
-def log(line: str) -> None:
-    """Tells something on standard error."""
-    print(line, file=sys.stderr, flush=True)

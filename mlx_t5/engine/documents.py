@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, fields
-from itertools import chain, count, pairwise, zip_longest
+from itertools import chain, count, pairwise, repeat, zip_longest
 from typing import Any
 
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
@@ -35,10 +35,10 @@ class DocumentStats(Stats):
     failed: int = 0
 
     def add(self, stats: Stats) -> None:
-        """Counts a piece in."""
+        """Counts those of a piece, or of a document, in."""
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
         peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
-        for field in fields(Stats):
+        for field in fields(stats):
             _add(self, stats, field.name)
         for field in fields(Speculation):
             _add(self.speculation, stats.speculation, field.name)
@@ -139,6 +139,7 @@ def chunks(
     seed: int = 0,
     ready: Callable[[], bool] = lambda: True,
     indexes: Iterable[int] | None = None,
+    prediction: Iterable[Any] | None = None,
     **call: Any,
 ) -> Generator[Chunk, None, None]:
     """Decodes documents in their order: a chunk a piece, with the result in a document's last.
@@ -146,11 +147,11 @@ def chunks(
     Args:
         decoder: a `SpeculativeDecoder`.
         cutting: how texts are cut.
-        prompts: texts or documents, drawn as they are needed; an exception is one that could not
-            be read.
+        prompts: texts, drawn as they are needed; an exception is one that could not be read.
         seed: of all documents.
         ready: whether the next one can be drawn without waiting.
         indexes: their places in a whole, which decide about the draws; None counts them.
+        prediction: one for each, drawn after it; all but None are refused.
         **call: others of `SpeculativeDecoder.results`.
 
     Raises:
@@ -160,11 +161,13 @@ def chunks(
     in_hand: deque[Answers] = deque()
 
     def drawn() -> Iterator[str]:
-        for prompt, index in zip(prompts, count() if indexes is None else indexes, strict=False):
-            in_hand.append(Answers(_document(prompt, cutting, decoder), index))
+        places = count() if indexes is None else indexes
+        predictions = chain(prediction or (), repeat(None))
+        for prompt, place, predicted in zip(prompts, places, predictions, strict=False):
+            in_hand.append(Answers(_document(prompt, predicted, cutting, decoder), place))
             yield from in_hand[-1].prompts()
 
-    def places() -> Iterator[int]:
+    def piece_places() -> Iterator[int]:
         while True:
             yield in_hand[-1].index + (in_hand[-1].drawn - 1 << 32)
 
@@ -181,7 +184,7 @@ def chunks(
             if complete:
                 in_hand.popleft()
 
-    for answer in decoder.results(drawn(), seed, ready=at_hand, indexes=places(), **call):
+    for answer in decoder.results(drawn(), seed, ready=at_hand, indexes=piece_places(), **call):
         yield from finished()
         yield from finished(in_hand[0].add(answer), answer)
     yield from finished()
@@ -203,24 +206,15 @@ def stream(decoder: Any, *args: Any, **call: Any) -> Generator[Chunk, None, None
 def spelled(chunk: Chunk, tokenizer: Any) -> Chunk:
     """A chunk with the part of its text that each token completed, if they make it up."""
     detokenizer = StreamingDetokenizer(tokenizer)
-    pieces = [detokenizer.add([token]) for token in chunk.tokens]
+    pieces = [*map(detokenizer.add, chunk.tokens)]
     before = chunk.text.find("".join(pieces))
     if pieces and before >= 0:
         chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]
     return chunk
 
 
-def _document(prompt: Any, cutting: Cutting, decoder: Any) -> Document | Exception:
-    if isinstance(prompt, Document | Exception):
-        return prompt
-    try:
-        return document_of(prompt, cutting, decoder)
-    except UserError as error:
-        return error
-
-
-def document_of(text: str, cutting: Cutting, decoder: Any, spans: Any = None) -> Document:
-    """A text to decode in pieces that are not too long for a decoder's model; see `Document`."""
+def _document(prompt: Any, prediction: Any, cutting: Cutting, decoder: Any) -> Document | Exception:
+    """A text in pieces that are not too long for a decoder's model, or why there is none."""
 
     def tokens(prompt: str) -> int:
         try:
@@ -228,7 +222,14 @@ def document_of(text: str, cutting: Cutting, decoder: Any, spans: Any = None) ->
         except UserError:  # which decoding the piece will say
             return 0
 
-    return Document(text, cutting, tokens, decoder.model.config.n_positions, spans)
+    if isinstance(prompt, Exception):
+        return prompt
+    if prediction is not None:
+        return UserError("a prediction is of a whole text; leave it out, or do not split")
+    try:
+        return Document(prompt, cutting, tokens, decoder.model.config.n_positions)
+    except UserError as error:
+        return error
 
 
 def _check(decoder: Any, seed: Any, call: dict[str, Any]) -> None:
@@ -240,5 +241,3 @@ def _check(decoder: Any, seed: Any, call: dict[str, Any]) -> None:
     for name in ("num_samples", "num_return_sequences"):
         if call.get(name, 1) != 1:
             raise UserError(f"a document that is split has one text; leave {name} out")
-    if call.get("prediction") is not None:
-        raise UserError("a prediction is of a whole text; leave it out, or do not split")

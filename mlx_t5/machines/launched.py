@@ -7,15 +7,13 @@ Rank 0 reads and writes; the others are silent. Whoever fails ends with an exit 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory, shown
 
@@ -26,7 +24,6 @@ Options = TypeVar("Options")
 CURE = "start all ranks with the same options, models and versions"
 LAUNCH = "mlx.launch -n 2 -- python main.py …"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
-LEADING_TO_FILES = ("model", "draft_model", "adapter_path")  # options: the files are compared
 JOINING = 60.0  # seconds for all ranks to connect; a ring gives up after a few
 MEANWHILE = 2.0  # seconds in which rank 0 finds the same error, and the launcher ends all, if so
 
@@ -146,41 +143,6 @@ def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
         for name, fact in reports[0][1].items():
             if reported.get(name) != fact:
                 raise Disagreement(f"rank {rank} has another {name} than rank 0; {CURE}")
-
-
-def common_facts(
-    pair: Any, decoder: Any, options: Mapping[str, Any], together: bool = True
-) -> dict[str, str]:
-    """What ranks have to have in common, so that it does not matter who computes what.
-
-    Ranks with other weights of the same shapes would compute nonsense together, and ranks with
-    other shapes would wait for each other for ever.
-
-    Args:
-        pair: the folders of the models, a `cli.models.Pair`.
-        decoder: a `SpeculativeDecoder` with these models.
-        options: of the command line, after the model's own wishes.
-        together: whether they share the model, and so have to pad alike, as a GPU or as a CPU.
-
-    Raises:
-        UserError: a folder cannot be read.
-    """
-    from mlx_t5.backend import cpu_only, mx
-    from mlx_t5.checkpoints.identity import adapter_identity, identity
-
-    drafter = decoder.drafter
-    asked = {name: value for name, value in options.items() if name not in LEADING_TO_FILES}
-    asked |= {"num_draft": decoder.defaults.num_draft, "kinds": drafter and drafter.kinds}
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
-    return {
-        "version of MLX": mx.__version__,
-        "kind of device": str(cpu_only()) if together else "",
-        "set of options": digest.hexdigest(),
-        "dtype (see --dtype)": str(decoder.model.dtype),
-        "target model": identity(pair.target),
-        "draft model": identity(pair.draft) if pair.draft else "none",
-        "adapter": adapter_identity(pair.adapter) if pair.adapter else "none",
-    }
 
 
 def _told(error: BaseException) -> str:

@@ -142,8 +142,13 @@ class Service:
                 raise ApiError(400, f"{message} without logprobs or prediction", name)
         prefix = self.task(body.task, []).prefix
         prefix += "".join(part.strip() + " " for part in system).lstrip()
-        cutting = Cutting(body.split or "none", prefix or None, body.source_language or "")
-        return await self.tokenizer.cut(text, cutting, self.max_source_tokens, body.file_type)
+        cutting = Cutting(
+            body.split or "none",
+            prefix or None,
+            body.source_language or "",
+            file_type=body.file_type or "",
+        )
+        return await self.tokenizer.cut(text, cutting, self.max_source_tokens)
 
     async def submit(
         self,

@@ -19,7 +19,6 @@ from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.text.documents import Cutting, Document
-from mlx_t5.text.markup import spans
 from mlx_t5.text.prompts import token_ids
 
 T = TypeVar("T")
@@ -93,7 +92,7 @@ class TokenizerThread:
         return found
 
     async def cut(
-        self, text: str, cutting: Cutting, limit: int, file_type: str | None
+        self, text: str, cutting: Cutting, limit: int
     ) -> tuple[Document, list[list[int]]]:
         """Cuts a text into pieces.
 
@@ -101,7 +100,6 @@ class TokenizerThread:
             text: of one prompt.
             cutting: how to cut it.
             limit: tokens of a piece at most.
-            file_type: of the text, None for plain text.
 
         Returns:
             The document with all its pieces, and the tokens of what each is decoded from.
@@ -115,8 +113,7 @@ class TokenizerThread:
             return token_ids(prompt, self.tokenizer, self.vocab_size)
 
         def begin(_: Any) -> Document:
-            found = spans(text, file_type) if file_type else None
-            return Document(text, cutting, lambda prompt: len(read(prompt)), limit, found)
+            return Document(text, cutting, lambda prompt: len(read(prompt)), limit)
 
         def draw(_: Any) -> list[list[int]]:
             return [read(document.prompt(piece)) for piece in islice(pieces, PIECES_AT_ONCE)]

@@ -66,19 +66,8 @@ class StreamingDetokenizer:
             other._utf8.setstate(self._utf8.getstate())
         return other
 
-    def add(self, tokens: Sequence[int]) -> str:
-        """Takes more tokens; returns the text that is now certain and was not returned before."""
-        return "".join(self._add(int(token)) for token in tokens)
-
-    def peek(self) -> str:
-        """What `finish` would return now; more tokens may still be added."""
-        return "" if self._utf8 or not self._pending else self._rest()
-
-    def finish(self) -> str:
-        """Ends the text; returns what was held back."""
-        return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
-
-    def _add(self, token: int) -> str:
+    def add(self, token: int) -> str:
+        """Takes one more token; returns the text that is now certain and was not before."""
         if self._utf8:
             return self._utf8.decode(self._spelling(token))
         # A single space shows only behind another token, a special or unknown token never.
@@ -88,6 +77,14 @@ class StreamingDetokenizer:
         if _BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token)):
             return ""
         return self._flush()
+
+    def peek(self) -> str:
+        """What `finish` would return now; more tokens may still be added."""
+        return "" if self._utf8 or not self._pending else self._rest()
+
+    def finish(self) -> str:
+        """Ends the text; returns what was held back."""
+        return self._utf8.decode(b"", final=True) if self._utf8 else self._flush()
 
     def _rest(self) -> str:
         known = decode(self._tokenizer, self._context)

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
 from mlx_t5.settings import SPLITS
-from mlx_t5.text.markup import Span, flattened, rewrapped, unwrapped
+from mlx_t5.text.markup import SUFFIXES, Span, flattened, rewrapped, spans, unwrapped
 from mlx_t5.text.prompts import prefix_end
 
 DEFAULT_LANGUAGE = "en"
 # No T5 was trained on sentences of more characters. It also bounds what a hostile text costs.
+MOST_ACCENTS = 32  # that stay on their letter where a word is cut
 LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
@@ -77,6 +78,8 @@ class Cutting:
         source_language: whose rules end a sentence, as a code such as "de"; "" takes the language
             that the prefix names, or English.
         max_source_tokens: of a prompt, prefix and end token included; None: the model's.
+        file_type: one of `SUFFIXES`, of a file whose words alone are decoded, all of them without
+            looking for a prefix; "" for any other text.
 
     Raises:
         UserError: a value is of the wrong kind or out of its range.
@@ -86,6 +89,7 @@ class Cutting:
     prefix: str | None = None
     source_language: str = ""
     max_source_tokens: int | None = None
+    file_type: str = ""
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -94,6 +98,8 @@ class Cutting:
             raise refusal("prefix", self.prefix, "a text")
         if not isinstance(self.source_language, str):
             raise refusal("source_language", self.source_language, 'a code such as "de"')
+        if self.file_type not in ("", *SUFFIXES):
+            raise refusal("file_type", self.file_type, ", ".join(SUFFIXES))
         if self.max_source_tokens is not None:
             limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
             object.__setattr__(self, "max_source_tokens", limit)
@@ -116,7 +122,6 @@ class Document:
         cutting: Cutting,
         tokens: Callable[[str], int],
         n_positions: int | None = None,
-        spans: Iterable[Span] | None = None,
     ) -> None:
         """Takes a text.
 
@@ -125,24 +130,23 @@ class Document:
             cutting: how to cut it.
             tokens: counts those of a prompt, the end token included.
             n_positions: of the model, where `max_source_tokens` says nothing.
-            spans: what of the text may be decoded, as of markup.spans, all of it without a
-                prefix; None looks for one and takes the rest.
 
         Raises:
-            UserError: it is no text, or the prefix leaves no room for it.
+            UserError: it is no text, or no file of its type, or the prefix leaves no room for it.
         """
         if not isinstance(text, str):
             raise UserError(f"split is {cutting.split!r}, which needs a text, not token ids")
         self.text, self.prefix, self.start = text, cutting.prefix or "", 0
         mark = int(text.startswith("\ufeff"))  # of the byte order
-        if cutting.prefix is None and spans is None and (end := _prefix_end(text[mark:])):
+        looked_for = cutting.prefix is None and not cutting.file_type
+        if looked_for and (end := _prefix_end(text[mark:])):
             self.start = mark + end
             self.prefix = text[mark : self.start]
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
         whole = [Span(max(mark, self.start), len(text), False)]
-        self._spans = whole if spans is None else list(spans)
+        self._spans = spans(text, cutting.file_type) if cutting.file_type else whole
         self._flat = flattened(text, self._spans)
         self._language = cutting.source_language or _language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
@@ -174,12 +178,6 @@ class Document:
         """What stands before piece i; behind the last piece for i = the number of pieces."""
         start = self.pieces[i - 1].end if i else self.start
         return self.text[start : self.pieces[i].start if i < len(self.pieces) else None]
-
-    def joined(self, answers: Sequence[str | None]) -> str:
-        """The document with the pieces' answers in their places, None for one that failed."""
-        texts = [self.answered(*pair) for pair in zip(self.pieces, answers, strict=True)]
-        parts = [self.part(i, texts) for i in range(len(texts))]
-        return "".join([*parts, self.before(len(texts))])
 
     def part(self, i: int, texts: Sequence[str]) -> str:
         """What the document gains with the text of piece i, and what stands before that.
@@ -315,5 +313,6 @@ def _cut_point(text: str, start: int, end: int) -> int:
         if found:
             return min(found, key=lambda each: abs(sum(each.span()) - start - end)).end()
     middle = (start + end) // 2
-    accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", text[middle : end - 1])
+    behind = text[middle : min(end - 1, middle + MOST_ACCENTS)]
+    accents = takewhile(lambda char: unicodedata.category(char)[0] == "M", behind)
     return middle + len(list(accents))  # which stay on their letter

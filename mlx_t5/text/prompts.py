@@ -144,13 +144,13 @@ def checked_prompts(prompts: Any, seed: Any = 0) -> tuple[Iterable, int | list[i
     """
     if not is_listlike(prompts):
         raise UserError(f"prompts is {written(prompts)}; it must be a list, each {PROMPT}")
-    seed = checked_seed(seed)
-    if isinstance(seed, list):
-        prompts = list(prompts)
+    if is_listlike(seed):
+        seed, prompts = [checked("seed", value) for value in seed], list(prompts)
         if len(seed) != len(prompts):
             counts = f"{len(seed)} seeds for {len(prompts)} prompts"
             raise UserError(f"{counts}; give one seed or one a prompt")
-    return prompts, seed
+        return prompts, seed
+    return prompts, checked("seed", seed)
 
 
 def checked_predictions(prediction: Any, prompts: Sequence[Any], single: bool) -> list | None:
@@ -183,14 +183,3 @@ def checked_samples(num_samples: Any, temp: float) -> int:
     if samples > 1 and temp == 0:
         raise UserError(f"temp is 0, so all {written(samples)} samples would be equal; raise temp")
     return samples
-
-
-def checked_seed(seed: Any) -> int | list[int]:
-    """Checks a seed, or one a prompt; returns plain integers.
-
-    Raises:
-        UserError: one is no whole number or out of range.
-    """
-    if is_listlike(seed):
-        return [checked("seed", value) for value in seed]
-    return checked("seed", seed)

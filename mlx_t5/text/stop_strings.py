@@ -50,7 +50,7 @@ class TextWatch:
     def take(self, tokens: Sequence[int]) -> int:
         """Reads tokens up to the one that completes a stop string; returns how many it read."""
         for count, token in enumerate(tokens, 1):
-            self._held += self._detokenizer.add([token])
+            self._held += self._detokenizer.add(token)
             # If this were the last token, the text would end like this.
             ending = self._held + self._detokenizer.peek()
             stops = [index for index in map(ending.find, self._stop) if index >= 0]

@@ -1,21 +1,43 @@
 """Writing results, without any model: files, colours, statistics added up."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
-from fake_results import FakeResult, FakeStats
 from mlx_t5.cli import output
 from mlx_t5.cli.array_file import ArrayFile
 from mlx_t5.cli.output import LineFile, Painter, text_lines
 from mlx_t5.cli.totals import Totals
+from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 
+COUNTS = {
+    "generated_tokens": 10,
+    "target_calls": 4,
+    "drafted": 12,
+    "accepted": 6,
+    "tokens_per_call": 2.5,
+    "peak_memory_bytes": 2_500_000_000,
+}
 
-def results(path, as_json=False, paint=None, keep=0) -> LineFile:
-    return LineFile(path, keep, None, text_lines(as_json, path is not None or as_json, paint))
+
+def result(text: str | None, **more) -> Result:
+    return Result(text, [5, 6], ["draft", "target"], "stop", Stats(**COUNTS), **more)
+
+
+class Coloured:
+    """A painter of which every line is the same."""
+
+    def line(self, result: Result) -> str:
+        return "coloured"
+
+
+def results(path, as_json=False, painter=None, keep=0) -> LineFile:
+    return LineFile(path, keep, None, text_lines(as_json, path is not None or as_json, painter))
 
 
 # ---- where results go ----------------------------------------------------------------------------
@@ -40,9 +62,9 @@ def test_a_finished_result_is_on_disk_at_once_on_one_line(tmp_path):
     path.write_text("from yesterday")
     with results(str(path)) as file:
         assert path.read_text() == "from yesterday"
-        file.write("p", FakeResult("one\ntwo\r\nthree"))
+        file.write("p", result("one\ntwo\r\nthree"))
         assert path.read_text() == "one\\ntwo\\nthree\n"
-        file.write("q", FakeResult(""))
+        file.write("q", result(""))
     with results(str(path)):
         pass
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
@@ -55,7 +77,7 @@ def kind(request, tmp_path):
         path = tmp_path / "vectors.npy"
         return path, lambda: ArrayFile(str(path)), [np.ones(3), np.zeros(3)]
     path = tmp_path / "out.txt"
-    return path, lambda: results(str(path)), [FakeResult("one"), FakeResult("two")]
+    return path, lambda: results(str(path)), [result("one"), result("two")]
 
 
 def test_a_file_that_cannot_be_written_on_is_named(kind):
@@ -87,13 +109,13 @@ def test_a_file_that_has_become_shorter_is_not_continued(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("one\n")
     with pytest.raises(UserError, match="has become shorter"):
-        results(str(path), keep=99).write("p", FakeResult("two"))
+        results(str(path), keep=99).write("p", result("two"))
     assert path.read_text() == "one\n"
 
 
 def test_a_json_result_is_exact_and_stays_so_where_it_is_coloured(capsys):
-    with results(None, as_json=True, paint=lambda result: "coloured") as file:
-        file.write("p\u2028é", FakeResult("one\ntwo"))
+    with results(None, as_json=True, painter=Coloured()) as file:
+        file.write("p\u2028é", result("one\ntwo"))
     out, err = capsys.readouterr()
     line, end = out.split("\n")
     record = json.loads(line)
@@ -105,19 +127,19 @@ def test_a_json_result_is_exact_and_stays_so_where_it_is_coloured(capsys):
 
 def test_coloured_text_takes_the_place_of_the_text_unless_it_is_for_a_file(capsys, tmp_path):
     for path in (None, str(tmp_path / "out.txt")):
-        with results(path, paint=lambda result: "coloured") as file:
-            file.write("p", FakeResult("plain"))
+        with results(path, painter=Coloured()) as file:
+            file.write("p", result("plain"))
     assert capsys.readouterr() == ("coloured\n", "coloured\n")
     assert (tmp_path / "out.txt").read_text() == "plain\n"
 
 
 def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
-    failed = FakeResult(None, [], [], "error", error="no memory")
+    failed = result(None, error="no memory")
     for name, as_json in (("out.txt", False), ("out.jsonl", True)):
         path = tmp_path / name
-        with results(str(path), as_json, paint=lambda result: result.text) as file:
-            for result in (FakeResult("one"), failed, FakeResult("three")):
-                file.write("prompt", result)
+        with results(str(path), as_json, painter=Coloured()) as file:
+            for outcome in (result("one"), failed, result("three")):
+                file.write("prompt", outcome)
         lines = path.read_text().split("\n")[:-1]
         if as_json:
             records = [json.loads(line) for line in lines]
@@ -129,53 +151,41 @@ def test_a_prompt_without_a_result_keeps_its_place(tmp_path):
 # ---- who wrote what ------------------------------------------------------------------------------
 
 
-def test_every_token_has_its_author():
-    plain, coloured = Painter(no_color=True), Painter(no_color=False)
+def test_every_token_has_its_author(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
     writers = ["draft", "target", "copy", "copy"]
+    painted = Painter().paint(["a", "b", "c"], writers[:3])
+    assert painted == "\033[32ma\033[0m\033[35mb\033[0m\033[36mc\033[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Painter()
     assert plain.paint(["Le", " chat", "", "s"], writers) == "[Le] chat{s}"
     assert plain.paint(["Le"], ["draft"], "\ufffd") == "[Le]\ufffd"
-    painted = coloured.paint(["a", "b", "c"], writers[:3])
-    assert painted == "\033[32ma\033[0m\033[35mb\033[0m\033[36mc\033[0m"
 
 
-def test_a_coloured_line_does_not_split_a_character():
-    class Bytes:
-        """Two tokens make one character, as in ByT5."""
-
-        held = 0
-
-        def add(self, tokens: list[int]) -> str:
-            self.held += len(tokens)
-            return "é" if self.held == 2 else ""
-
-        def finish(self) -> str:
-            return "\n"
-
-    line = Painter(no_color=True).line(FakeResult("é\n"), Bytes())
-    assert line == "é\\n"
+def test_a_coloured_line_does_not_split_a_character(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    tokenizer = transformers.ByT5Tokenizer()
+    tokens = tokenizer.encode("aé\n")[:-1]
+    found = Result("aé\n", tokens, ["draft", "target", "draft", "target"], "stop", Stats())
+    assert Painter(tokenizer).line(found) == "[a][é]\\n"
 
 
 # ---- totals --------------------------------------------------------------------------------------
 
 
-def summary(stats: list[FakeStats], seconds: float) -> str:
-    totals = Totals()
-    for counts in stats:
-        totals.add(FakeResult("text", stats=counts))
-    return totals.summary(seconds)
-
-
 def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
-    assert summary([FakeStats()], 2.0) == (
+    totals = Totals()
+    assert "tokens per target call" not in totals.summary(0.0)
+    totals.add(result("text"))
+    assert totals.summary(2.0) == (
         "10 tokens in 2.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
         "2.50 tokens per target call · peak memory 2.50 GB"
     )
-    regular = FakeStats(target_calls=10, drafted=0, tokens_per_call=1.0, peak_memory_bytes=0)
-    line = summary([FakeStats(), regular], 4.0)
+    regular = Stats(generated_tokens=10, target_calls=10, tokens_per_call=1.0)
+    totals.add(Result("text", [], [], "stop", regular))
+    line = Totals.of_all([asdict(totals), asdict(Totals())]).summary(4.0)
     assert line.startswith("2 prompts · 20 tokens in 4.00 s · 5.0 tokens/s")
     assert "1.43 tokens per target call · peak memory 2.50 GB" in line
-    assert "acceptance" not in summary([regular], 1.0)
-    assert "tokens per target call" not in summary([], 0.0)
 
 
 def test_the_summary_of_scores_and_vectors():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fake_results import FakeResult
 from mlx_t5.cli.output import LineFile, text_lines
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord
+from mlx_t5.engine.rows import Result, Stats
 from mlx_t5.errors import UserError
 
 # ---- what is kept --------------------------------------------------------------------------------
@@ -132,22 +132,6 @@ def test_without_resume_an_output_is_written_anew(run, models, tmp_path):
     assert out.read_text() == "1\n2\n3\n"
     assert run(*argv)[0] == 0
     assert len(out.read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    "options, told",
-    [
-        (["--resume"], "give --input-file and --output-file"),
-        (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
-        (
-            ["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"],
-            "goes on with lines",
-        ),
-    ],
-)
-def test_what_cannot_be_resumed_is_refused(run, options, told):
-    status, out, err = run(*options)
-    assert (status, out) == (2, "") and told in err and err.count("\n") == 1
 
 
 # ---- another job ---------------------------------------------------------------------------------
@@ -281,10 +265,10 @@ def test_an_error_is_on_record_before_its_line_is(tmp_path):
         raise Killed
 
     with LineFile(str(out), record=record, line_of=text_lines(False, True)) as output:
-        output.write("p", FakeResult("one"), 1)
+        output.write("p", Result("one", [], [], "stop", Stats()), 1)
         output._file.write = killed
         with pytest.raises(Killed):
-            output.write("q", FakeResult(None, error="no memory"), 2)
+            output.write("q", Result(None, [], [], "error", Stats(), "no memory"), 2)
     again = RunRecord(str(out), {"--temp": 0})
     again.resume()
     assert again.failed_of(2) and not again.failed_of(1)

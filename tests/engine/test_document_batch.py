@@ -12,7 +12,7 @@ from command_line import ROOT
 from mlx_t5.engine import documents
 from mlx_t5.engine.rows import Result, Speculation, Stats
 from mlx_t5.errors import UserError
-from mlx_t5.text.documents import Cutting
+from mlx_t5.text.documents import Cutting, Document
 
 TASK = "translate English to French: "
 LINES = [json.loads(line) for line in (ROOT / "demo" / "heldout.jsonl").open(encoding="utf-8")]
@@ -86,6 +86,15 @@ def test_a_document_is_its_sentences_in_one_batch(decoder, alone, split, between
         assert (TASK + text)[piece.start : piece.end] == sentence and piece.text == one.text
 
 
+def test_documents_beside_each_other(decoder, alone):
+    texts = [TASK + " ".join(SENTENCES[start : start + 4]) for start in (0, 4, 8)]
+    results = decoder.generate([texts[0], "…", texts[1], "", [5], texts[2]], split="sentences")
+    wanted = [" ".join(one.text for one in alone[start : start + 4]) for start in (0, 4, 8)]
+    assert [result.text for result in results] == [wanted[0], "…", wanted[1], "", None, wanted[2]]
+    assert "needs a text" in results[4].error and results[4].finish_reason == "error"
+    assert not any(result.error for i, result in enumerate(results) if i != 4)
+
+
 def test_a_stream_is_the_document_piece_by_piece(decoder):
     text = f"{TASK}- {SENTENCES[0]}\n\n{SENTENCES[1]} *** {SENTENCES[2]}\n"
     whole = decoder.generate(text, split="sentences")
@@ -147,6 +156,16 @@ def test_a_piece_that_fails_stays_as_it_is(decoder):
     assert both[0].text == "\ud800a. \ud800b." and both[1].text == first.text
 
 
+def test_sentences_that_are_too_long_are_cut_and_counted(decoder):
+    long = " and ".join(one.rstrip(".") for one in SENTENCES[:3]) + "."
+    how = {"split": "sentences", "prefix": TASK}
+    result = decoder.generate([f"{SENTENCES[0]} {long}"], max_source_tokens=30, **how)[0]
+    sizes = [len(decoder.tokenizer.encode(TASK + text)) for text in (long, SENTENCES[0])]
+    assert sizes[0] > 30 >= sizes[1]
+    assert result.stats.cut == result.stats.pieces - 1 >= 2
+    assert result.stats.prompt_tokens <= 30 * result.stats.pieces
+
+
 def test_max_tokens_is_of_a_piece(decoder):
     result = decoder.generate(TASK + " ".join(SENTENCES[:3]), split="sentences", max_tokens=3)
     assert [piece.finish_reason for piece in result.pieces] == ["length"] * 3
@@ -182,21 +201,39 @@ def test_a_split_needs_a_tokenizer(decoder):
 # ---- how many are in hand ------------------------------------------------------------------------
 
 
+def test_few_pieces_are_cut_ahead(decoder, monkeypatch):
+    some: list[Document] = []
+
+    class Watched(Document):
+        def __init__(self, *how):
+            super().__init__(*how)
+            some.append(self)
+
+    monkeypatch.setattr(documents, "Document", Watched)
+    texts, batch_size, done = [" ".join(SENTENCES[:6] * 2)] * 2, 1, 0
+    cutting = Cutting("sentences", TASK)
+    for _chunk in documents.chunks(decoder, cutting, texts, batch_size=batch_size):
+        done += 1
+        ahead = sum(len(document.pieces) for document in some) - done
+        assert ahead <= 8 * batch_size + 1, "as many as prompts, and one to know the last"
+    assert done == 24 and _chunk.result
+
+
 def test_a_large_text_takes_memory_for_its_pieces_only():
-    text = "The quick brown fox jumps over the lazy dog near the river. " * 1_000
+    text = "The quick brown fox jumps over the lazy dog near the river. " * 4_000
     decoder = Echo()
     tracemalloc.start()
     chunks = documents.chunks(decoder, Cutting("sentences", ""), [text])
     sizes = []
     for i, _ in enumerate(chunks):
-        if i % 100 == 0:
+        if i % 500 == 0:
             assert decoder.drawn - i <= decoder.ahead + 1
             sizes.append(tracemalloc.get_traced_memory()[0])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert i == 999
+    assert i == 3_999
     # Beside the text: a piece, its result, its tokens and its text; and those in hand.
-    assert peak - sizes[0] < 1_000 * 700 + 3 * len(text)
+    assert peak - sizes[0] < 4_000 * 700 + 3 * len(text)
 
 
 def test_a_document_is_complete_before_the_next_one_is_there():

@@ -2,14 +2,14 @@
 
 from types import SimpleNamespace
 
-from fake_results import FakeStats
+from mlx_t5.engine.rows import Stats
 from mlx_t5.serving.metrics import counts
 from mlx_t5.settings import Settings
 
 
 def test_a_search_whose_best_beam_becomes_shorter_has_decided_no_less():
     def row(decided: int, calls: int, num_beams: int) -> SimpleNamespace:
-        stats = FakeStats(target_calls=calls, drafted=0, accepted=0)
+        stats = Stats(target_calls=calls)
         settings = Settings(num_beams=num_beams)
         return SimpleNamespace(decided=decided, settings=settings, stats=stats)
 

@@ -6,18 +6,18 @@ import unicodedata
 
 import pytest
 
+from document_answers import joined
 from mlx_t5.errors import UserError
 from mlx_t5.text import documents
 from mlx_t5.text.documents import LONGEST_SENTENCE, SPLITS, Cutting, Document
-from mlx_t5.text.markup import Span
 
 
 def words(prompt: str) -> int:
     return len(prompt.split()) + 1
 
 
-def made(text: str, split: str = "sentences", limit=None, spans=None, tokens=words, **how):
-    return Document(text, Cutting(split, **how), tokens, limit, spans)
+def made(text: str, split: str = "sentences", limit=None, tokens=words, **how):
+    return Document(text, Cutting(split, **how), tokens, limit)
 
 
 def sources(text: str, split: str = "sentences", **how) -> list[str]:
@@ -50,8 +50,8 @@ def test_pieces_that_are_answered_with_themselves_give_the_text_back(split):
         limit = [None, 4, 2][n % 3]
         document = made(text, split, limit, tokens=words if n % 2 else len, prefix="")
         pieces = list(document.cut())
-        assert document.joined([document.source(piece) for piece in pieces]) == text
-        assert document.joined([None] * len(pieces)) == text
+        assert joined(document, [document.source(piece) for piece in pieces]) == text
+        assert joined(document, [None] * len(pieces)) == text
         ends = [0, *(at for piece in pieces for at in (piece.start, piece.end)), len(text)]
         assert ends == sorted(ends), "in order, and none in another"
         for i, piece in enumerate(pieces):
@@ -68,7 +68,7 @@ def test_answers_stand_where_their_pieces_stood():
     assert [document.prompt(piece) for piece in document.cut()] == [
         "<2de>  One.", "<2de>  Two!", "<2de>  Three?", "<2de>  Four"
     ]  # fmt: skip
-    assert document.joined(["1", None, "", "4\n"]) == "1  Two!\r\n\r\n\t- \n***\n4\n\n"
+    assert joined(document, ["1", None, "", "4\n"]) == "1  Two!\r\n\r\n\t- \n***\n4\n\n"
     assert [document.before(i) for i in range(5)] == ["", "  ", "\r\n\r\n\t- ", "\n***\n", "\n"]
 
 
@@ -92,7 +92,7 @@ def test_the_prefix_of_a_text_goes_before_every_piece(prefix):
         document = made(f"{mark}{prefix}One. Two.\n")
         prompts = [document.prompt(piece) for piece in document.cut()]
         assert prompts == [prefix + "One.", prefix + "Two."]
-        assert document.joined(["1.", "2."]) == "1. 2.\n"
+        assert joined(document, ["1.", "2."]) == "1. 2.\n"
 
 
 def test_a_prefix_that_is_given_is_not_looked_for():
@@ -102,8 +102,7 @@ def test_a_prefix_that_is_given_is_not_looked_for():
         document = made(text, prefix=prefix)
         first = next(document.cut())
         assert document.prompt(first) == prefix + "summarize: One."
-    whole = [Span(0, len(text), False)]
-    assert sources(text, spans=whole) == ["summarize: One.", "Two."], "a file of another kind"
+    assert sources(text, file_type=".txt") == ["summarize: One.", "Two."], "a file's words"
 
 
 GERMAN = "Das kostet z. B. 3,50 Euro, bzw. Abs. 2 gilt. Am 5. Mai kam sie an."
@@ -190,10 +189,9 @@ def test_lines():
 
 
 def test_spans_are_all_that_is_decoded():
-    text = "1\n00:01 --> 00:02\nOne goes\non. Two.\n"
-    spans = [Span(0, 1, False), Span(18, 35, True)]
-    assert sources(text, spans=spans) == ["1", "One goes on.", "Two."]
-    assert sources(text, "lines", spans=spans) == ["1", "One goes on. Two."]
+    text = "1\n00:00:01,000 --> 00:00:02,000\nOne goes\non. Two.\n"
+    assert sources(text, file_type=".srt") == ["One goes on.", "Two."]
+    assert sources(text, "lines", file_type=".srt") == ["One goes on. Two."]
 
 
 # ---- sentences that are too long -----------------------------------------------------------------
@@ -221,6 +219,7 @@ def test_what_has_no_spaces_is_cut_as_well():
     accents = "e\u0301" * 4
     assert cut(accents, 4, len) == ["e\u0301" * 2] * 2
     assert all(unicodedata.category(part[0]) != "Mn" for part in cut(accents, 3, len))
+    assert len(cut("a" + "\u0301" * 9_999, 100, len)) < 9  # halved, and not one accent at a time
 
 
 def test_one_character_is_never_cut():
@@ -246,7 +245,7 @@ def test_a_sentence_without_an_end_is_cut_in_windows(text):
     pieces = list(document.cut())
     assert all(piece.cut for piece in pieces[:-1])
     assert max(piece.end - piece.start for piece in pieces) <= LONGEST_SENTENCE
-    assert document.joined([document.source(piece) for piece in pieces]) == text
+    assert joined(document, [document.source(piece) for piece in pieces]) == text
     if "word" in text:
         assert {word for piece in pieces for word in document.source(piece).split()} == {"word"}
 
@@ -263,7 +262,7 @@ def test_sentences_are_whole_where_windows_meet():
 @pytest.mark.parametrize(
     "wrong",
     [{"split": "words"}, {"split": None}, {"prefix": 3}, {"source_language": 3},
-     {"max_source_tokens": 0}, {"max_source_tokens": "many"}],
+     {"max_source_tokens": 0}, {"max_source_tokens": "many"}, {"file_type": ".pdf"}],
 )  # fmt: skip
 def test_values_of_the_wrong_kind(wrong):
     (name,) = wrong
