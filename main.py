@@ -42,7 +42,6 @@ from mlx_t5.cli.output import (
 from mlx_t5.cli.runs import Compute, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import bar, write_text
 from mlx_t5.errors import UserError
-from mlx_t5.machines.fingerprints import common_facts
 from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.settings import Settings
 
@@ -176,6 +175,7 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
         )
         if ranks.size > 1:
             from mlx_t5.cli.run_record import beginning
+            from mlx_t5.machines.fingerprints import common_facts
 
             facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
             facts["input file"] = str(args.parallel and beginning(args.input_file))

@@ -30,7 +30,6 @@ from mlx_t5.cli.arguments import (
     within,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines.fingerprints import common_facts
 from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
 from mlx_t5.ranges import Range
 
@@ -234,6 +233,8 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
             target, drafter, tokenizer, args.num_draft, draft_tokenizer=other, exact=args.exact
         )
         if ranks.size > 1:
+            from mlx_t5.machines.fingerprints import common_facts
+
             facts |= common_facts(chosen, decoder, vars(args))
     return decoder
 
