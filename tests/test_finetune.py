@@ -203,8 +203,8 @@ def test_an_adapted_model_gets_a_draft_without_a_merged_copy(made, tmp_path, mon
     given = ["--model", TARGET, "--data", str(prompts), "--output", str(draft)]
     given += ["--iters", "1", "--max-tokens", "3"]
     assert distill.main([*given, "--adapter-path", str(made[0])]) == 0
-    merged, _ = load(TARGET, "float32", adapter=made[0])
-    plain, _ = load(TARGET, "float32")
+    merged, _ = load(TARGET, adapter=made[0])
+    plain, _ = load(TARGET)
     ours, right, wrong = (
         m.decoder.layers[0].cross_attention.q.weight for m in (answered[0], merged, plain)
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
-from devices import skip_float32_times_4_bits
+from devices import skip_narrow_4_bits
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
@@ -74,7 +74,7 @@ def logits_of(model, sources, targets, rng=None):
 @pytest.mark.parametrize("mode, runs", MODES.items(), ids=MODES)
 def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
     """Each row of each run is one of a pair: token by token, and in blocks beside other rows."""
-    skip_float32_times_4_bits(4 if mode == "4 bit" else 16)
+    skip_narrow_4_bits(4 if mode == "4 bit" else 16)
     model, rng = random_t5(mode), random.Random(7)
     target, differ = ExactTarget(model, WIDTH, (1, 2, 4, ROWS)), 0
     sources, targets = texts(rng, 2 * ROWS)
