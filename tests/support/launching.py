@@ -45,6 +45,7 @@ def launch(ranks: int, *command: str) -> subprocess.Popen:
     how = ["-n", str(ranks), "--backend", "ring", "--python", sys.executable]
     how += ["--starting-port", str(free_ports(ranks)), "--cwd", str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment |= {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # ranks share the cores
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(
         [LAUNCHER, *how, *command], env=environment, start_new_session=True, text=True, **pipes
