@@ -11,6 +11,6 @@ cpu_allocation = pytest.mark.skipif(
 
 
 def skip_narrow_4_bits(bits: int, mode: str = "affine") -> None:
-    """Leaves out what is NaN with MLX 0.32.4 on CUDA: products of 64 inputs and weights in 4 bits."""
+    """Leaves out products of 64 inputs in 4 bits, which are NaN with MLX 0.32.4 on CUDA."""
     if ON_CUDA and (bits, mode) == (4, "affine"):
         pytest.skip("weights of 64 inputs in 4 bits come out wrong on CUDA")

@@ -10,26 +10,28 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="requirements/dev.txt installs torch")
-transformers = pytest.importorskip("transformers")
-from safetensors.torch import save_file  # noqa: E402
+if TYPE_CHECKING:
+    import torch
 
 ALL_EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 STRAY = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-CLASSES = {
-    "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
-    "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration),
-    "umt5": (transformers.UMT5Config, transformers.UMT5ForConditionalGeneration),
-}
+CLASSES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # what their names begin with
 SHAPE = {
     "vocab_size": 96, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4,
     "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0, "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32, "n_positions": 512, "task_specific_params": {"a": {}},
 }  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`torch` and `transformers`, when they are first asked for: importing them takes seconds."""
+    if name not in ("torch", "transformers"):
+        raise AttributeError(name)
+    return pytest.importorskip(name, reason=f"requirements/dev.txt installs {name}")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Reference:
 
     def encode(self, ids: list[list[int]], mask: list[list[int]] | None = None) -> Any:
         """The encoder's output (B, S, d_model) as a numpy array."""
+        import torch
+
         mask = None if mask is None else torch.tensor(mask)
         with torch.no_grad():
             out = self.model.encoder(input_ids=torch.tensor(ids), attention_mask=mask)
@@ -112,6 +116,8 @@ class Reference:
         self, ids: list[list[int]], decoder_ids: list[list[int]], mask: list[list[int]] | None
     ) -> Any:
         """Logits (B, T, V) as a numpy array."""
+        import torch
+
         mask = None if mask is None else torch.tensor(mask)
         with torch.no_grad():
             out = self.model(
@@ -138,9 +144,19 @@ class Maker:
         return self.made[family.name]
 
 
+def classes(model_type: str) -> tuple[Any, Any]:
+    """The classes of transformers for a kind's configuration and model."""
+    from families import transformers
+
+    names = f"{CLASSES[model_type]}Config", f"{CLASSES[model_type]}ForConditionalGeneration"
+    return getattr(transformers, names[0]), getattr(transformers, names[1])
+
+
 def build(family: Family, seed: int = 0) -> torch.nn.Module:
     """A random model of transformers that obeys the family's rules for scale and head."""
-    config_class, model_class = CLASSES[family.raw["model_type"]]
+    from families import torch
+
+    config_class, model_class = classes(family.raw["model_type"])
     entries = {k: v for k, v in family.raw.items() if k not in ("model_type", "n_positions")}
     config = config_class(**entries)
     generator = torch.Generator().manual_seed(seed)
@@ -169,6 +185,9 @@ def _randomise(name: str, weight: torch.Tensor, d_kv: int, generator: torch.Gene
 
 def save(model: torch.nn.Module, family: Family, folder: Path) -> None:
     """Write the folder as the family's publishers did."""
+    import torch
+    from safetensors.torch import save_file
+
     tensors = {
         name: tensor
         for name, tensor in model.state_dict().items()
