@@ -32,12 +32,13 @@ from random_models import random_t5
 
 TARGET = FakeModel(table_of(), V)
 DRAFTERS = drafters(TARGET)
-FAST = ("none", "good", "copy or disagrees", "prediction")
+FULL = ("none", "good", "copy or disagrees", "prediction")
+FAST = ("good", "prediction")
 
 
 def every_kind(names, every, few):
-    """With each kind of proposals these values of other parameters: few, if it is not `FAST`."""
-    cases = [(kind, *case) for kind in DRAFTERS for case in (every if kind in FAST else few)]
+    """With each kind of proposals these values of other parameters: few, if it is not in `FULL`."""
+    cases = [(kind, *case) for kind in DRAFTERS for case in (every if kind in FULL else few)]
     slow = [() if kind in FAST else pytest.mark.slow for kind, *_ in cases]
     params = [pytest.param(*case, marks=marks) for case, marks in zip(cases, slow, strict=True)]
     return pytest.mark.parametrize(("kind", *names), params)

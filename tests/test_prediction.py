@@ -96,6 +96,7 @@ def test_the_draft_writes_where_the_prediction_does_not(pair, text):
         assert set(result.writers) >= {"copy", "draft"}
 
 
+@pytest.mark.slow
 def test_a_stream_and_samples_have_it_too(regular, text):
     *_, last = regular.stream(PROMPT, prediction=text)
     assert counts(last.result) == counts(regular.generate(PROMPT, prediction=text))

@@ -17,6 +17,7 @@ from simulated_decoding import COSTS, Simulation, costs, patterns
 TOKENS = 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["draft", "copy"])
 @pytest.mark.parametrize("pattern", patterns(1))
 @pytest.mark.parametrize("machine", COSTS)
@@ -51,6 +52,7 @@ def against_the_best_fixed_number(gpu, alpha, seeds):
     return auto / min(fixed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 0.85, 0.93])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_within_5_percent_of_the_best_fixed_number_on_gpus(gpu, alpha):

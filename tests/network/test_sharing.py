@@ -105,6 +105,7 @@ def narrowed(target):
     return draft
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["float32", "4 bit", "own vocabulary"])
 def test_texts_are_those_of_the_target(mode):
     target = random_t5("4 bit" if mode == "4 bit" else "float32", seed=3)

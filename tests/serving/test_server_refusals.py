@@ -211,6 +211,7 @@ def test_a_wrong_key(guarded, header):
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.slow
 def test_head_is_get_without_the_body(guarded):
     for path in ("/", "/health", "/v1/models"):
         head, get = guarded.http.head(path), guarded.http.get(path)

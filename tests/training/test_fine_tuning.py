@@ -107,6 +107,7 @@ def check_gradients(found, expected, tolerance):
         np.testing.assert_allclose(np.array(found[name]), gradient, tolerance, most, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, kind",
     [
@@ -141,6 +142,7 @@ def optimisers(kind, parameters):
     return adafactor(True), theirs(parameters, lr=None, relative_step=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, optimizer",
     [("lora", "adamw"), ("dora", "adafactor"), ("full", "adafactor"), ("full", "relative")],

@@ -50,6 +50,7 @@ def test_a_step_takes_no_more_than_was_said(shares):
     assert said.rows == ROWS and size <= said.draft + said.step <= 2.5 * size
 
 
+@pytest.mark.slow
 @cpu_allocation
 @pytest.mark.parametrize(
     "dora, dropout, checkpoint", [(False, 0.0, False), (True, 0.2, False), (False, 0.2, True)]
