@@ -63,6 +63,7 @@ def small(tmp_path_factory) -> Path:
 # -- the same function -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SIZES, None])
 def test_one_size_at_a_time_and_none(tmp_path, name):
     sizes = {name: ODD[name]} if name else {}

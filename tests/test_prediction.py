@@ -70,6 +70,7 @@ def test_it_is_found_again_after_an_edit(regular, text):
     assert result.stats.target_calls < plain.stats.target_calls / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_draft", [5, "auto"])
 def test_a_prediction_that_is_nonsense_is_soon_left_alone(pair, num_draft):
     target, draft, tokenizer = pair

@@ -20,6 +20,7 @@ from sentence_folders import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("width", [3, 8, 1000])
 def test_vectors_are_truncated_at_the_end(tmp_path, width, normalize):

@@ -43,6 +43,7 @@ def own(tmp_path_factory, draft):
     return save_draft(model, BUNDLED / "target", tmp_path_factory.mktemp("drafts") / "own")
 
 
+@pytest.mark.slow
 @pytest.fixture(params=["draft", "own"])
 def either(request):
     """One of them."""

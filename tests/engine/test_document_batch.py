@@ -201,6 +201,7 @@ def test_a_split_needs_a_tokenizer(decoder):
 # ---- how many are in hand ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_few_pieces_are_cut_ahead(decoder, monkeypatch):
     some: list[Document] = []
 
@@ -219,6 +220,7 @@ def test_few_pieces_are_cut_ahead(decoder, monkeypatch):
     assert done == 24 and _chunk.result
 
 
+@pytest.mark.slow
 def test_a_large_text_takes_memory_for_its_pieces_only():
     text = "The quick brown fox jumps over the lazy dog near the river. " * 4_000
     decoder = Echo()

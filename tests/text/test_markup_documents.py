@@ -26,6 +26,7 @@ def joined(made: Document, answer: Callable[[str], str | None]) -> str:
     return document_answers.joined(made, [answer(made.source(piece)) for piece in made.cut()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("suffix", WHOLE)
 def test_files_come_back_whatever_their_split(suffix, split):
