@@ -131,9 +131,8 @@ class Distillation:
             "--temp": args.temp,
             "--max-tokens": args.max_tokens,
             "--adapter-path": self.adapter and adapter_identity(self.adapter),
-            "--data": digest(
-                [*self.train, *self.held_out]
-            ),  # last, as it depends on the seed and the longest answer
+            # Last, as it depends on the seed and the longest answer.
+            "--data": digest([*self.train, *self.held_out]),
         }
         training = {name: getattr(args, name) for name in OF_TRAINING}
         return answers, training | {"draft_model": self.start and identity(self.start)}

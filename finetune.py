@@ -219,13 +219,11 @@ class FineTuning:
         copies = memory.ADAM_COPIES if args.optimizer == ADAMW else memory.COPIES
         kept = 0 if self.full else (args.lora_dropout > 0) + 2 * (args.fine_tune_type == "dora")
         model.grad_checkpoint = args.grad_checkpoint
-        taken = partial(memory.estimate, model, *longest(self.train), rows, copies, kept)
-        size = taken()
-        if size.rows < rows and not args.grad_checkpoint:
+        estimate = partial(memory.estimate, model, *longest(self.train), rows, copies, kept)
+        if estimate().rows < rows and not args.grad_checkpoint:
             model.grad_checkpoint = True
             log("a batch takes too much memory: layers are computed twice (--grad-checkpoint)")
-            taken = partial(memory.estimate, model, *longest(self.train), rows, copies, kept)
-        size = taken()
+        size = estimate()
         if size.rows < rows:
             log(f"the {rows} pairs of a step are worked on {size.rows} at a time")
         cure = "a lower --max-seq-length, --fine-tune-type lora or a quantised model"
