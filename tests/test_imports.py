@@ -33,13 +33,13 @@ def test_help_waits_for_nothing(tmp_path, command):
     assert "argparse" in found and not found & SLOW
 
 
-@pytest.mark.slow
 def test_help_on_converting_and_on_a_subcommand_waits_for_no_transformers(tmp_path):
     for argv in (["convert.py", "--help"], ["benchmark.py", "peers", "--help"]):
         found = imported(tmp_path, *argv)
         assert "argparse" in found and not found & {"transformers", "torch", "huggingface_hub"}
 
 
+@pytest.mark.slow
 def test_a_subcommand_waits_for_no_other():
     code = "import sys, benchmark; benchmark.main(['memory']); print('\\n', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -40,8 +40,10 @@ def texts(out: str) -> list[str]:
     return [json.loads(line)["text"] for line in out.splitlines()]
 
 
-@pytest.mark.slow
 # ---- the bundled pair ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
 def test_without_options_the_bundled_pair_translates():
     process = start(stdin=subprocess.DEVNULL, cwd="/")  # from any folder
     out, err = (stream.decode() for stream in process.communicate())

@@ -97,7 +97,6 @@ def test_the_draft_writes_where_the_prediction_does_not(pair, text):
         assert set(result.writers) >= {"copy", "draft"}
 
 
-@pytest.mark.slow
 def test_a_stream_and_samples_have_it_too(regular, text):
     *_, last = regular.stream(PROMPT, prediction=text)
     assert counts(last.result) == counts(regular.generate(PROMPT, prediction=text))
@@ -105,6 +104,7 @@ def test_a_stream_and_samples_have_it_too(regular, text):
     assert all(counts(sample)[0] for sample in regular.generate(PROMPT, **options))
 
 
+@pytest.mark.slow
 def test_exact_decoding_writes_the_same_samples_with_and_without(pair, text):
     target, draft, tokenizer = pair
     options = {"temp": 1.2, "seed": 4, "batch_size": 2, "max_tokens": 20}

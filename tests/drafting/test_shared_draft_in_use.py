@@ -43,13 +43,13 @@ def own(tmp_path_factory, draft):
     return save_draft(model, BUNDLED / "target", tmp_path_factory.mktemp("drafts") / "own")
 
 
-@pytest.mark.slow
 @pytest.fixture(params=["draft", "own"])
 def either(request):
     """One of them."""
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.slow
 def test_main_writes_what_the_target_writes_alone(run, either):
     draft = either
     _, expected, _ = run(*OPTIONS, "--regular-decode", "--json")

@@ -105,7 +105,6 @@ def narrowed(target):
     return draft
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["float32", "4 bit", "own vocabulary"])
 def test_texts_are_those_of_the_target(mode):
     target = random_t5("4 bit" if mode == "4 bit" else "float32", seed=3)
@@ -119,6 +118,7 @@ def test_texts_are_those_of_the_target(mode):
     assert accepted > 20, "else the drafts were never right, and little is shown"
 
 
+@pytest.mark.slow
 def test_exact_texts_are_the_same_with_and_without():
     target = random_t5(seed=3)
     regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)

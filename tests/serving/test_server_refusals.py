@@ -211,7 +211,6 @@ def test_a_wrong_key(guarded, header):
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.slow
 def test_head_is_get_without_the_body(guarded):
     for path in ("/", "/health", "/v1/models"):
         head, get = guarded.http.head(path), guarded.http.get(path)
@@ -220,6 +219,7 @@ def test_head_is_get_without_the_body(guarded):
     assert guarded.http.head("/predict").status_code == 405
 
 
+@pytest.mark.slow
 def test_without_a_key_only_local_names_are_let_in(server, guarded):
     def post(running, host):
         return running.http.post("/predict", json={"prompt": "x"}, headers={"Host": host})
