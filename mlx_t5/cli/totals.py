@@ -62,7 +62,8 @@ class Totals:
         if stats.pieces:
             counts = (("cut", stats.cut), ("failed", stats.failed))
             named = ", ".join(f"{count} {name}" for name, count in counts if count)
-            parts.append(f"{stats.pieces} pieces" + (f" ({named})" if named else ""))
+            pieces = f"{stats.pieces} piece{'s' * (stats.pieces != 1)}"
+            parts.append(pieces + (f" ({named})" if named else ""))
         rate = stats.generated_tokens / max(seconds, 1e-9)
         parts += [f"{stats.generated_tokens} tokens in {seconds:.2f} s", f"{rate:.1f} tokens/s"]
         if stats.drafted:

@@ -93,10 +93,11 @@ class Queue:
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Up to `count` rows to join, and those to encode ahead with them."""
-        oldest = len(self.waiting[0].ids)
-        order = sorted(self.waiting, key=lambda row: abs(len(row.ids) - oldest))
         if self.last:  # few are to be left alone at the end, and long sources make long texts
             order = sorted(self.waiting, key=lambda row: -len(row.ids))
+        else:  # the oldest, then those nearest to it in length
+            oldest = len(self.waiting[0].ids)
+            order = sorted(self.waiting, key=lambda row: abs(len(row.ids) - oldest))
         joining, later = order[:count], order[count:]
         if not self.bulk:
             return [*joining[:1], *fitting(joining[:1], joining[1:], MAX_JOINING_TOKENS)], []
