@@ -59,6 +59,50 @@ def test_the_longest_match_goes_first_and_then_the_nearest():
     assert ahead(source, [A, B, C, D, Z, B, C], 1) == [E]
 
 
+def test_resuming_is_a_search_of_the_whole_source():
+    def agreement(a, b):
+        equal = [x == y for x, y in zip(reversed(a), reversed(b), strict=False)][:8]
+        return [*equal, False].index(False)
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        source, output = rng.integers(0, 8, 40).tolist(), rng.integers(0, 8, 20).tolist()
+        alignment = Alignment(source, 0)
+        for n, token in enumerate(output, 1):
+            place = alignment.place
+            alignment.follow([token])
+            if source[place : place + 1] != [token]:
+                matches = {i: agreement(source[:i], output[:n]) for i in range(1, 41)}
+                nearest = max(matches, key=lambda i: (matches[i], -abs(i - 1 - place), i))
+                assert alignment.place == (nearest if matches[nearest] else place + 1)
+
+
+class Watched(list):
+    """A list that counts the items that are read."""
+
+    count = 0
+
+    def __iter__(self):
+        self.count += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, index):
+        self.count += len(range(*index.indices(len(self)))) if isinstance(index, slice) else 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("words", [[A], [A, B, C], list(range(50))])
+def test_a_long_prediction_is_read_a_few_times_and_not_once_a_token(words):
+    rng = np.random.default_rng(0)
+    alignment = Alignment(SENTENCE, 0)
+    alignment.predict(rng.choice(words, 20_000).tolist())
+    alignment.source = source = Watched(alignment.source)
+    for token in rng.choice([*words, X], 500).tolist():
+        alignment.follow([token])
+        alignment.find(3)
+    assert source.count < 10 * len(source)
+
+
 def test_phrases_of_the_output_are_copied_when_they_recur():
     output = [20, 21, 22, 23, 24, 25, 20, 21, 22]
     assert ahead(SENTENCE, output) == [23, 24, 25]
