@@ -137,6 +137,18 @@ class Alignment:
         return count
 
 
+def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
+    """How many tokens of a prediction are read beside a text, and how many of them it has."""
+    alignment, found, read = Alignment((), 0), set[int](), 0
+    alignment.predict(prediction)
+    for token in text:
+        alignment.follow([token])
+        read = max(read, alignment.place)
+        if alignment.match:
+            found.add(alignment.place)
+    return min(read, len(prediction)), len(found)
+
+
 class SourceCopy:
     """A drafter that copies; see `draft_model.Drafter` for its verbs."""
 
@@ -184,8 +196,7 @@ class SourceCopy:
             return Proposal.nothing(len(rows), copies)
         padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
         tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
-        writers = ["prediction" if c and c.kind in PREDICTIONS else "copy" for c in copies]
-        return Proposal(tokens, None, lengths, copies, writers, valid)
+        return Proposal(tokens, None, lengths, copies, ["copy"] * len(copies), valid)
 
     def note(self, committed: Rows) -> None:
         """Moves the alignments on; the start token is not output."""

@@ -8,7 +8,13 @@ from draws import keys, settings
 from fake_model import EOS, FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import Copy, Proposal
-from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy, merged
+from mlx_t5.drafting.source_copy import (
+    Alignment,
+    CopyOrDraft,
+    SourceCopy,
+    count_predicted,
+    merged,
+)
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -158,6 +164,24 @@ def test_a_prediction_is_read_from_its_beginning_and_found_again():
     assert predicted(SENTENCE, SENTENCE[:-1] + [X]) is None
     # Nothing but the prediction is copied.
     assert predicted(SENTENCE, [20, 21, 22, 23, 20, 21, 22]) is None
+
+
+@pytest.mark.parametrize(
+    "text, counts",
+    [
+        (SENTENCE[:-1], (7, 7)),
+        ([A, B], (2, 2)),  # the rest was not read
+        ([A, X, C, D], (4, 3)),  # one is replaced
+        ([A, B, X, Y, C, D], (4, 4)),  # two are inserted
+        ([A, B, F, G], (7, 4)),  # three are left out
+        ([E, F, A, B, E, F], (6, 4)),  # parts change places, and one is written twice
+        ([X, Y, Z], (3, 0)),
+        ([X] * 20, (7, 0)),
+        ([], (0, 0)),
+    ],
+)
+def test_the_tokens_of_a_prediction_that_a_text_has_are_counted(text, counts):
+    assert count_predicted(SENTENCE[:-1], text) == counts
 
 
 def test_a_prediction_stands_before_the_source():
