@@ -31,9 +31,9 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import load_named
-from mlx_t5.drafting.adaptive import Adaptive, default_num_draft, proposal_limits
-from mlx_t5.drafting.costs import Costs
-from mlx_t5.drafting.draft_model import Drafter, DraftModel, Proposal
+from mlx_t5.drafting.adaptive import Adaptive
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import Choice, Drafter, Offer, Proposal
 from mlx_t5.drafting.source_copy import predicting
 from mlx_t5.engine import batching, documents
 from mlx_t5.engine.batch import Batch
@@ -64,6 +64,8 @@ class Engine(Batch):
     Attributes:
         sampling: the rows' settings and keys.
         predicted: whether some row has a prediction.
+        offers: what each row could be proposed in the last step.
+        choices: what of it was proposed.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
             tokens (B, T) as `acceptance.accept` returns them; all lazy, and not to be waited for.
     """
@@ -82,6 +84,8 @@ class Engine(Batch):
         `adaptive` chooses how many to propose where num_draft is "auto"; None learns anew.
         """
         super().__init__(target, drafter, clock)
+        self.offers: Sequence[Sequence[Offer]] = ()
+        self.choices: list[Choice] = []
         self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = None if drafter else EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
@@ -99,8 +103,9 @@ class Engine(Batch):
         """gamma tokens x of each row, drawn from q by the draft or copied from the source."""
         proposal = None
         if self.drafter:
-            limits = proposal_limits(self.rows, self.drafter, self.adaptive)
-            proposal = self.drafter.propose(self.committed, limits, self.sampling, keys)
+            self.offers = self.drafter.offers()
+            self.choices = self.adaptive.choose(self.rows, self.offers)
+            proposal = self.drafter.propose(self.committed, self.choices, self.sampling, keys)
         proposal = proposal or Proposal.nothing(len(self.rows))
         if proposal.tokens is not None:
             proposal.tokens = self.ranks.of_first(proposal.tokens)
@@ -141,9 +146,10 @@ class Engine(Batch):
             drafted, writer = proposal.lengths[i], proposal.writers[i]
             written, kept = row.commit(tokens[: accepted + 1], drafted, writer, eos)
             row.stats.decode_seconds += seconds
-            if self.drafter and row.settings.num_draft == AUTO:
-                self.adaptive.note(row, proposal, i, written, kept)
+            if self.drafter:
+                self.adaptive.note(row, self.offers[i], self.choices[i], written, kept)
         if self.drafter:
+            self.adaptive.timed(self.rows, self.choices, seconds)
             self.drafter.note(self.committed)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
@@ -178,7 +184,6 @@ class SpeculativeDecoder:
         *,
         draft_tokenizer=None,
         clock: Callable[[], float] = time.perf_counter,
-        costs: Costs | None = None,
         exact: bool = False,
     ) -> None:
         """Pairs the models.
@@ -188,20 +193,18 @@ class SpeculativeDecoder:
             draft_model: a smaller T5 with the same tokenizer, a drafter, or None
                 for regular decoding.
             tokenizer: as `model.load` returns it; None if prompts are token ids.
-            num_draft: tokens proposed a step, at least 1; "auto" chooses anew for every step;
-                None takes 4 on a GPU and 5 on a CPU.
+            num_draft: tokens proposed a step, at least 1; "auto" or None, as many as pay at the
+                moment.
             delta: relaxation of the acceptance rule, 0 (lossless) to 1.
             draft_tokenizer: if given, compared with `tokenizer`.
             clock: seconds, for the statistics.
-            costs: of passes, for "auto"; None measures them when they are first needed.
             exact: the same tokens to the bit whatever the draft, num_draft and the other rows of
                 a batch: every pass of the target has one shape (network/exact.py).
 
         Raises:
             UserError: a value is out of range, or the vocabularies differ.
         """
-        num_draft = default_num_draft() if num_draft is None else num_draft
-        self.defaults = Settings(num_draft=num_draft, delta=delta)
+        self.defaults = Settings(num_draft=AUTO if num_draft is None else num_draft, delta=delta)
         if self.defaults.num_draft == 0:
             raise UserError("num_draft is 0; for regular decoding give no draft model")
         if tokenizer is not None and draft_tokenizer is not None:
@@ -218,7 +221,6 @@ class SpeculativeDecoder:
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
         )
         self.adaptive: Adaptive | None = None  # of the first engine; what it learns serves all
-        self.costs = costs
 
     @classmethod
     def from_pretrained(
@@ -378,8 +380,5 @@ class SpeculativeDecoder:
         if settings.num_beams > 1:
             return Beams(target, settings.num_beams, self.clock)
         drafter = self.drafter.fresh() if self.drafter else None
-        self.adaptive = self.adaptive or Adaptive.of(target, drafter, self.costs)
-        if drafter and settings.num_draft == AUTO:
-            _ = self.adaptive.costs  # measured now, and not between two steps
-            mx.reset_peak_memory()
+        self.adaptive = self.adaptive or Adaptive.of(target, drafter)
         return Engine(target, drafter, self.clock, self.adaptive)

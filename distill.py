@@ -24,6 +24,7 @@ from mlx_t5.cli.input import Lines
 from mlx_t5.cli.training import log, resumable, work_folder
 from mlx_t5.cli.uploading import draft_card, upload
 from mlx_t5.errors import UserError
+from mlx_t5.settings import AUTO
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ OF_TRAINING = (
 )  # fmt: skip
 ANSWERS_AT_ONCE = 32  # rows of the batch that answers
 EVALUATED_AT_ONCE = 16  # of the one that evaluates
+NUM_DRAFT = 5  # proposals a step in evaluations, so that they can be compared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -234,7 +236,7 @@ class Distillation:
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
 
-        results = list(self._decoded(self.draft, self.held_out, EVALUATED_AT_ONCE))
+        results = list(self._decoded(self.draft, self.held_out, EVALUATED_AT_ONCE, NUM_DRAFT))
         decoded = [not result.error for result in results]
         if not any(decoded):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
@@ -255,8 +257,6 @@ class Distillation:
 
     def _verdict(self, path: Path) -> str:
         """The verdict: the new draft, as it was written, beside all other proposers."""
-        from mlx_t5.drafting.adaptive import default_num_draft
-        from mlx_t5.drafting.costs import measure
         from mlx_t5.drafting.draft_model import DraftModel
         from mlx_t5.drafting.source_copy import SourceCopy
         from mlx_t5.training.verdict import LOOKUP, measure_proposers, report
@@ -271,21 +271,18 @@ class Distillation:
                 drafts[str(self.before)] = before
             except UserError as error:
                 log(f"{self.before} is not compared: {error}")
-        costs = {name: measure(self.target, draft) for name, draft in drafts.items()}
-        costs[LOOKUP] = measure(self.target, None)
         drafts[LOOKUP] = SourceCopy(self.tokenizer)
 
-        def decoding(name: str, num_draft: int) -> Any:
+        def decoding(name: str) -> Any:
             return lambda turn: list(
-                self._decoded(drafts.get(name), self.held_out[turn : turn + 1], 1, num_draft)
+                self._decoded(drafts.get(name), self.held_out[turn : turn + 1], 1)
             )
 
         log("measuring …")
         if not self.evaluated:  # which leaves out what cannot be decoded
             self._evaluate()
-        most, default = len(self.held_out), default_num_draft()
-        proposers, turns = measure_proposers(decoding, costs, default, most)
-        facts = proposers, costs[self.args.output], self.args.output, turns
+        proposers, turns = measure_proposers(decoding, list(drafts), len(self.held_out))
+        facts = proposers, self.args.output, turns
         models = self.target_folder, self.source, self.target.dtype
         self.card = lambda name: draft_card(name, *models, report(*facts, name))
         return report(*facts)
@@ -295,14 +292,14 @@ class Distillation:
         draft: Any,
         examples: Sequence[Example],
         batch_size: int,
-        num_draft: int = 0,
+        num_draft: int | str = AUTO,
         indices: Iterable[int] = (),
     ) -> Iterator[Any]:
-        """Results of the target with a draft or without; num_draft 0 is the default number."""
+        """Results of the target with a draft or without."""
         from decoder import SpeculativeDecoder
 
         args = self.args
-        decoder = SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft or None)
+        decoder = SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
         settings = {"temp": args.temp, "max_tokens": args.max_tokens}
         yield from decoder.results([e.source for e in examples], seeds, batch_size, **settings)

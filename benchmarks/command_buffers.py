@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.passes import timer
 from benchmarks.peer_process import Process
 from convert import convert
 from mlx_t5.backend import cpu_only, device_info, mx, tree_flatten
 from mlx_t5.cli.models import locate
-from mlx_t5.drafting.costs import timer
 from mlx_t5.errors import UserError
 from mlx_t5.network.memory import limit
 from mlx_t5.timing import spread

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.passes import drafting, timer
 from benchmarks.subject import Subject, decided
 from mlx_t5.backend import tree_flatten
 from mlx_t5.drafting import theory
-from mlx_t5.drafting.costs import Costs, drafting, timer
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.timing import Timed, Tokens, differing, interleave, speed_up
@@ -42,10 +42,11 @@ class PairCosts:
         return cls(seconds, {m: s / seconds[1] for m, s in seconds.items()}, draft / seconds[1])
 
     @classmethod
-    def from_rounds(cls, rounds: Sequence[Costs]) -> PairCosts:
-        """The medians of several measurements."""
-        medians = {m: statistics.median(r.target[m] for r in rounds) for m in rounds[0].target}
-        return cls.of(medians, statistics.median(r.draft[1] for r in rounds))
+    def from_rounds(cls, rounds: Sequence[tuple[dict[int, float], float]]) -> PairCosts:
+        """The medians of several measurements, each as `of` takes them."""
+        passes, drafts = zip(*rounds, strict=True)
+        medians = {m: statistics.median(seconds[m] for seconds in passes) for m in passes[0]}
+        return cls.of(medians, statistics.median(drafts))
 
 
 def cost_meter(
@@ -53,7 +54,7 @@ def cost_meter(
     prompts: Sequence[str],
     num_draft: Sequence[int | str],
     clock: Callable[[], float] = time.perf_counter,
-) -> Callable[[], Costs]:
+) -> Callable[[], tuple[dict[int, float], float]]:
     """What measures every pass of a step once, over one row.
 
     Args:
@@ -66,7 +67,7 @@ def cost_meter(
     source = source_length(subject, prompts)
     target = timer(subject.target, clock, source=source, slots=longest)
     draft = drafting(subject.draft, clock, source=source)
-    return lambda: Costs({m: target(m) for m in range(1, longest + 1)}, {1: draft(1)})
+    return lambda: ({m: target(m) for m in range(1, longest + 1)}, draft(1))
 
 
 def source_length(subject: Subject, prompts: Sequence[str]) -> int:
@@ -95,7 +96,7 @@ def measure(
     variants: Mapping[Any, Decode],
     turns: int,
     repeats: int,
-    meter: Callable[[], Costs] | None = None,
+    meter: Callable[[], Any] | None = None,
 ) -> tuple[dict[Any, Timed], PairCosts | None]:
     """Times every variant, and the passes between them, so that a slower machine strikes both.
 

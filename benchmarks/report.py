@@ -27,6 +27,7 @@ from benchmarks.figures import (
     results_of,
     source_length,
 )
+from benchmarks.passes import TARGET_POINTS, drafting, ladder, timer
 from benchmarks.subject import Subject, decided, decoding
 from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
@@ -35,13 +36,10 @@ from demo.grow import SHAPES, grow
 from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
-from mlx_t5.drafting.adaptive import default_num_draft
-from mlx_t5.drafting.costs import TARGET_POINTS, Costs, drafting, ladder, timer
+from mlx_t5.drafting import theory
 from mlx_t5.errors import UserError
-from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
 from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn
-from mlx_t5.training.verdict import best_num_draft
 from model import T5
 
 # Shares of the time for measuring; the three passes after the opening take about as long as it.
@@ -115,9 +113,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "bundled pair grown to the shapes of t5-large and t5-small, in bfloat16 on a GPU."
     )
     workload.add_file(parser)
-    default = f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU"
-    what = f"tokens proposed at a time (default: {default})"
-    add_number(parser, "--num-draft", type=at_least(1), default=None, help=what)
+    what = "tokens proposed at a time"
+    add_number(parser, "--num-draft", type=at_least(1), default=4, help=what)
     what = "to measure for; loading, and making the grown pair once, is not counted"
     add_number(parser, "--seconds", type=at_least(1), default=180, help=what)
     workload.add_json(parser, Path("report.json"))
@@ -127,7 +124,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     """Measures, prints the row and writes all figures; exit status 1 if texts differ in float32."""
     printing.check_writable(args.json)
     prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
-    num_draft = args.num_draft or default_num_draft()
+    num_draft = args.num_draft
     target, draft, dtype = chosen_pair(args)
     log(f"loading {target} and {draft}")
     subject = Subject.load(target, draft, dtype)
@@ -209,7 +206,8 @@ def measured(
     log("timing passes over 1 to 64 positions")
     source = source_length(subject, prompts)
     target_pass = timer(subject.target, clock, source=source)
-    passes = ladder(target_pass, TARGET_POINTS, LADDER_SHARE * seconds)
+    points = dict.fromkeys([*range(1, num_draft + 2), *TARGET_POINTS])
+    passes = ladder(target_pass, list(points), LADDER_SHARE * seconds)
     draft_pass = drafting(subject.draft, clock, source=source)
     draft = statistics.median([draft_pass(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
     share = OPENING_SHARE * seconds
@@ -221,20 +219,18 @@ def measured(
         affordable(share, len(turns), clock),
         clock,
     )
-    v = {m: s / passes[1] for m, s in passes.items()}
-    facts = {"passes": passes, "draft_pass": draft, "v": v, "max_tokens": longest}
-    return facts | gains(timed[REGULAR], timed[DRAFT], Costs(passes, {1: draft}), num_draft)
+    costs = PairCosts.of(passes, draft)
+    facts = {"passes": passes, "draft_pass": draft, "v": costs.v, "max_tokens": longest}
+    return facts | gains(timed[REGULAR], timed[DRAFT], costs)
 
 
-def gains(regular: Timed, speculative: Timed, costs: Costs, num_draft: int) -> dict[str, Any]:
+def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
     """What speculative decoding gained, two repeats of each, and how steady the machine was."""
-    seconds = {m: costs.verify(1, m) for m in range(1, num_draft + 2)}
-    pair = PairCosts.of(seconds, costs.draft_pass(1))
-    row = figures(speculative, regular) | beside_theory(speculative, regular, pair)
-    best, gain = best_num_draft(row["alpha"], costs)
+    row = figures(speculative, regular) | beside_theory(speculative, regular, costs)
+    gain = {m - 1: theory.speed_up(row["alpha"], m - 1, costs.c, costs.v) for m in costs.v}
     opening, closing = regular.repeats_a_token()
     return row | {
-        "best_num_draft": best if gain > 1 else 0,
+        "best_num_draft": max(gain, key=gain.__getitem__),
         "prompts": len(speculative.seconds[0]),
         "regular_tokens_per_second": 1 / regular.seconds_a_token(),
         "opening_seconds_a_token": opening,

@@ -12,7 +12,8 @@ from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.cli.models import locate
-from mlx_t5.drafting.draft_model import Drafter, DraftModel
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 SPLITS = ("none", "lines", "sentences")  # how a document is cut
 AUTO = "auto"  # in place of a number of proposals
 DEFAULT_BATCH_SIZE = 8  # rows decoded, or items of a pass, at once where the caller names no number
-# Proposals where nobody says how many. On Apple GPUs a pass over 5 rows reads the weights once and
-# one over 6 twice (docs/speculation.md); on CPUs there is no such step.
-NUM_DRAFT_ON_GPU, NUM_DRAFT_ON_CPU = 4, 5
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,10 @@ class Settings:
         request="delta",
     )
     num_draft: int | str | None = declared(
-        None,  # the decoder's number, or the device's
+        None,  # the decoder's number
         counts(0, 'a whole number, 0 (regular decoding) or more, or "auto"', besides=(AUTO,)),
-        "tokens the draft proposes at a time; auto: as many as pay at the moment",
-        default_help=f"{NUM_DRAFT_ON_GPU} on a GPU, {NUM_DRAFT_ON_CPU} on a CPU",
+        "tokens proposed at a time; auto: as many as pay at the moment",
+        default_help=AUTO,
         request="num_draft",
     )
     repetition_penalty: float = declared(

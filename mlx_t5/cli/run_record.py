@@ -22,7 +22,7 @@ from mlx_t5.cli.output import ARRAY
 from mlx_t5.cli.resume import OTHERWISE
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS
+from mlx_t5.settings import AUTO, SETTINGS
 
 if TYPE_CHECKING:
     from mlx_t5.cli.models import Pair
@@ -236,12 +236,9 @@ def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
     facts = {option_of(name): options[name] for name in names}
     if options["temp"] > 0 or options["delta"] > 0:  # the proposals have a say in the text
         from mlx_t5.checkpoints.identity import identity
-        from mlx_t5.drafting.adaptive import default_num_draft
 
         draft = chosen.draft and opaque(identity(chosen.draft))
         facts[INPUT] = beginning(options["input_file"])  # which may have predictions
         facts["--draft-model"] = [draft, "lookup" if chosen.lookup else None]
-        facts["--num-draft"] = (
-            default_num_draft() if options["num_draft"] is None else options["num_draft"]
-        )
+        facts["--num-draft"] = AUTO if options["num_draft"] is None else options["num_draft"]
     return facts

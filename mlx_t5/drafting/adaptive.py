@@ -1,229 +1,297 @@
-"""`num_draft="auto"`: as many proposals as are expected to pay.
+"""How many tokens each row is proposed in a step.
 
-The gamma with the largest speed-up S (theory.py) is proposed. Costs are measured (costs.py); alpha
-is estimated while decoding, for each task prefix and kind of proposal.
+A step with gamma proposals takes some seconds and yields 1 + alpha + … + alpha^gamma tokens, if
+each proposal is accepted with probability alpha. `Adaptive` takes the numbers with the most tokens
+a second, down to none. What a step costs, it learns from the steps (costs.py); alpha, from what was
+accepted: of a kind of proposals, and of a row. Rows of a batch share the step, so its cost is that
+of the whole batch.
+
+Of alpha there is a beta distribution, not a number, because few proposals say little:
+E[alpha^i] = product over j < i of (a + j) / (a + b + j), with a accepted and b rejected ones.
 
 Greedy rows write the same text whatever is proposed, so they learn from each other. What a sampled
-row writes depends on its proposals. It takes the numbers that suit the priors and keeps them, so
-its text does not depend on other rows.
+row writes depends on what it is proposed, so its numbers follow from its own text and the table of
+costs alone: the same seed gives the same text on every run and beside any rows.
+
+Symbols: B rows, gamma proposals, N the numbers that are considered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_t5.backend import cpu_only
-from mlx_t5.drafting.costs import Costs, longest, measure
-from mlx_t5.drafting.draft_model import Drafter, Limits, Proposal
-from mlx_t5.drafting.source_copy import PREDICTIONS
-from mlx_t5.drafting.theory import expected_tokens
+import numpy as np
+
+from mlx_t5.drafting.costs import MOST, Expected, Grid, StepCosts, grid, most_proposals
+from mlx_t5.drafting.proposals import NOTHING, Choice, Drafter, Kind, Offer
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO
-from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.settings import NUM_DRAFT_ON_CPU, NUM_DRAFT_ON_GPU
+from mlx_t5.settings import AUTO
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
+    from mlx_t5.network.interface import Seq2Seq
 
-# Alpha before anything was verified, and how many proposals that is worth, by their kind.
-PRIORS = {
-    "draft": (0.85, 5.0),
-    "copy": (0.85, 5.0),
-    "weak copy": (0.25, 3.0),
-    "first copy": (0.4, 3.0),  # near 0.9 where texts are corrected, near 0.1 where translated
-    "prediction": (0.85, 5.0),
-    "weak prediction": (0.25, 3.0),
-    "first prediction": (0.85, 3.0),  # callers may be wrong
-}
+NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
 MEMORY = 80.0  # verified proposals after which an old one counts 1/e
-LEAST_SPEEDUP = 1.05  # estimates are not exact enough to act on less
-EXPLORATION_SHARE = 0.03  # of the time, lost to drafts that are not expected to pay
-STEPS_BETWEEN_LOOKS = 4  # for copies, where they are not expected to pay
+OTHERS = 20.0  # proposals of other rows that count for a row at most
+LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
+TRIAL_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay
+LEAST_PRICE = 0.02  # of a trial, in steps
 
 
 @dataclass
-class Estimate:
-    """A running estimate of alpha for one task and kind of proposal.
+class Outcomes:
+    """What became of proposals, the latest counting most."""
 
-    Attributes:
-        verified: weight of the proposals verified; in a step, those up to the first rejected one.
-        accepted: weight of those that were accepted.
-        idle_steps: steps in a row in which none was proposed.
-    """
-
-    verified: float = 0.0
     accepted: float = 0.0
-    idle_steps: int = 0
+    rejected: float = 0.0
 
     def add(self, verified: int, accepted: int) -> None:
         """Takes the outcome of a step into account."""
         fade = (1 - 1 / MEMORY) ** verified
-        self.verified = self.verified * fade + verified
         self.accepted = self.accepted * fade + accepted
+        self.rejected = self.rejected * fade + verified - accepted
 
-    def alpha(self, kind: str) -> float:
-        """The estimate, drawn towards the prior while few have been verified."""
-        prior, weight = PRIORS[kind]
-        return (weight * prior + self.accepted) / (weight + self.verified)
+
+@dataclass
+class Experience:
+    """What was seen of proposals, by one row or by all greedy ones.
+
+    Attributes:
+        outcomes: by kind.
+        credit: seconds that may be spent on trying a draft.
+        idle: steps since a draft was asked.
+    """
+
+    outcomes: dict[Kind, Outcomes] = field(default_factory=lambda: defaultdict(Outcomes))
+    credit: float = 0.0
+    idle: int = 0
+
+    def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
+        """a and b of the beta distribution of alpha for a row with this experience."""
+        own, shared = self.outcomes[kind], others.outcomes[kind]
+        a = kind.accepted + max(shared.accepted - own.accepted, 0.0)
+        b = kind.rejected + max(shared.rejected - own.rejected, 0.0)
+        scale = min(1.0, OTHERS / (a + b))
+        return a * scale + own.accepted, b * scale + own.rejected
+
+    def trial(self, prices: np.ndarray, step: float) -> int:
+        """Which number to try though it is not expected to pay, 0 for none.
+
+        Args:
+            prices: (N - 1,) seconds that are lost with the first, second, … number above 0.
+            step: seconds of a step without a draft.
+        """
+        cheapest = int(prices.argmin())
+        price = max(float(prices[cheapest]), LEAST_PRICE * step)
+        if self.credit < price:
+            self.credit += TRIAL_SHARE * step
+            return 0
+        self.credit -= price
+        return cheapest + 1
 
 
 class Adaptive:
-    """Chooses how many tokens of each kind a row may be proposed."""
+    """Chooses how many tokens of what each row is proposed."""
 
-    def __init__(
-        self, measure: Callable[[], Costs], kinds: Sequence[str], most: int | None = None
-    ) -> None:
-        """Starts with the priors.
-
-        Args:
-            measure: returns the costs of steps; called once, when they are first needed.
-            kinds: the kinds of proposals there are, see `PRIORS`.
-            most: proposals a row at most; None is what suits the device.
-        """
-        self._measure, self.kinds = measure, kinds
-        self._longest = longest() if most is None else most
-        self._estimates: dict[tuple[tuple[int, ...], str], Estimate] = {}
-        self._tables: dict[tuple[bool, int], list[float]] = {}
+    def __init__(self, expected: Expected, most: int | None = None) -> None:
+        """Starts with what is expected of the device; `most` proposals a row, or what suits it."""
+        self.expected, self.costs = expected, StepCosts(expected.seconds)
+        self.most = most_proposals() if most is None else most
+        self.experience = Experience()
+        self._caught_up = False  # in this step the draft is fed what it has missed
 
     @classmethod
-    def of(cls, target: Seq2Seq, drafter: Drafter | None, costs: Costs | None = None) -> Adaptive:
-        """For a target and what drafts for it.
-
-        Args:
-            target: the model that verifies; exact decoding has room for `LONGEST_AUTO` proposals.
-            drafter: where proposals come from; None if nothing is proposed.
-            costs: of steps; None measures them when they are first needed.
-        """
-        draft, kinds = (drafter.model, drafter.kinds) if drafter else (None, ())
+    def of(cls, target: Seq2Seq, drafter: Drafter | None) -> Adaptive:
+        """For a target, which exact decoding may pad, and what drafts for it."""
         most = LONGEST_AUTO if isinstance(target, ExactTarget) else None
-        return cls(lambda: costs or measure(target, draft), kinds, most)
+        return cls(Expected(target, drafter.model if drafter else None), most)
 
-    @cached_property
-    def costs(self) -> Costs:
-        """Costs of steps on this machine."""
-        return self._measure()
+    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
+        """How many tokens of which offer each row is proposed in the next step."""
+        choices = [NOTHING] * len(rows)
+        alone: list[int] = []
+        together: list[int] = []
+        for i, (row, offered) in enumerate(zip(rows, offers, strict=True)):
+            number = row.settings.num_draft
+            if not (offered and number and row.room):
+                continue
+            if isinstance(number, int):
+                best = max(offered, key=lambda offer: (offer.kind.alpha, not offer.kind.drafted))
+                choices[i] = best.first(min(number, row.room))
+            else:
+                (together if row.adapts else alone).append(i)
+        if alone:
+            options = Options.of(alone, rows, offers, Experience(), self.most)
+            alone_in_it = options.shapes(1)
+            seconds = self.expected.seconds(1, alone_in_it.positions, alone_in_it.passes, True)
+            own = [rows[i].experience for i in alone]
+            decided = self._decide(options.tokens, seconds, own, 1)
+            options.take(decided, choices)
+        if together:
+            options = Options.of(together, rows, offers, self.experience, self.most)
+            seconds = self.costs.seconds(options.shapes(len(rows), choices))
+            total = options.tokens.sum(axis=0, keepdims=True)
+            idle = self.experience.idle
+            decided = self._decide(total, seconds, [self.experience], len(rows))
+            self._caught_up = idle > 0 and decided[0][0] > 0
+            options.take(decided * len(together), choices)
+        return choices
 
-    @cached_property
-    def fixed(self) -> dict[str, int]:
-        """The most proposals of each kind for a sampled row, whatever rows are beside it."""
-        return self._best({kind: PRIORS[kind][0] for kind in (*self.kinds, *PREDICTIONS)}, rows=1)
-
-    def limits(self, task: tuple[int, ...], rows: int, predicted: bool = False) -> dict[str, int]:
-        """The most proposals of each kind for the greedy rows of a task in the next step.
+    def _decide(
+        self,
+        tokens: np.ndarray,
+        seconds: np.ndarray,
+        experiences: Sequence[Experience],
+        rows: int,
+    ) -> list[tuple[int, int]]:
+        """Indices of the numbers of drafts and copies with the most tokens a second.
 
         Args:
-            task: the task prefix of the prompts.
-            rows: B.
-            predicted: whether they have predictions.
-
-        Returns:
-            Numbers by kind. A kind that is missing need not be looked for.
+            tokens: (G, N, N) expected of each group of rows, by both numbers.
+            seconds: (N, N) of a step of so many rows.
+            experiences: of each group.
+            rows: of the batch that each is decided about.
         """
-        kinds = (*self.kinds, *PREDICTIONS) if predicted else self.kinds
-        estimates = {kind: self._estimate(task, kind) for kind in kinds}
-        limits = self._best({kind: e.alpha(kind) for kind, e in estimates.items()}, rows)
-        for kind, estimate in estimates.items():
-            estimate.idle_steps = 0 if limits[kind] else estimate.idle_steps + 1
-        if limits.get("draft") == 0:
-            limits["draft"] = self._trial(estimates["draft"], rows)
-        idle = [e.idle_steps for kind, e in estimates.items() if kind != "draft"]
-        if idle and min(idle) % STEPS_BETWEEN_LOOKS:
-            return {kind: n for kind, n in limits.items() if kind == "draft"}
-        return limits
+        speeds = tokens / seconds
+        best = speeds.reshape(len(speeds), -1).argmax(axis=1).tolist()
+        decided = []
+        for speed, expected, flat, experience in zip(
+            speeds, tokens, best, experiences, strict=True
+        ):
+            d, m = divmod(flat, speed.shape[1])
+            if speed[d, m] < LEAST_GAIN * speed[0, 0]:
+                d = m = 0
+            if d == 0 and len(speed) > 1:
+                price = seconds[1:, m] - expected[1:, m] / speed[0, m]
+                late = self.expected.catching_up(rows, experience.idle)
+                d = experience.trial(price + late, seconds[0, m])
+            experience.idle = 0 if d else experience.idle + 1
+            decided.append((d, m))
+        return decided
 
-    def note(self, row: Row, proposal: Proposal, i: int, written: list[int], accepted: int) -> None:
-        """Learns from a step of a row, if it is greedy.
+    def note(
+        self, row: Row, offers: Sequence[Offer], choice: Choice, written: list[int], accepted: int
+    ) -> None:
+        """Learns what became of a row's offers.
 
         Args:
-            row: the row, after the step.
-            proposal: of the step.
-            i: the row's place in the batch.
+            row: after the step.
+            offers: what it could have been proposed.
+            choice: what it was proposed.
             written: tokens that the step wrote.
             accepted: how many of them were proposals.
         """
-        if not row.adapts:
+        if row.settings.num_draft != AUTO:
             return
-        if proposal.writers[i] == "draft" and proposal.lengths[i]:
-            ended = row.finish_reason == "stop"
-            counts = count_verified(proposal.lengths[i], accepted, len(written), ended)
-            self.learn(row.task, "draft", *counts)
-        copy = proposal.copies[i]
-        if copy:  # known, whether it was proposed or not
-            text = written[: len(written) - row.ended]
-            self.learn(row.task, copy.kind, *compare(copy.tokens, text))
+        text = written[: len(written) - row.ended]
+        for kind, tokens in offers:
+            if tokens is not None:  # whether it was proposed or not
+                counts = compare(tokens, text)
+            elif choice.drafted:
+                ended = row.finish_reason == "stop"
+                counts = count_verified(choice.length, accepted, len(written), ended)
+            else:
+                continue
+            row.experience.outcomes[kind].add(*counts)
+            if row.adapts:
+                self.experience.outcomes[kind].add(*counts)
 
-    def learn(self, task: tuple[int, ...], kind: str, verified: int, accepted: int) -> None:
-        """Takes into account how many proposals of a kind were verified, and how many accepted."""
-        self._estimate(task, kind).add(verified, accepted)
-
-    def _estimate(self, task: tuple[int, ...], kind: str) -> Estimate:
-        return self._estimates.setdefault((task, kind), Estimate())
-
-    def _best(self, alphas: dict[str, float], rows: int) -> dict[str, int]:
-        """By kind, the number with the largest S; 0 if that is too small or drafting is better."""
-        best = {kind: self._largest_speedup(kind, alpha, rows) for kind, alpha in alphas.items()}
-        least = max(LEAST_SPEEDUP, best.get("draft", (0, 0))[0])
-        return {kind: gamma if speedup >= least else 0 for kind, (speedup, gamma) in best.items()}
-
-    def _largest_speedup(self, kind: str, alpha: float, rows: int) -> tuple[float, int]:
-        """Returns the largest S with a proposal or more, and the gamma that reaches it."""
-        costs = enumerate(self._costs(kind == "draft", rows), 1)
-        return max((expected_tokens(alpha, n) / cost, n) for n, cost in costs)
-
-    def _costs(self, drafted: bool, rows: int) -> list[float]:
-        """Costs of a step with 1, 2, … proposals, relative to a regular step; worked out once."""
-        if (drafted, rows) not in self._tables:
-            verify, draft = self.costs.verify, drafted * self.costs.draft_pass(rows)
-            steps = [g * draft + verify(rows, g + 1) for g in range(1, self._longest + 1)]
-            self._tables[drafted, rows] = [step / verify(rows, 1) for step in steps]
-        return self._tables[drafted, rows]
-
-    def _trial(self, estimate: Estimate, rows: int) -> int:
-        """How many tokens to draft though that is not expected to pay: 0 if it is too early to.
-
-        Where it nearly pays it costs little, so it is tried often.
-        """
-        speedup, gamma = self._largest_speedup("draft", estimate.alpha("draft"), rows)
-        price = (LEAST_SPEEDUP - speedup) * self._costs(True, rows)[gamma - 1]  # in regular steps
-        if estimate.idle_steps * EXPLORATION_SHARE < price:
-            return 0
-        estimate.idle_steps = 0
-        return gamma if self._largest_speedup("draft", 1.0, rows)[0] >= LEAST_SPEEDUP else 0
+    def timed(self, rows: Sequence[Row], choices: Sequence[Choice], seconds: float) -> None:
+        """Learns what a step took, if all its rows are greedy and adapt."""
+        if not self._caught_up and all(row.adapts for row in rows):
+            positions = 1 + max(choice.length for choice in choices)
+            passes = max(choice.drafted for choice in choices)
+            self.costs.note(len(rows), positions, passes, seconds)
 
 
-def default_num_draft() -> int:
-    """How many proposals a step has on this device where nobody says how many."""
-    return NUM_DRAFT_ON_CPU if cpu_only() else NUM_DRAFT_ON_GPU
+@dataclass(frozen=True)
+class Options:
+    """What some rows of a batch can be proposed, and what to expect of it.
+
+    Attributes:
+        indices: of the rows in their batch.
+        offers: a draft's and another one of each row, where it has them.
+        rooms: tokens that each can be proposed at most.
+        tokens: (B, N, N) that a step yields each, by the number of drafts and of copies; an axis
+            without offers has one number, 0.
+    """
+
+    indices: Sequence[int]
+    offers: Sequence[tuple[Offer | None, Offer | None]]
+    rooms: Sequence[int]
+    tokens: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        indices: Sequence[int],
+        rows: Sequence[Row],
+        offers: Sequence[Sequence[Offer]],
+        others: Experience,
+        most: int,
+    ) -> Options:
+        """Of these rows, with what was seen of all `others`, and `most` proposals."""
+        numbers = [number for number in NUMBERS if number <= most]
+        pairs, rooms = [], [rows[i].room for i in indices]
+        for i in indices:
+            by_draft = {offer.kind.drafted: offer for offer in offers[i]}
+            pairs.append((by_draft.get(True), by_draft.get(False)))
+        axes = []
+        for offered in zip(*pairs, strict=True):
+            if not any(offered):
+                axes.append(np.ones((len(indices), 1)))
+                continue
+            beliefs = [
+                rows[i].experience.belief(offer.kind, others) if offer else (0.0, 1.0)
+                for i, offer in zip(indices, offered, strict=True)
+            ]
+            caps = [
+                offer.most(room) if offer else 0 for offer, room in zip(offered, rooms, strict=True)
+            ]
+            axes.append(expected_tokens(beliefs, caps, numbers))
+        drafts, copies = axes
+        tokens = np.maximum(drafts[:, :, None], copies[:, None, :])
+        return cls(indices, pairs, rooms, tokens)
+
+    def shapes(self, rows: int, others: Sequence[Choice] = ()) -> Grid:
+        """Of steps of so many rows, of which others have these choices."""
+        drafts, copies = (NUMBERS[:n] for n in self.tokens.shape[1:])
+        longest = max((choice.length for choice in others), default=0)
+        return grid(rows, drafts, copies, longest, max((c.drafted for c in others), default=0))
+
+    def take(self, decided: Sequence[tuple[int, int]], choices: list[Choice]) -> None:
+        """Writes the rows' choices, by the indices of their numbers."""
+        rows = zip(self.indices, self.offers, self.rooms, self.tokens, decided, strict=True)
+        for i, (draft, copied), room, tokens, (d, m) in rows:
+            prefer = copied if tokens[0, m] >= tokens[d, 0] else draft
+            number = NUMBERS[m if prefer is copied else d]
+            if prefer and number:
+                choices[i] = prefer.first(min(number, room))
 
 
-def proposal_limits(rows: Sequence[Row], drafter: Drafter, adaptive: Adaptive) -> list[Limits]:
-    """How many tokens of each kind each row of a batch may be proposed in the next step.
+def expected_tokens(
+    beliefs: Sequence[tuple[float, float]], caps: Sequence[int], numbers: Sequence[int]
+) -> np.ndarray:
+    """(B, N) tokens that a step yields with so many proposals.
 
     Args:
-        rows: B rows.
-        drafter: where the proposals come from.
-        adaptive: chooses for rows whose num_draft is "auto".
+        beliefs: of each row, a and b of the beta distribution of alpha.
+        caps: proposals that each can have at most.
+        numbers: (N,) ascending.
     """
-    limits: list[Limits] = []
-    learned = cache(partial(adaptive.limits, rows=len(rows)))
-    for row in rows:
-        # One token a step is the target's own, so a row with r tokens to go can use r - 1.
-        remaining = row.settings.max_tokens - row.decided - 1
-        num_draft = row.settings.num_draft
-        if num_draft is None:
-            num_draft = default_num_draft()
-        if isinstance(num_draft, int):
-            limit = dict.fromkeys(drafter.default_kinds, num_draft)
-        elif not row.adapts:
-            limit = adaptive.fixed
-        else:
-            limit = learned(row.task, predicted=bool(row.prediction))
-        usable = {kind: min(n, remaining) for kind, n in limit.items()}
-        limits.append(usable if remaining and num_draft else {})
-    return limits
+    a, b = np.array(beliefs).T[..., None]
+    i = np.arange(numbers[-1])
+    tokens = np.ones((len(caps), numbers[-1] + 1))
+    np.cumsum(np.cumprod((a + i) / (a + b + i), axis=1), axis=1, out=tokens[:, 1:])
+    tokens[:, 1:] += 1
+    for row, cap in zip(tokens, caps, strict=True):
+        row[cap + 1 :] = row[min(cap, numbers[-1])]
+    return tokens[:, numbers]
 
 
 def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:

@@ -1,189 +1,243 @@
-"""What the steps of a pair cost on this machine, for `num_draft="auto"`.
+"""What a step costs: first as a table for the kind of device has it, then as steps turn out.
 
-A pass over B rows of M positions costs about what one row of B * M positions does, as all its
-products see B * M rows. So one row is measured, at numbers of positions on both sides of the steps
-of Apple's GPUs. From M3 on, kernels read the weights once for every 5 rows, up to 12 with 4 or 8
-bits and up to 15 with 16, and larger products are tiled (`get_qmv_batch_limit` in MLX's
-backend/metal/quantized.cpp, `gemv_wide_config` in its matmul.cpp); on M1 and M2 the step is at 2.
-The order is that of importance, as a slow model leaves no time for all of them.
+Nothing is run to find out. `Expected` knows how long a pass over M positions takes relative to one
+over a single position, v(M), for kinds of devices and weights. `StepCosts` corrects that by the
+seconds of the steps that decode anyway. The correction is a Gaussian process over the shapes of
+steps (Rasmussen and Williams, 2006, chapter 2), so that what one shape has shown tells of those
+that are like it, and where nothing was seen the table remains.
+
+Symbols: B rows, M positions, gamma proposals, K shapes that were seen.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlx_t5.backend import mx, on_cpu
-from mlx_t5.network.encoding import encoded
-from mlx_t5.network.interface import Seq2Seq
-from mlx_t5.network.ranks import ALONE, Ranks, ranks_of
-from mlx_t5.sampling.acceptance import accept
-from mlx_t5.sampling.draws import Sampling, likeliest
-from mlx_t5.settings import Settings
+from mlx_t5 import blas
+from mlx_t5.backend import blas_name, device_info, mx, on_cpu, on_cuda
 
-LONGEST = 15  # proposals a row at most; beyond that they hardly ever all hold
-LONGEST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
-TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
-DRAFT_POINTS = (1, 4, 16)
-NEEDED = 5  # points that are measured however long it takes
-BUDGET_SECONDS = 0.4  # a model, kernels that are compiled at their first run not counted
-ROUNDS = 9  # more add nothing
-SOURCE_TOKENS = 16  # of the prompt that the passes attend to
-CHAIN = 4  # draft passes that follow each other, as nothing waits for the device while drafting
+Shape: TypeAlias = tuple[int, int, int]  # of a step: B, positions of each row, draft passes
+
+MOST = 15  # proposals a row at most; beyond that they hardly ever all hold
+MOST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of a pass, by the number of its positions, ascending.
+class Device(NamedTuple):
+    """How fast a kind of device is, roughly: only the ratio of two models' passes comes of it.
 
     Attributes:
-        target: of the target.
-        draft: of the draft; empty without one.
+        layer: seconds that a decoder layer takes at least, the host's work.
+        bandwidth: bytes of weights that it reads a second.
+        softmax: seconds that sampling takes a logit.
     """
 
-    target: dict[int, float]
-    draft: dict[int, float]
-
-    def verify(self, rows: int, positions: int) -> float:
-        """Seconds of a target pass over so many positions of each row."""
-        return _between(self.target, rows * positions)
-
-    def draft_pass(self, rows: int) -> float:
-        """Seconds of a draft pass over one position of each row; 0 without a draft."""
-        return _between(self.draft, rows) if self.draft else 0.0
+    layer: float
+    bandwidth: float
+    softmax: float = 0.0
 
 
-def longest() -> int:
-    """How many proposals a row that `auto` decides about gets at most on this device."""
-    return LONGEST_ON_METAL if mx.metal.is_available() and not on_cpu() else LONGEST
+# CPU: t5-base's shape takes 24.5 ms for 0.5 GB, and `exp` 12 ns. CUDA: an H100 takes 5.9 ms for the
+# 24 layers of t5-large, whose weights it reads in 0.25 (docs/performance.md). Metal: 19 kernels a
+# layer of 2.4 to 2.75 us each (mlx#3839); between an M3 (100 GB/s) and an Ultra (800).
+CPU = Device(6e-5, 2.5e10, 1.2e-8)
+CUDA = Device(2.4e-4, 2e12)
+METAL = Device(6e-5, 3e11)
+
+# v(M): M → seconds of a pass over M positions of all rows, in passes over one; linear in between,
+# and beyond the last as before it.
+V: Mapping[str, Mapping[int, float]] = {
+    # MKL on 2 cores, t5-base's shape; OpenBLAS rises a little more (docs/performance.md).
+    "cpu": {1: 1, 2: 1.15, 4: 1.75, 5: 1.95, 6: 2.1, 8: 2.45, 16: 2.8, 32: 4, 64: 7.5},
+    "cpu without blas": {1: 1, 64: 64},
+    # MLX encodes 24 layers in 3.2 to 4.8 ms at M = 1, in 5.2 to 7.8 at 5 (docs/performance.md).
+    "cuda": {1: 1, 2: 1.3, 5: 1.5, 8: 1.55, 32: 1.7, 128: 2.5},
+    # M3 and later read 4 and 8 bits once for up to 5 rows (mlx#3791, mlx#3839).
+    "quantized": {1: 1, 2: 1.1, 4: 1.3, 5: 1.45, 6: 1.8, 8: 2.2, 10: 2.6, 16: 3.9, 32: 3.9, 64: 5},
+    # Affine weights on M1 and M2: once a row, tiled from 6 on (MLX's quantized.cpp).
+    "affine before M3": {1: 1, 2: 1.9, 4: 3.6, 5: 4.4, 6: 4.6, 32: 4.6, 64: 6},
+    # Weights of fp modes are read once for 5 rows on every chip (mlx#3764).
+    "fp before M3": {1: 1, 2: 1.45, 4: 2.4, 5: 2.9, 6: 4.4, 32: 4.6, 64: 6},
+    # 16 bits on M3 and later: once up to 5, twice up to 10 (`gemv_wide` in MLX's matmul.cpp).
+    "16 bits": {1: 1, 2: 1.1, 5: 1.3, 6: 1.7, 10: 1.9, 11: 2.2, 32: 2.2, 64: 3.5},
+    # Before, and in float32: the matrix kernel from 2 on (mlx#4265; ReDrafter on an M1 Max).
+    "matrix kernel": {1: 1, 2: 2, 15: 2.2, 32: 2.6, 64: 4},
+}
 
 
-def _between(seconds: dict[int, float], positions: int) -> float:
-    """Interpolated; beyond the last point, the average slope goes on."""
-    points, times = list(seconds), list(seconds.values())
-    slope = (times[-1] - times[0]) / max(points[-1] - points[0], 1)
-    return float(np.interp(positions, points, times)) + slope * max(positions - points[-1], 0)
-
-
-def measure(
-    target: Seq2Seq, draft: Seq2Seq | None, clock: Callable[[], float] = time.perf_counter
-) -> Costs:
-    """Measures the passes of a pair, in less than a second unless a pass takes long.
+def device_kind(weights: str) -> tuple[Device, str]:
+    """The device that computes, and which row of `V` holds for weights of a kind.
 
     Args:
-        target: the model that verifies.
-        draft: the model that proposes, None if none does.
-        clock: seconds.
-
-    Ranks that share the target and measure together take rank 0's seconds, so that they make the
-    same passes and find the same costs.
+        weights: "affine" or another mode of quantised ones, or else their type.
     """
-    ranks = ranks_of(target)
-    # Passes of exact decoding have a width.
-    points = [n for n in TARGET_POINTS if n <= getattr(target, "width", n)]
-    verifying, proposing = ladder(timer(target, clock, ranks), points, BUDGET_SECONDS), {}
-    if draft is not None:
-        proposing = ladder(drafting(draft, clock, ranks), DRAFT_POINTS, BUDGET_SECONDS)
-    return Costs(rising(verifying), rising(proposing))
+    if on_cpu():
+        return CPU, "cpu without blas" if blas_name() == blas.REFERENCE else "cpu"
+    if on_cuda():
+        return CUDA, "cuda"
+    generation = re.search(r"applegpu_g(\d+)", str(device_info().get("architecture", "")))
+    new = generation is None or int(generation[1]) >= 15  # M3
+    if weights == "float32" or (not new and weights in ("float16", "bfloat16")):
+        return METAL, "matrix kernel"
+    if weights in ("float16", "bfloat16"):
+        return METAL, "16 bits"
+    old = "affine" if weights == "affine" else "fp"
+    return METAL, "quantized" if new else f"{old} before M3"
 
 
-def rising(seconds: dict[int, float]) -> dict[int, float]:
-    """The same, but more positions never cost less: that was chance."""
-    return dict(zip(seconds, np.maximum.accumulate(list(seconds.values())).tolist(), strict=True))
+def most_proposals() -> int:
+    """How many proposals a row gets at most, where nobody says how many."""
+    return MOST_ON_METAL if mx.metal.is_available() and not on_cpu() else MOST
 
 
-def ladder(
-    seconds: Callable[[int], float], points: Sequence[int], budget: float
-) -> dict[int, float]:
-    """Seconds by number of positions, ascending; every shape runs once before it counts.
+class Expected:
+    """Seconds of steps by the table, the same on every run of a machine."""
 
-    The speed of a machine changes, so every round is taken relative to its pass over one position,
-    and medians are taken of that.
+    def __init__(self, target: Any, draft: Any = None) -> None:
+        """Of a target, which exact decoding may pad, and of a draft model if there is one."""
+        self.width = getattr(target, "width", 0)
+        device, row = device_kind(target.weights_read().kind)
+        self.v = list(V[row]), list(V[row].values())
+        self.pass_seconds = _seconds(target, device)
+        self.draft_seconds = _seconds(draft, device) if draft else 0.0
+        self.softmax = device.softmax * target.config.vocab_size
 
-    Args:
-        seconds: makes a pass over so many positions and returns what it took.
-        points: numbers of positions, by importance; the first is 1.
-        budget: seconds for all passes; what a first run compiles is not counted.
+    def seconds(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:
+        """Of steps.
+
+        Args:
+            rows: B.
+            positions: of each row that the target verifies, one number or many.
+            passes: of the draft, likewise.
+            sampled: whether the rows draw from probabilities.
+        """
+        target = self.pass_seconds * self._v(rows * (self.width or positions))
+        draft = passes * self.draft_seconds * self._v(rows)
+        return target + draft + sampled * self.softmax * rows * (positions + passes)
+
+    def catching_up(self, rows: int, tokens: int) -> float:
+        """Seconds more that the first draft pass takes if rows lack so many tokens each."""
+        return self.draft_seconds * float(self._v(rows * tokens) - self._v(rows))
+
+    def _v(self, positions: Any) -> Any:
+        points, times = self.v
+        slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
+        beyond = np.maximum(np.subtract(positions, points[-1]), 0)
+        return np.interp(positions, points, times) + slope * beyond
+
+
+def _seconds(model: Any, device: Device) -> float:
+    """Of a pass over one position."""
+    read = model.weights_read()
+    return read.layers * device.layer + read.bytes / device.bandwidth
+
+
+UNIT = 100.0  # variance of the logarithm of what a table's second really takes
+SPREAD = 0.15**2  # variance of a shape's error beside that
+NOISE = 0.25**2  # variance of a step's seconds
+SURPRISE = 2 * NOISE**0.5  # an error that differs by more counts as this
+REACH = 6.0  # positions, or passes, over which errors become unlike
+FADE = 0.997  # of what was seen, a step
+SHAPES = 32  # that are remembered
+
+
+class StepCosts:
+    """Seconds of steps, learned from those that were made."""
+
+    def __init__(self, expected: Callable[[int, Any, Any], Any]) -> None:
+        """Begins with `expected`, seconds of (B, positions, draft passes) in any unit."""
+        self.expected = expected
+        self._seen: set[Shape] = set()
+        self._shapes: list[Shape] = []
+        self._features = np.zeros((0, 4))  # (K, 4) of those
+        self._weights = np.zeros(0)  # (K,) steps of each that count
+        self._errors = np.zeros(0)  # (K,) mean logarithm of their seconds over the expected ones
+        self._solution: Any = None
+
+    def note(self, rows: int, positions: int, passes: int, seconds: float) -> None:
+        """Takes a step into account; the first of its shape may have compiled kernels."""
+        shape = rows, positions, passes
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return
+        error = math.log(seconds / self.expected(*shape))
+        self._weights *= FADE
+        if shape in self._shapes:
+            known = float(self._correction(_features(*shape)))
+            error = min(max(error, known - SURPRISE), known + SURPRISE)
+        else:
+            self._remember(shape)
+        i = self._shapes.index(shape)
+        self._weights[i] += 1
+        self._errors[i] += (error - self._errors[i]) / self._weights[i]
+        self._solution = None
+
+    def seconds(self, grid: Grid) -> np.ndarray:
+        """Seconds (N, N) to expect of steps of these shapes."""
+        expected = self.expected(grid.rows, grid.positions, grid.passes)
+        return expected * np.exp(self._correction(grid.features))
+
+    def _correction(self, features: np.ndarray) -> Any:
+        """The process's mean at some shapes (…, 4), given the errors of those that were seen."""
+        if not self._shapes:
+            return 0.0
+        if self._solution is None:
+            noise = np.diag(NOISE / np.maximum(self._weights, 1e-3))
+            covariance = _covariance(self._features, self._features)
+            self._solution = np.linalg.solve(covariance + noise, self._errors)
+        return _covariance(features, self._features) @ self._solution
+
+    def _remember(self, shape: Shape) -> None:
+        """Makes room for a shape, in the place of the one that counts least if there are many."""
+        if len(self._shapes) == SHAPES:
+            least = int(self._weights.argmin())
+            del self._shapes[least]
+            self._features = np.delete(self._features, least, axis=0)
+            self._weights, self._errors = (
+                np.delete(array, least) for array in (self._weights, self._errors)
+            )
+        self._shapes.append(shape)
+        self._features = np.vstack([self._features, _features(*shape)])
+        self._weights, self._errors = np.append(self._weights, 0), np.append(self._errors, 0)
+
+
+class Grid(NamedTuple):
+    """Shapes of steps of B rows, by the numbers of drafts and of copies.
+
+    Attributes:
+        rows: B.
+        positions: (N, N) that the target verifies of each row.
+        passes: (N, N) of the draft.
+        features: (N, N, 4).
     """
-    first: dict[int, float] = {}
-    for n in points:
-        if len(first) >= NEEDED and 2 * sum(first.values()) > budget:
-            break
-        seconds(n)  # may compile its kernels
-        first[n] = seconds(n)
-    rounds, round_seconds = [first], sum(first.values())
-    while len(rounds) < ROUNDS and (len(rounds) + 2) * round_seconds < budget:
-        rounds.append({n: seconds(n) for n in first})
-    order, regular = sorted(first), float(np.median([taken[1] for taken in rounds]))
-    return {n: regular * float(np.median([took[n] / took[1] for took in rounds])) for n in order}
+
+    rows: int
+    positions: np.ndarray
+    passes: np.ndarray
+    features: np.ndarray
 
 
-def timer(
-    model: Seq2Seq,
-    clock: Callable[[], float],
-    ranks: Ranks = ALONE,
-    source: int = SOURCE_TOKENS,
-    slots: int = max(TARGET_POINTS),
-) -> Callable[[int], float]:
-    """A function that times a step's pass of the target over so many positions of one row.
-
-    With what a step does around it: tokens are joined, accepted and waited for. The row's source
-    has so many tokens, and its text as many slots. All `ranks` get the time of the first.
-    """
-    prepared, greedy = _prepared(model, 1, source, slots), Sampling.of([Settings()])
-
-    def seconds(positions: int) -> float:
-        began = clock()
-        tokens, x, lengths = _filler(model, 1, 1), None, mx.array([positions - 1], mx.int32)
-        if positions > 1:
-            x = _filler(model, 1, positions - 1)
-            tokens = mx.concatenate([tokens, x], axis=1)
-        logits = model.decode(tokens, prepared, [0])
-        accepted, tokens = accept(logits, x, None, lengths, greedy, None)
-        mx.concatenate([accepted[:, None], tokens], axis=1).tolist()
-        return _of_first(clock() - began, ranks)
-
-    return seconds
+@lru_cache(maxsize=1024)
+def grid(
+    rows: int, drafts: tuple[int, ...], copies: tuple[int, ...], longest: int = 0, passes: int = 0
+) -> Grid:
+    """Of steps in which some row has `longest` proposals and the draft makes so many `passes`."""
+    positions = np.maximum(np.maximum.outer(drafts, copies), longest) + 1
+    all_passes = np.broadcast_to(np.maximum(drafts, passes)[:, None], positions.shape)
+    return Grid(rows, positions, all_passes, _features(rows, positions, all_passes))
 
 
-def drafting(
-    model: Seq2Seq, clock: Callable[[], float], ranks: Ranks = ALONE, source: int = SOURCE_TOKENS
-) -> Callable[[int], float]:
-    """A function that times a draft pass over one position of so many rows, as drafts are made.
-
-    That is `CHAIN` passes, each fed what the last has chosen, and one wait. The rows' sources have
-    so many tokens. All `ranks` get the time of the first.
-    """
-    prepared = cache(lambda rows: _prepared(model, rows, source))
-
-    def seconds(rows: int) -> float:
-        slots, tokens = prepared(rows), _filler(model, rows, 1)
-        began = clock()
-        for i in range(CHAIN):
-            tokens = likeliest(model.decode(tokens, slots, [i] * rows))
-            mx.async_eval(tokens)
-        tokens.tolist()
-        return _of_first((clock() - began) / CHAIN, ranks)
-
-    return seconds
+def _features(rows: int, positions: Any, passes: Any) -> np.ndarray:
+    """(…, 4): the errors of shapes that are near each other are like each other."""
+    size = np.full(np.shape(positions), math.log2(rows))
+    return np.stack([size, positions / REACH, passes / REACH, np.greater(passes, 0)], axis=-1)
 
 
-def _prepared(model: Seq2Seq, rows: int, source: int, slots: int = max(TARGET_POINTS)) -> Any:
-    """A cache of so many rows, with slots for every pass that is timed."""
-    cache = encoded(model, [[model.config.pad_token_id] * source] * rows)
-    cache.reserve(slots)
-    mx.eval(cache.state)
-    return cache
-
-
-def _filler(model: Seq2Seq, rows: int, length: int) -> mx.array:
-    return mx.array([[model.config.pad_token_id] * length] * rows, mx.int32)
-
-
-def _of_first(seconds: float, ranks: Ranks) -> float:
-    return seconds if ranks.size == 1 else ranks.of_first(mx.array(seconds)).item()
+def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(…, K) of the errors of shapes a (…, 4) and b (K, 4)."""
+    return UNIT + SPREAD * np.exp(-np.abs(a[..., None, :] - b).sum(axis=-1))

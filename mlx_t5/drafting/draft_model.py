@@ -1,20 +1,15 @@
-"""Where proposals come from.
-
-A drafter guesses the next tokens of every row of a batch; the target checks them. Whatever it
-proposes, the output stays correct: a poor drafter only costs time. Two verbs matter: `propose`, and
-`note` of what was kept. `DraftModel` is a smaller T5 with the same tokenizer, as in
-https://arxiv.org/abs/2211.17192; copying is in source_copy.py.
+"""Proposals of a smaller T5 with the same tokenizer, as in https://arxiv.org/abs/2211.17192.
 
 Symbols: B rows, S source positions, gamma proposals, V the target's vocabulary, N the draft's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoded
@@ -23,100 +18,7 @@ from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import Sampling, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
 
-Rows = Sequence[Sequence[int]]  # tokens of each row
-# The most tokens that a row may be proposed, by kind of proposal; what is missing is not wanted.
-# Proposals of a kind are about equally good: "draft" of a model; "copy" of no model, "weak copy" if
-# little speaks for it, "first copy" if the text has only begun.
-Limits = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Tokens that a row may go on with, known on the host, and their kind."""
-
-    kind: str
-    tokens: Sequence[int]
-
-
-@dataclass
-class Proposal:
-    """What a drafter proposes for one step.
-
-    Attributes:
-        tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
-        q: (B, gamma, V) probabilities the tokens were drawn from, or None if the proposals are
-            deterministic, q(x) = 1.
-        lengths: how many proposals of each row are real.
-        copies: what each row could have copied, whether it is proposed or not; None if nothing was
-            looked for or found.
-        writers: who proposed, one of "draft" and "copy" a row.
-        valid_lengths: (B,) int32, how many of them count: those before logits that were not finite,
-            which matters only where a token that is not the target's own may be kept.
-    """
-
-    tokens: mx.array | None
-    q: mx.array | None
-    lengths: list[int]
-    copies: list[Copy | None]
-    writers: list[str]
-    valid_lengths: mx.array
-
-    @classmethod
-    def nothing(cls, rows: int, copies: list[Copy | None] | None = None) -> Proposal:
-        """No proposal for any of the rows."""
-        none = mx.array([0] * rows, mx.int32)
-        return cls(None, None, [0] * rows, copies or [None] * rows, [""] * rows, none)
-
-
-class Drafter(Protocol):
-    """Proposes tokens for the rows of one batch, which are known by their place."""
-
-    @property
-    def model(self) -> Seq2Seq | None:
-        """The model that is asked, None if there is none."""
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """All kinds of proposals it can make."""
-
-    @property
-    def default_kinds(self) -> Sequence[str]:
-        """Those it makes when it is given one number."""
-
-    def fresh(self) -> Drafter:
-        """Returns a drafter of the same kind for another batch, without rows."""
-
-    def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds rows at the end of the batch, or none if there is not enough memory.
-
-        Args:
-            sources: source tokens of each row.
-            states: what the target's encoder made of each (S, d_model), for a draft that uses it.
-
-        Raises:
-            RuntimeError: the device has not enough memory; nothing has changed.
-        """
-
-    def propose(
-        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
-    ) -> Proposal | None:
-        """Guesses what follows, without waiting for the device.
-
-        Args:
-            committed: tokens of each row so far, the start token first.
-            limits: how many tokens each row may be proposed.
-            sampling: settings of the rows.
-            keys: (B, 2) keys of this step; None if every row is greedy.
-
-        Returns:
-            The proposal, or None if there is nothing to say about any row.
-        """
-
-    def note(self, committed: Rows) -> None:
-        """Takes note of the tokens of each row after the step."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order."""
+DRAFT = Kind("draft", 1.5, 0.4, writer="draft", drafted=True)
 
 
 class DraftModel:
@@ -129,8 +31,6 @@ class DraftModel:
     A draft that shares its target's encoder (network/sharing.py) does not encode a prompt again.
     One with a vocabulary of its own (network/draft_vocabulary.py) has logits of N < V tokens.
     """
-
-    kinds = default_kinds = ("draft",)
 
     def __init__(
         self, model: Seq2Seq, target: Seq2Seq, vocabulary: DraftVocabulary | None = None
@@ -189,14 +89,22 @@ class DraftModel:
         self.fed += [0] * len(sources)
         self.sources += [len(source) for source in sources]
 
+    def offers(self) -> Sequence[Sequence[Offer]]:
+        """A draft for every row."""
+        return [[Offer(DRAFT)]] * len(self.fed)
+
     def propose(
-        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
+        self,
+        committed: Rows,
+        choices: Sequence[Choice],
+        sampling: Sampling,
+        keys: mx.array | None,
     ) -> Proposal | None:
         """Decodes as many tokens as the most any row may get, in one lazy graph.
 
         See `Drafter.propose`.
         """
-        lengths = [limit.get("draft", 0) for limit in limits]
+        lengths = [choice.drafted for choice in choices]
         gamma = max(lengths)
         if gamma == 0:
             return None
@@ -234,7 +142,7 @@ class DraftModel:
         valid = mx.array(lengths, mx.int32)
         valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
         x, rows = mx.concatenate(xs, axis=1), len(lengths)
-        return Proposal(x, q, lengths, [None] * rows, ["draft"] * rows, valid)
+        return Proposal(x, q, lengths, [DRAFT.writer] * rows, valid)
 
     def note(self, committed: Rows) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""

@@ -23,11 +23,10 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import Copy, Drafter, Limits, Proposal, Rows
+from mlx_t5.drafting.proposals import Choice, Drafter, Kind, Offer, Proposal, Rows
 from mlx_t5.network.interface import Seq2Seq
 from mlx_t5.sampling.draws import Sampling, one_hot
 from mlx_t5.text.prompts import task_prefix
@@ -37,7 +36,12 @@ SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for 
 CANDIDATES = 16  # places that are compared: the latest of the output, the nearest of the source
 RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
 COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
-PREDICTIONS = ("prediction", "first prediction", "weak prediction")  # kinds of copies from one
+COPY = Kind("copy", 2.0, 0.35)
+WEAK_COPY = Kind("weak copy", 0.75, 2.25)  # where little speaks for it
+FIRST_COPY = Kind("first copy", 0.4, 0.6)  # near 0.9 in corrections, near 0.1 in translations
+PREDICTION = Kind("prediction", 2.0, 0.35)
+WEAK_PREDICTION = Kind("weak prediction", 0.75, 2.25)
+FIRST_PREDICTION = Kind("first prediction", 1.5, 0.3)  # callers may be wrong
 
 
 class Alignment:
@@ -86,18 +90,21 @@ class Alignment:
             else:
                 self._find_again()
 
-    def find(self, length: int) -> Copy | None:
+    def find(self, length: int = COMPARED) -> Offer | None:
         """At most `length` tokens that may come next; None if there are none."""
         if tokens := self._repeated(length):
-            return Copy("copy", tokens)
+            return Offer(COPY, tokens)
         predicted = self.place < self.predicted
         end = min(self.place + length, self.predicted if predicted else len(self.source))
-        tokens, kind = self.source[self.place : end], "prediction" if predicted else "copy"
-        if 2 * sum(self.copies) < len(self.copies) or not self.output:
-            kind = f"weak {kind}" if self.output else f"first {kind}"
-            if predicted and self.output and not self.match:
+        kind = PREDICTION if predicted else COPY
+        if not self.output:
+            kind = FIRST_PREDICTION if predicted else FIRST_COPY
+        elif 2 * sum(self.copies) < len(self.copies):
+            if predicted and not self.match:
                 return None  # a wrong prediction must not cost every step
-        return Copy(kind, tokens) if tokens else None
+            kind = WEAK_PREDICTION if predicted else WEAK_COPY
+        tokens = self.source[self.place : end]
+        return Offer(kind, tokens) if tokens else None
 
     def _repeated(self, length: int) -> list[int]:
         """What followed the last tokens where the output had them before."""
@@ -153,8 +160,6 @@ class SourceCopy:
     """A drafter that copies; see `draft_model.Drafter` for its verbs."""
 
     model = None
-    kinds = ("copy", "weak copy", "first copy")
-    default_kinds = (*kinds, *PREDICTIONS)
 
     def __init__(self, tokenizer: Any = None, lookup: bool = True):
         """Starts without rows.
@@ -175,28 +180,29 @@ class SourceCopy:
         known = sources if self.lookup else [()] * len(sources)
         self.alignments += [Alignment(s, len(task_prefix(s, self.tokenizer))) for s in known]
 
+    def offers(self) -> Sequence[Sequence[Offer]]:
+        """The next tokens of each row's source, if there are any."""
+        offers = (alignment.find() for alignment in self.alignments)
+        return [[offer] if offer else [] for offer in offers]
+
     def propose(
-        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
+        self,
+        committed: Rows,
+        choices: Sequence[Choice],
+        sampling: Sampling,
+        keys: mx.array | None,
     ) -> Proposal | None:
-        """Reads the next tokens off the source; see `Drafter.propose`."""
-        copies = [
-            alignment.find(max(COMPARED, *limit.values()))
-            if not limit.keys().isdisjoint(self.default_kinds)
-            else None
-            for alignment, limit in zip(self.alignments, limits, strict=True)
-        ]
-        if not any(copies):
-            return None
+        """Proposes what was offered; see `Drafter.propose`."""
         rows = [
-            list(copy.tokens[: limit.get(copy.kind, 0)]) if copy else []
-            for copy, limit in zip(copies, limits, strict=True)
+            list(offer.tokens[:length]) if offer and offer.tokens else []
+            for offer, length in choices
         ]
         lengths = [len(row) for row in rows]
         if not any(lengths):
-            return Proposal.nothing(len(rows), copies)
+            return None
         padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
         tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
-        return Proposal(tokens, None, lengths, copies, ["copy"] * len(copies), valid)
+        return Proposal(tokens, None, lengths, [COPY.writer] * len(rows), valid)
 
     def note(self, committed: Rows) -> None:
         """Moves the alignments on; the start token is not output."""
@@ -211,12 +217,9 @@ class SourceCopy:
 class CopyOrDraft:
     """A drafter that copies where that is likely to hold and asks a draft model elsewhere."""
 
-    default_kinds = ("copy", "draft", *PREDICTIONS[:2])  # where they are weak, a draft is better
-
     def __init__(self, copy: SourceCopy, draft: Drafter):
         """Combines two drafters; the draft model's passes are saved while all rows copy."""
         self.copy, self.draft = copy, draft
-        self.kinds = (*copy.kinds, *draft.kinds)
 
     @property
     def model(self) -> Seq2Seq | None:
@@ -232,15 +235,21 @@ class CopyOrDraft:
         self.draft.insert(sources, states)  # first, as it may run out of memory
         self.copy.insert(sources)
 
+    def offers(self) -> Sequence[Sequence[Offer]]:
+        """What both offer."""
+        offers = zip(self.copy.offers(), self.draft.offers(), strict=True)
+        return [[*copied, *drafted] for copied, drafted in offers]
+
     def propose(
-        self, committed: Rows, limits: Sequence[Limits], sampling: Sampling, keys: mx.array | None
+        self,
+        committed: Rows,
+        choices: Sequence[Choice],
+        sampling: Sampling,
+        keys: mx.array | None,
     ) -> Proposal | None:
-        """Asks the draft model for the rows that copy nothing; see `Drafter.propose`."""
-        copies = self.copy.propose(committed, limits, sampling, keys)
-        if copies:
-            remaining = zip(copies.lengths, limits, strict=True)
-            limits = [{} if copied else limit for copied, limit in remaining]
-        drafts = self.draft.propose(committed, limits, sampling, keys)
+        """Asks both for what was chosen of each; see `Drafter.propose`."""
+        copies = self.copy.propose(committed, choices, sampling, keys)
+        drafts = self.draft.propose(committed, choices, sampling, keys)
         return merged(copies, drafts) if copies and drafts else copies or drafts
 
     def note(self, committed: Rows) -> None:
@@ -256,8 +265,6 @@ class CopyOrDraft:
 
 def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     """The rows that copy from one proposal and the others from the other."""
-    if not any(copies.lengths):
-        return replace(drafts, copies=copies.copies)
     a, b = copies.tokens, drafts.tokens
     assert a is not None and b is not None, "as both propose"
     width = max(a.shape[1], b.shape[1])
@@ -271,7 +278,7 @@ def merged(copies: Proposal, drafts: Proposal) -> Proposal:
     lengths = [copy or draft for copy, draft, _ in rows]
     writers = [writer if copy else "draft" for copy, _, writer in rows]
     valid = mx.where(copying[:, 0], copies.valid_lengths, drafts.valid_lengths)
-    return Proposal(tokens, q, lengths, copies.copies, writers, valid)
+    return Proposal(tokens, q, lengths, writers, valid)
 
 
 def predicting(drafter: Drafter | None, predictions: Rows) -> Drafter | None:

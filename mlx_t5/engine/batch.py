@@ -18,7 +18,7 @@ from mlx_t5.network.memory import require_for
 from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
-    from mlx_t5.drafting.draft_model import Drafter
+    from mlx_t5.drafting.proposals import Drafter
     from mlx_t5.network.exact import ExactTarget
     from mlx_t5.network.interface import Seq2Seq
 

@@ -15,7 +15,7 @@ from mlx_t5.sampling.beams import texts_of
 from mlx_t5.sampling.draws import random_keys
 from mlx_t5.settings import Settings
 from mlx_t5.text.detokenizer import decode
-from mlx_t5.text.prompts import checked_prompts, checked_samples, task_prefix, token_ids
+from mlx_t5.text.prompts import checked_prompts, checked_samples, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
 
@@ -107,7 +107,7 @@ class Codec:
             if bad:
                 row.fail(str(bad))
             else:
-                row.task, row.prediction = task_prefix(ids, self.tokenizer), predicted
+                row.prediction = predicted
                 if settings.stop or (watched and self.tokenizer):
                     row.watch = TextWatch(self.tokenizer, tuple(settings.stop))
             yield row

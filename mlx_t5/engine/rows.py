@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlx_t5.drafting.adaptive import Experience
 from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class Row:
         watch: reads the row's text as it grows, for a stream or for stop strings; None if nobody
             asks for it before the end.
         ended: whether the last token is the end token.
-        task: the tokens of its task prefix, () without one.
         prediction: of its text, by the caller, to copy proposals from.
+        experience: how its proposals fared.
         search: what its beams have found; None if it has none. Until it ends, `committed` is the
             best beam.
         score: of the text that its search has found.
@@ -143,8 +144,8 @@ class Row:
     stats: Stats = field(default_factory=Stats)
     watch: TextWatch | None = None
     ended: bool = False
-    task: tuple[int, ...] = ()
     prediction: Sequence[int] = ()
+    experience: Experience = field(default_factory=Experience)
     search: BeamSearch | None = None
     score: float | None = None
     states: mx.array | None = None
@@ -162,6 +163,11 @@ class Row:
     def decided(self) -> int:
         """Tokens decided so far, EOS included."""
         return len(self.committed) - 1
+
+    @property
+    def room(self) -> int:
+        """Proposals that the next step can use: one token of a step is the target's own."""
+        return self.settings.max_tokens - self.decided - 1
 
     def commit(
         self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]

@@ -33,7 +33,7 @@ def common_facts(
     """
     drafter = decoder.drafter
     asked = {name: value for name, value in options.items() if name not in NAMES}
-    asked |= {"num_draft": decoder.defaults.num_draft, "kinds": drafter and drafter.kinds}
+    asked |= {"num_draft": decoder.defaults.num_draft, "drafter": type(drafter).__name__}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
     return {
         "version of MLX": mx.__version__,

@@ -19,7 +19,7 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.network.attention import ByRow
 from mlx_t5.network.cache import Cache, Slots
-from mlx_t5.network.interface import Seq2Seq
+from mlx_t5.network.interface import Seq2Seq, WeightsRead
 from mlx_t5.network.ranks import ranks_of
 
 
@@ -82,6 +82,10 @@ class ExactTarget:
             row.reserve(offset + self.width)
         padded: Any = ExactCache(cache.rows, rows)
         return self.model.decode(tokens, padded, offsets)[:batch, :length]
+
+    def weights_read(self) -> WeightsRead:
+        """As of the model."""
+        return self.model.weights_read()
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes."""

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.pooling import Pooling
+
+
+class WeightsRead(NamedTuple):
+    """What a decoder pass reads.
+
+    Attributes:
+        layers: of the decoder.
+        bytes: of weights.
+        kind: their mode of quantisation, as "affine", or else their type, as "bfloat16".
+    """
+
+    layers: int
+    bytes: int
+    kind: str
 
 
 class Seq2Seq(Protocol):
@@ -30,6 +44,9 @@ class Seq2Seq(Protocol):
 
     def decode(self, tokens: mx.array, cache: Cache, offsets: list[int]) -> mx.array:
         """float32 logits (B, T, V) of the token after each of `tokens` (B, T)."""
+
+    def weights_read(self) -> WeightsRead:
+        """What a pass of `decode` reads, caches not counted."""
 
     def cache_memory(self, prompts: int, source: int, target: int, rows: int = 0) -> int:
         """Bytes that the cache of prompts of so many source and target positions takes."""

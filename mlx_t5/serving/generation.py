@@ -28,7 +28,6 @@ from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.errors import ApiError, failure_of
 from mlx_t5.serving.jobs import Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, counts
-from mlx_t5.settings import AUTO
 
 
 @dataclass(eq=False)
@@ -142,8 +141,7 @@ class GenerationBatches:
 
     def _new_batches(self, waiting: Sequence[Row]) -> None:
         """Empty batches, and the rows that wait for a place in them."""
-        # With "auto" the costs of steps are measured, so that any request may ask for it.
-        settings = replace(self._decoder.defaults, num_draft=AUTO, num_beams=1)
+        settings = replace(self._decoder.defaults, num_beams=1)
         engine = self._decoder.engine(settings, self._max_batch)
         engine.on_verified = self._recorder = LogprobRecorder(self._alternatives)
         self._queues = {1: batching.Queue(engine, self._max_batch)}  # by width

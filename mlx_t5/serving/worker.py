@@ -19,7 +19,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.drafting.costs import longest
+from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.errors import RanksApart, UserError
 from mlx_t5.network.encoding import encoded
 from mlx_t5.network.modules import expect_passes
@@ -272,8 +272,8 @@ def warm_up(decoder: Any, batch_size: int) -> None:
     """Does what the first requests would otherwise wait for: reads weights, compiles kernels.
 
     Decodes a dummy prompt, then makes a pass of the target of every width there may be: 1 to
-    num_draft + 1 positions, or with "auto" 1 to `longest()` + 1. Drafters need not propose so many
-    for a dummy prompt, so the passes are made whatever they say; and the page decodes its first
+    num_draft + 1 positions, or with "auto" 1 to `most_proposals()` + 1. Drafters need not propose so
+    many for a dummy prompt, so the passes are made whatever they say; and the page decodes its first
     text regularly too, for comparison. In exact decoding all passes are of one width, and were
     checked when it was found. On a GPU, which compiles kernels when they are first needed, it also
     does what only some requests ask for, with as many proposals as they may.
@@ -289,7 +289,7 @@ def warm_up(decoder: Any, batch_size: int) -> None:
         return
     expect_passes(model, decoder.drafter and decoder.drafter.model)
     # "auto" is to learn nothing from dummy texts, so their number of proposals is fixed.
-    fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, longest())
+    fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
     common = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
     decoder.generate([prompt], **common)
     if not cpu_only():

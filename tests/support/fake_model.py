@@ -12,6 +12,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.ranks import ALONE
 from mlx_t5.pooling import Pooling
 
@@ -76,6 +77,9 @@ class FakeModel:
 
     def encode(self, ids, mask=None):
         return ids.astype(mx.float32)[..., None]  # a token is its own state
+
+    def weights_read(self):
+        return WeightsRead(1, 10**6, "float32")
 
     def cache_memory(self, prompts, source, target, rows=0):
         return 0
