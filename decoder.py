@@ -32,6 +32,7 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive
+from mlx_t5.drafting.costs import Shape
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Choice, Drafter, Offer, Proposal
 from mlx_t5.drafting.source_copy import predicting
@@ -66,6 +67,8 @@ class Engine(Batch):
         predicted: whether some row has a prediction.
         offers: what each row could be proposed in the last step.
         choices: what of it was proposed.
+        shape: of the last step, where ranks learn from it one step later.
+        seconds: that the last step took.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
             tokens (B, T) as `acceptance.accept` returns them; all lazy, and not to be waited for.
     """
@@ -86,6 +89,8 @@ class Engine(Batch):
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
         self.choices: list[Choice] = []
+        self.shape: Shape | None = None
+        self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)
         self.early = None if drafter else EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
@@ -97,7 +102,8 @@ class Engine(Batch):
         proposal = self._draft(keys)
         logits = self._verify(proposal)
         outcome = self._accept(logits, proposal, keys).tolist()  # the only wait
-        self._commit(proposal, outcome, self.clock() - started)
+        self.seconds = self.clock() - started
+        self._commit(proposal, outcome, self.seconds)
 
     def _draft(self, keys: mx.array | None) -> Proposal:
         """gamma tokens x of each row, drawn from q by the draft or copied from the source."""
@@ -132,9 +138,13 @@ class Engine(Batch):
             history = History.align(self.committed).then(x)
             processed = rules(history, logits, [n + 1 for n in proposal.lengths])
         accepted, tokens = accept(processed, x, proposal.q, lengths, self.sampling, keys)
-        outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
+        outcome = mx.concatenate([accepted[:, None], tokens], axis=1)
+        if self.ranks.size > 1:  # all learn from rank 0's clock what the last step took
+            micros = round(1e6 * self.seconds)
+            outcome = mx.pad(outcome, ((0, 0), (0, 1)), constant_values=micros)
+        outcome = self.ranks.of_first(outcome)
         if self.on_verified:
-            self.on_verified(self.rows, logits, outcome[:, 1:])
+            self.on_verified(self.rows, logits, outcome[:, 1 : 1 + tokens.shape[1]])
         if self.early and not self.drafter:
             self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
         return outcome
@@ -149,7 +159,10 @@ class Engine(Batch):
             if self.drafter:
                 self.adaptive.note(row, self.offers[i], self.choices[i], written, kept)
         if self.drafter:
-            self.adaptive.timed(self.rows, self.choices, seconds)
+            shape = self.adaptive.shape(self.rows, self.choices)
+            if self.ranks.size > 1:
+                seconds, shape, self.shape = 1e-6 * outcome[0][-1], self.shape, shape
+            self.adaptive.timed(shape, seconds)
             self.drafter.note(self.committed)
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlx_t5.drafting.costs import MOST, Expected, Grid, StepCosts, grid, most_proposals
+from mlx_t5.drafting.costs import MOST, Expected, Grid, Shape, StepCosts, grid, most_proposals
 from mlx_t5.drafting.proposals import NOTHING, Choice, Drafter, Kind, Offer
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO
@@ -79,20 +79,12 @@ class Experience:
         scale = min(1.0, OTHERS / (a + b))
         return a * scale + own.accepted, b * scale + own.rejected
 
-    def trial(self, prices: np.ndarray, step: float) -> int:
-        """Which number to try though it is not expected to pay, 0 for none.
-
-        Args:
-            prices: (N - 1,) seconds that are lost with the first, second, … number above 0.
-            step: seconds of a step without a draft.
-        """
-        cheapest = int(prices.argmin())
-        price = max(float(prices[cheapest]), LEAST_PRICE * step)
-        if self.credit < price:
-            self.credit += TRIAL_SHARE * step
-            return 0
-        self.credit -= price
-        return cheapest + 1
+    def affords(self, price: float, step: float) -> bool:
+        """Whether a trial that loses so many seconds is due; a usual step takes `step`."""
+        price = max(price, LEAST_PRICE * step)
+        due = self.credit >= price
+        self.credit += -price if due else TRIAL_SHARE * step
+        return due
 
 
 class Adaptive:
@@ -127,52 +119,54 @@ class Adaptive:
                 (together if row.adapts else alone).append(i)
         if alone:
             options = Options.of(alone, rows, offers, Experience(), self.most)
-            alone_in_it = options.shapes(1)
-            seconds = self.expected.seconds(1, alone_in_it.positions, alone_in_it.passes, True)
+            shapes = options.shapes(1)
+            seconds = self.expected.seconds(1, shapes.positions, shapes.passes, sampled=True)
             own = [rows[i].experience for i in alone]
-            decided = self._decide(options.tokens, seconds, own, 1)
-            options.take(decided, choices)
+            speeds = zip(options.tokens, own, strict=True)
+            options.take(
+                [self._decide(tokens, seconds, shapes, e) for tokens, e in speeds], choices
+            )
         if together:
             options = Options.of(together, rows, offers, self.experience, self.most)
-            seconds = self.costs.seconds(options.shapes(len(rows), choices))
-            total = options.tokens.sum(axis=0, keepdims=True)
-            idle = self.experience.idle
-            decided = self._decide(total, seconds, [self.experience], len(rows))
-            self._caught_up = idle > 0 and decided[0][0] > 0
-            options.take(decided * len(together), choices)
+            shapes = options.shapes(len(rows), choices)
+            seconds, idle = self.costs.seconds(shapes), self.experience.idle
+            d, m = self._decide(options.tokens.sum(axis=0), seconds, shapes, self.experience)
+            self._caught_up = idle > 0 and d > 0
+            options.take([(d, m)] * len(together), choices)
         return choices
 
     def _decide(
-        self,
-        tokens: np.ndarray,
-        seconds: np.ndarray,
-        experiences: Sequence[Experience],
-        rows: int,
-    ) -> list[tuple[int, int]]:
-        """Indices of the numbers of drafts and copies with the most tokens a second.
+        self, tokens: np.ndarray, seconds: np.ndarray, shapes: Grid, experience: Experience
+    ) -> tuple[int, int]:
+        """Indices of the numbers of drafts and of copies with the most tokens a second.
+
+        Now and then it is others: a draft that did not pay may do so by now, and a number that
+        seems to be nearly as good may take less than the table says.
 
         Args:
-            tokens: (G, N, N) expected of each group of rows, by both numbers.
-            seconds: (N, N) of a step of so many rows.
-            experiences: of each group.
-            rows: of the batch that each is decided about.
+            tokens: (N, N) to expect of a step, by both numbers.
+            seconds: (N, N) that it takes.
+            shapes: of these steps.
+            experience: of the rows.
         """
         speeds = tokens / seconds
-        best = speeds.reshape(len(speeds), -1).argmax(axis=1).tolist()
-        decided = []
-        for speed, expected, flat, experience in zip(
-            speeds, tokens, best, experiences, strict=True
-        ):
-            d, m = divmod(flat, speed.shape[1])
-            if speed[d, m] < LEAST_GAIN * speed[0, 0]:
-                d = m = 0
-            if d == 0 and len(speed) > 1:
-                price = seconds[1:, m] - expected[1:, m] / speed[0, m]
-                late = self.expected.catching_up(rows, experience.idle)
-                d = experience.trial(price + late, seconds[0, m])
-            experience.idle = 0 if d else experience.idle + 1
-            decided.append((d, m))
-        return decided
+        d, m = divmod(int(speeds.argmax()), speeds.shape[1])
+        if speeds[d, m] < LEAST_GAIN * speeds[0, 0]:
+            d = m = 0
+        prices = seconds - tokens / speeds[d, m]  # seconds lost by other numbers
+        others = [(n, m) for n in range(1, len(speeds))]
+        if d == 0:
+            prices = prices + self.expected.catching_up(shapes.rows, experience.idle)
+        else:
+            near = (n for n in others if abs(n[0] - d) == 1)
+            learns = experience is self.experience
+            others = [n for n in near if learns and self.costs.is_new(shapes, *n)]
+        if others:
+            other = min(others, key=prices.__getitem__)
+            if experience.affords(float(prices[other]), float(seconds[d, m])):
+                d, m = other
+        experience.idle = 0 if d else experience.idle + 1
+        return d, m
 
     def note(
         self, row: Row, offers: Sequence[Offer], choice: Choice, written: list[int], accepted: int
@@ -201,12 +195,17 @@ class Adaptive:
             if row.adapts:
                 self.experience.outcomes[kind].add(*counts)
 
-    def timed(self, rows: Sequence[Row], choices: Sequence[Choice], seconds: float) -> None:
-        """Learns what a step took, if all its rows are greedy and adapt."""
-        if not self._caught_up and all(row.adapts for row in rows):
-            positions = 1 + max(choice.length for choice in choices)
-            passes = max(choice.drafted for choice in choices)
-            self.costs.note(len(rows), positions, passes, seconds)
+    def shape(self, rows: Sequence[Row], choices: Sequence[Choice]) -> Shape | None:
+        """Of a step, if it tells what such steps cost: all rows are greedy and adapt."""
+        if self._caught_up or not all(row.adapts for row in rows):
+            return None
+        positions = 1 + max(choice.length for choice in choices)
+        return len(rows), positions, max(choice.drafted for choice in choices)
+
+    def timed(self, shape: Shape | None, seconds: float) -> None:
+        """Learns what a step took, by what `shape` says of it."""
+        if shape:
+            self.costs.note(*shape, seconds)
 
 
 @dataclass(frozen=True)

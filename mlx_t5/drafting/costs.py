@@ -142,6 +142,7 @@ SPREAD = 0.15**2  # variance of a shape's error beside that
 NOISE = 0.25**2  # variance of a step's seconds
 SURPRISE = 2 * NOISE**0.5  # an error that differs by more counts as this
 REACH = 6.0  # positions, or passes, over which errors become unlike
+KNOWN = 3.0  # steps after which a shape's seconds are known
 FADE = 0.997  # of what was seen, a step
 SHAPES = 32  # that are remembered
 
@@ -176,6 +177,11 @@ class StepCosts:
         self._weights[i] += 1
         self._errors[i] += (error - self._errors[i]) / self._weights[i]
         self._solution = None
+
+    def is_new(self, grid: Grid, d: int, m: int) -> bool:
+        """Whether little is known of a shape."""
+        shape = grid.rows, int(grid.positions[d, m]), int(grid.passes[d, m])
+        return shape not in self._shapes or self._weights[self._shapes.index(shape)] < KNOWN
 
     def seconds(self, grid: Grid) -> np.ndarray:
         """Seconds (N, N) to expect of steps of these shapes."""

@@ -1,35 +1,58 @@
 """Decoding without models: proposals are right by a pattern, and steps cost by a table."""
 
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
 import numpy as np
 
-from mlx_t5.drafting.adaptive import Adaptive, compare, count_verified
-from mlx_t5.drafting.costs import LONGEST, Costs
+from mlx_t5.drafting.adaptive import Adaptive, Experience
+from mlx_t5.drafting.costs import MOST
+from mlx_t5.drafting.draft_model import DRAFT
+from mlx_t5.drafting.proposals import Offer
+from mlx_t5.settings import AUTO
 
 RIGHT, WRONG = 1, 2
-POSITIONS = range(1, 17)
+ENDLESS = 10**6  # tokens that a text still has room for
 
 
-def staircase(n: int) -> float:
+def staircase(n):
     return 1 + 0.4 * ((n - 1) // 5) + 0.01 * n
 
 
-def slope(n: int) -> float:
+def slope(n):
     return 0.8 + 0.2 * n
 
 
-def costs(draft: float, verify) -> Costs:
-    """Of a pair whose draft takes this long and whose target takes `verify(positions)`."""
-    return Costs({n: float(verify(n)) for n in POSITIONS}, {1: draft})
+@dataclass
+class Table:
+    """As `costs.Expected`: what a draft pass takes, and a target's over so many positions in all.
+
+    `wrong` is by how much the truth differs from it.
+    """
+
+    draft: float
+    verify: object
+    wrong: object = lambda positions, passes: 1.0
+
+    def seconds(self, rows, positions, passes, sampled=False):
+        return passes * self.draft + np.vectorize(self.verify, otypes=[float])(rows * positions)
+
+    def true(self, rows, positions, passes):
+        expected = float(self.seconds(rows, positions, passes))
+        return expected * self.wrong(positions, passes)
+
+    def catching_up(self, rows, tokens):
+        return 0.0
 
 
 COSTS = {
-    "a GPU": costs(0.05, staircase),
-    "a CPU": costs(0.1, slope),
-    "a CPU that pays for every position": costs(0.1, float),
+    "a GPU": Table(0.05, staircase),
+    "a CPU": Table(0.1, slope),
+    "a CPU that pays for every position": Table(0.1, float),
 }
 
 
-def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
+def patterns(tokens, seed=0):
     """For each place of an output, whether its proposal would be right."""
     rng = np.random.default_rng(seed)
     draws, places = rng.random(tokens), np.arange(tokens)
@@ -44,67 +67,109 @@ def patterns(tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def right_in_a_row(right: np.ndarray) -> list[int]:
-    """For each place, how many proposals would be right from there on."""
-    runs = [0]
-    for each in right[::-1]:
-        runs.append(runs[-1] + 1 if each else 0)
-    return runs[:0:-1]
+@dataclass
+class Line:
+    """A row of a simulation.
+
+    Attributes:
+        right: by kind, for each place of its text whether the proposal would be right.
+        sampled: whether it may learn from nothing but itself.
+    """
+
+    right: dict
+    sampled: bool = False
+    place: int = 0
+    experience: Experience = field(default_factory=Experience)
+    finish_reason: None = None
+    ended: bool = False
+
+    @property
+    def settings(self):
+        return SimpleNamespace(num_draft=AUTO)
+
+    @property
+    def adapts(self):
+        return not self.sampled
+
+    @property
+    def tokens(self):
+        return len(next(iter(self.right.values())))
+
+    @property
+    def room(self):
+        return self.tokens - self.place - 1
+
+    def offers(self):
+        offers = []
+        for kind, right in self.right.items():
+            ahead = right[self.place : self.place + min(MOST, self.room)]
+            known = [RIGHT if r else WRONG for r in ahead]
+            if kind.drafted or known:
+                offers.append(Offer(kind, None if kind.drafted else known))
+        return offers
+
+    def kept(self, kind, length):
+        """How many of so many proposals are accepted."""
+        ahead = self.right[kind][self.place : self.place + length]
+        return int(np.argmin(np.append(ahead, False)))
 
 
 class Simulation:
-    """One greedy row after the other, which learn from each other as in a decoder.
+    """Decodes lines beside each other, texts one after the other.
 
-    Args:
-        costs: of steps.
-        draft: for each place, whether the draft would be right; None without a draft model.
-        copy: the same of what can be copied.
-        text: tokens of a text, after which the next begins; None for one text.
-        longest: proposals at most.
+    Attributes:
+        chosen: what each line was proposed in each step.
     """
 
-    def __init__(self, costs: Costs, draft=None, copy=None, text=None, longest=LONGEST):
-        self.costs, self.right = costs, {"copy": copy, "draft": draft}
-        self.right = {kind: each for kind, each in self.right.items() if each is not None}
-        self.adaptive = Adaptive(lambda: costs, list(self.right), longest)
-        self.tokens = len(next(iter(self.right.values())))
-        self.text = text or self.tokens
-        self.runs = {kind: right_in_a_row(right) for kind, right in self.right.items()}
+    def __init__(self, table, most=MOST, noise=0.0, seed=0):
+        self.table, self.most, self.noise = table, most, noise
+        self.rng = np.random.default_rng(seed)
+        self.adaptive = Adaptive(table, most)
+        self.chosen = []
 
-    def room(self, place: int) -> int:
-        """Tokens of a text after the one at this place."""
-        return self.text - place % self.text - 1
+    def auto(self, lines):
+        """Seconds that decoding all lines takes where `Adaptive` chooses."""
+        return self._decode(lines, self.adaptive.choose, learn=True)
 
-    def step(self, place: int, kind: str | None, length: int) -> tuple[int, float]:
-        """How many of the proposals are kept, and what the step costs."""
-        kept = min(length, self.runs[kind][place]) if length else 0
-        drafting = length * self.costs.draft_pass(1) if kind == "draft" else 0.0
-        return kept, drafting + self.costs.verify(1, length + 1)
+    def fixed(self, lines, gamma, kind=DRAFT):
+        """The same with one number of proposals of a kind."""
 
-    def fixed(self, gamma: int, kind: str = "draft") -> float:
-        """Cost of decoding with the same number of proposals in every step."""
-        place = total = 0
-        while place < self.tokens:
-            kept, cost = self.step(place, kind, min(gamma, self.room(place)))
-            place, total = place + kept + 1, total + cost
+        def choose(rows, offers):
+            return [
+                next((o for o in offered if o.kind is kind), Offer(kind)).first(
+                    min(gamma, row.room)
+                )
+                for row, offered in zip(rows, offers, strict=True)
+            ]
+
+        return self._decode(lines, choose, learn=False)
+
+    def best(self, make, kind=DRAFT):
+        """Seconds with the best fixed number; `make()` gives the lines anew."""
+        return min(self.fixed(make(), gamma, kind) for gamma in range(self.most + 1))
+
+    def _decode(self, lines, choose, learn):
+        total, running = 0.0, list(lines)
+        while running:
+            offers = [line.offers() for line in running]
+            choices = choose(running, offers)
+            positions = 1 + max(choice.length for choice in choices)
+            passes = max(choice.drafted for choice in choices)
+            seconds = self.table.true(len(running), positions, passes)
+            total += seconds
+            for line, offered, choice in zip(running, offers, choices, strict=True):
+                kept = line.kept(choice.offer.kind, choice.length) if choice.offer else 0
+                written = [RIGHT] * kept + [0]
+                right_after = line.place + kept
+                for kind, right in line.right.items():
+                    if not kind.drafted and right_after < len(right) and right[right_after]:
+                        written[-1] = RIGHT  # the target writes what could have been copied
+                if learn:
+                    self.adaptive.note(line, offered, choice, written, kept)
+                line.place += kept + 1
+            if learn:
+                noise = np.exp(self.rng.normal(0, self.noise)) if self.noise else 1.0
+                self.adaptive.timed(self.adaptive.shape(running, choices), seconds * noise)
+                self.chosen.append([choice.length for choice in choices])
+            running = [line for line in running if line.place < line.tokens]
         return total
-
-    def auto(self, task: tuple[int, ...] = ()) -> tuple[float, list[tuple[str | None, int]]]:
-        """Cost of letting `Adaptive` choose, and what it chose."""
-        place, total, chosen = 0, 0.0, []
-        while place < self.tokens:
-            room = min(self.room(place), LONGEST)
-            limits = self.adaptive.limits(task, 1)
-            kind = next((kind for kind in self.right if limits.get(kind)), None)
-            length = min(limits.get(kind, 0), room)
-            kept, cost = self.step(place, kind, length)
-            ended = kept == self.room(place)
-            if kind == "draft":
-                self.adaptive.learn(task, kind, *count_verified(length, kept, kept + 1, ended))
-            if "copy" in limits and room:
-                ahead = np.where(self.right["copy"], RIGHT, WRONG)
-                written = [RIGHT if r else 0 for r in self.right["copy"][place : place + kept + 1]]
-                self.adaptive.learn(task, "copy", *compare(ahead[place : place + room], written))
-            place, total = place + kept + 1, total + cost
-            chosen.append((kind, length))
-        return total, chosen
