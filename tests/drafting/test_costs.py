@@ -1,154 +1,146 @@
-"""What passes cost: which are measured, in what time, and what follows for others."""
+"""What steps cost: by the table for a device, and as the steps turn out."""
 
-import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fake_model import FakeModel, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting import costs
-from mlx_t5.drafting.adaptive import Adaptive
-from mlx_t5.drafting.costs import (
-    BUDGET_SECONDS,
-    CHAIN,
-    DRAFT_POINTS,
-    LONGEST,
-    NEEDED,
-    TARGET_POINTS,
-    Costs,
-    ladder,
-    measure,
-    rising,
+from mlx_t5.drafting.costs import SHAPES, Expected, StepCosts, V, device_kind, grid
+
+MODEL = FakeModel(random_table(5), 5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "weights", "row"),
+    [
+        ("applegpu_g13s", "affine", "affine before M3"),
+        ("applegpu_g14d", "mxfp4", "fp before M3"),
+        ("applegpu_g14g", "bfloat16", "matrix kernel"),
+        ("applegpu_g15s", "affine", "quantized"),
+        ("applegpu_g16p", "nvfp4", "quantized"),
+        ("applegpu_g17s", "float16", "16 bits"),
+        ("applegpu_g17s", "float32", "matrix kernel"),
+        ("", "bfloat16", "16 bits"),  # a device that does not say what it is
+    ],
 )
-from published_costs import PUBLISHED, T5_11B, T5_LARGE
+def test_the_row_of_the_table_for_a_gpu_of_apple(architecture, weights, row, monkeypatch):
+    monkeypatch.setattr(costs, "on_cpu", lambda: False)
+    monkeypatch.setattr(costs, "on_cuda", lambda: False)
+    monkeypatch.setattr(costs, "device_info", lambda: {"architecture": architecture})
+    assert device_kind(weights) == (costs.METAL, row) and row in V
 
 
-class Machine:
-    """Passes that take a given time; the first of a shape compiles its kernels as well."""
-
-    def __init__(self, takes, compiling=0.1):
-        self.takes, self.compiling, self.passes, self.spent = takes, compiling, [], 0.0
-
-    def seconds(self, positions):
-        compiling = 0.0 if positions in self.passes else self.compiling
-        self.passes.append(positions)
-        self.spent += self.takes(positions)
-        return self.takes(positions) + compiling
+def test_the_row_of_the_table_for_other_devices(monkeypatch):
+    monkeypatch.setattr(costs, "on_cpu", lambda: True)
+    for library, row in (("MKL", "cpu"), (costs.blas.REFERENCE, "cpu without blas")):
+        monkeypatch.setattr(costs, "blas_name", lambda library=library: library)
+        assert device_kind("float32") == (costs.CPU, row)
+    monkeypatch.setattr(costs, "on_cpu", lambda: False)
+    monkeypatch.setattr(costs, "on_cuda", lambda: True)
+    assert device_kind("bfloat16") == (costs.CUDA, "cuda")
 
 
-def test_every_shape_runs_once_before_it_counts():
-    machine = Machine(lambda n: 0.001 * (1 + n // 6))
-    measured = ladder(machine.seconds, TARGET_POINTS, BUDGET_SECONDS)
-    assert sorted(TARGET_POINTS) == list(measured)
-    assert measured == pytest.approx({n: 0.001 * (1 + n // 6) for n in measured})
-    assert machine.spent <= BUDGET_SECONDS
+@pytest.mark.parametrize("row", V)
+def test_more_positions_never_cost_less(row):
+    points, times = zip(*V[row].items(), strict=True)
+    assert list(points) == sorted(points) and points[0] == times[0] == 1
+    assert list(times) == sorted(times)
 
 
-def test_a_slow_model_is_measured_at_what_matters_most():
-    machine = Machine(lambda n: 1.0 + 0.1 * n)
-    measured = ladder(machine.seconds, TARGET_POINTS, BUDGET_SECONDS)
-    assert set(measured) == set(TARGET_POINTS[:NEEDED])
-    assert len(machine.passes) == 2 * NEEDED
+def test_seconds_grow_with_positions_rows_and_draft_passes():
+    expected = Expected(MODEL, MODEL)
+    regular = expected.seconds(1, 1, 0)
+    assert expected.seconds(1, 5, 0) > regular
+    assert expected.seconds(1, 1, 2) == pytest.approx(3 * regular), "the draft is as large"
+    assert expected.seconds(8, 1, 0) == expected.seconds(1, 8, 0)
+    assert expected.seconds(1, 1, 0, sampled=True) > regular
+    beyond = [expected.seconds(1, m, 0) for m in (64, 128, 192)]
+    assert beyond[2] - beyond[1] == pytest.approx(beyond[1] - beyond[0])
+    assert beyond[1] > beyond[0]
+    assert expected.catching_up(2, 0) <= 0 < expected.catching_up(2, 9)
+    assert Expected(MODEL).seconds(1, 1, 3) == regular, "no draft, no passes"
 
 
-def test_more_positions_never_cost_less():
-    noise = iter([3.0, 1.0, 2.0] * 1000)
-    machine = Machine(lambda n: 0.001 * next(noise))
-    measured = ladder(machine.seconds, TARGET_POINTS, BUDGET_SECONDS)
-    costs = rising(measured)
-    assert list(costs) == list(measured) != sorted(measured.values())
-    assert list(costs.values()) == sorted(costs.values())
-    assert max(costs.values()) == max(measured.values())
+def test_passes_of_exact_decoding_have_one_width():
+    padded = SimpleNamespace(width=8, weights_read=MODEL.weights_read, config=MODEL.config)
+    expected = Expected(padded)
+    assert expected.seconds(2, 1, 0) == expected.seconds(2, 8, 0)
+    assert expected.seconds(2, 1, 0) == Expected(MODEL).seconds(2, 8, 0)
 
 
-def test_between_and_beyond_what_was_measured():
-    measured = Costs({1: 1.0, 5: 3.0, 9: 9.0}, {1: 0.5, 4: 0.8})
-    assert measured.verify(1, 5) == 3.0
-    assert measured.verify(1, 3) == 2.0
-    assert measured.verify(2, 4) == pytest.approx(7.5)
-    assert measured.verify(4, 4) == pytest.approx(16.0), "on average 1 a position"
-    assert measured.draft_pass(1) == 0.5
-    assert measured.draft_pass(7) == pytest.approx(1.1)
-    assert Costs({1: 1.0}, {}).draft_pass(3) == 0.0
-    assert Costs({1: 1.0}, {}).verify(3, 4) == 1.0
-
-
-def test_a_pair_is_measured_without_leaving_anything_behind(monkeypatch):
-    monkeypatch.setattr(costs, "BUDGET_SECONDS", 0.0)
-    model = FakeModel(random_table(5), 5)
-    measured = measure(model, model)
-    assert list(measured.target) == sorted(TARGET_POINTS[:NEEDED])
-    assert list(measured.draft) == sorted(DRAFT_POINTS)
-    assert measure(model, None).draft == {}
-    assert min(measured.draft.values()) > 0
-
-
-def test_passes_are_timed_as_a_step_makes_them():
-    """The target's over all positions, to what the host waits for; a draft's in a chain of some."""
-    model, clock = FakeModel(random_table(5), 5), iter([10.0, 18.0, 20.0, 28.0])
-    assert costs.timer(model, lambda: next(clock))(5) == 8.0
-    assert model.calls == [([0], [[0] * 5])]
-    model.calls.clear()
-    assert costs.drafting(model, lambda: next(clock))(4) == 8.0 / CHAIN
-    assert [offsets for offsets, _ in model.calls] == [[i] * 4 for i in range(CHAIN)]
-
-
-def test_auto_stays_within_the_vector_kernel_of_metal(monkeypatch):
+def test_nothing_is_proposed_behind_the_vector_kernel_of_metal(monkeypatch):
     for metal, cpu, most in ((True, False, 7), (True, True, 15), (False, False, 15)):
         monkeypatch.setattr(mx.metal, "is_available", lambda metal=metal: metal)
         monkeypatch.setattr(costs, "on_cpu", lambda cpu=cpu: cpu)
-        assert costs.longest() == most
-        adaptive = Adaptive(lambda: Costs({1: 1.0, 64: 1.0}, {1: 0.0}), ["draft"])
-        adaptive.learn((), "draft", 1000, 1000)
-        assert adaptive.limits((), 1) == {"draft": most}
+        assert costs.most_proposals() == most
 
 
-# ---- published ladders ---------------------------------------------------------------------------
+# ---- learned -------------------------------------------------------------------------------------
+
+NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 
-def chosen(costs, alpha, kind="draft"):
-    """What `auto` proposes where this share is kept."""
-    adaptive = Adaptive(lambda: costs, [kind], LONGEST)
-    adaptive.learn((), kind, 100_000, round(alpha * 100_000))
-    return adaptive.limits((), 1).get(kind, 0)
+def expected(rows, positions, passes):
+    return 1.0 * rows + np.multiply(0.1, positions) + np.multiply(0.2, passes)
 
 
-def test_without_a_draft_pass_to_pay_for_copies_pay_where_they_mostly_hold():
-    each = Costs(PUBLISHED["4 bits, every row by itself"], {})
-    assert [chosen(each, alpha, "copy") for alpha in (0.4, 0.75, 0.95)] == [0, 0, LONGEST]
+def ratios(learned, rows=1):
+    """Learned seconds over the expected ones, by the number of drafts."""
+    shapes = grid(rows, NUMBERS, (0,))
+    prior = expected(rows, shapes.positions, shapes.passes)
+    return (learned.seconds(shapes) / prior)[:, 0]
 
 
-# Staircases with their steps where the kernels have them: see costs.py.
-KERNELS = {
-    "4 bits, M3 and later": lambda m: min(math.ceil(m / 5) + 0.1 * m, 4.0),
-    "bf16, M3 and later": lambda m: min(0.5 * math.ceil(m / 5) + 0.02 * m + 0.48, 2.3),
-    "bf16, M1 and M2": lambda m: 1.0 if m == 1 else 2 + 0.01 * m,
-    "4 bits, M1 and M2": lambda m: 0.1 + 0.9 * m if m < 6 else 5.0,
-    "4 bits, M1 Ultra and M2 Ultra": lambda m: 0.1 + 0.8 * m if m < 12 else 8.9,
-    "one step at 10": lambda m: 1.0 if m <= 10 else 2.0,
-    "one step at 12": lambda m: 1.0 if m <= 12 else 2.0,
-    "one step at 15": lambda m: 1.0 if m <= 15 else 2.0,
-}
+def test_the_table_holds_before_anything_was_seen_and_the_first_of_a_shape_does_not_count():
+    learned = StepCosts(expected)
+    learned.note(1, 5, 4, 1000.0)  # kernels were compiled
+    assert ratios(learned) == pytest.approx(1.0)
 
 
-def speed_up(passes, c, alpha, gamma):
-    """S(gamma), by the formula."""
-    cost = gamma * c + passes(gamma + 1) / passes(1)
-    return sum(alpha**i for i in range(gamma + 1)) / cost
+def test_steps_that_take_longer_than_expected_are_believed_by_and_by():
+    learned = StepCosts(expected)
+    for _ in range(100):
+        learned.note(1, 1, 0, 3 * expected(1, 1, 0))
+        learned.note(1, 5, 4, 6 * expected(1, 5, 4))
+    found = ratios(learned)
+    assert found[0] == pytest.approx(3, rel=0.1) and found[4] == pytest.approx(6, rel=0.1)
+    assert found[0] < found[1] < found[4], "what lies between is between"
+    assert found[4] > found[7] > found[0], "what is far is less sure"
 
 
-@pytest.mark.parametrize("c", [T5_11B, T5_LARGE])
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_the_points_that_are_measured_tell_as_much_as_all(kernels, c):
-    passes = KERNELS[kernels]
-    every = Costs({m: passes(m) for m in range(1, LONGEST + 2)}, {1: c * passes(1)})
-    fast = rising(ladder(lambda m: 1e-4 * passes(m), TARGET_POINTS, BUDGET_SECONDS))
-    slow = rising(ladder(passes, TARGET_POINTS, BUDGET_SECONDS))  # in seconds
-    assert list(fast) == sorted(TARGET_POINTS) and list(slow) == sorted(TARGET_POINTS[:NEEDED])
-    for alpha in (0.4, 0.6, 0.75, 0.85, 0.95):
-        best = chosen(every, alpha)
-        assert chosen(Costs(fast, {1: c * fast[1]}), alpha) == best
-        if not kernels.startswith("one step"):
-            hasty = chosen(Costs(slow, {1: c * slow[1]}), alpha)
-            fastest = speed_up(passes, c, alpha, best)
-            assert speed_up(passes, c, alpha, hasty) >= 0.85 * fastest
+def test_a_slower_machine_changes_no_choice():
+    learned = StepCosts(expected)
+    for _ in range(9):
+        learned.note(1, 5, 4, 50 * expected(1, 5, 4))
+    assert ratios(learned) == pytest.approx(50, rel=0.01)
+    assert ratios(learned, rows=8) == pytest.approx(50, rel=0.01)
+
+
+def test_a_step_that_was_interrupted_counts_little():
+    learned = StepCosts(expected)
+    for i in range(20):
+        learned.note(1, 1, 0, expected(1, 1, 0))
+        learned.note(1, 5, 4, expected(1, 5, 4) * (100 if i == 10 else 1))
+    found = ratios(learned)
+    assert found[4] / found[0] < 1.1
+
+
+def test_what_was_seen_long_ago_counts_less():
+    learned = StepCosts(expected)
+    for factor in (1, 2):
+        for _ in range(400):
+            learned.note(1, 1, 0, expected(1, 1, 0))
+            learned.note(1, 5, 4, factor * expected(1, 5, 4))
+    assert ratios(learned)[4] > 1.7
+
+
+def test_few_shapes_are_remembered():
+    learned = StepCosts(expected)
+    for rows in range(1, 2 * SHAPES):
+        for _ in range(2):
+            learned.note(rows, 3, 2, expected(rows, 3, 2))
+    assert len(learned._shapes) == len(learned._weights) == len(learned._features) == SHAPES
+    assert ratios(learned, rows=9) == pytest.approx(1.0)
