@@ -12,15 +12,15 @@ import argparse
 import itertools
 from collections.abc import Iterator
 from operator import itemgetter
+from pathlib import Path
 
-from benchmarks import printing, workload
+from benchmarks import choice, printing, workload
 from benchmarks.figures import (
     PairCosts,
     beside_theory,
     cost_meter,
     figures,
     measure,
-    weights_read,
 )
 from benchmarks.subject import Subject, begin, decoding
 from benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
@@ -35,6 +35,9 @@ COLUMNS: printing.Columns = {
     **printing.ACCEPTANCE,
     "steps that accepted 0, 1, …": lambda row: " ".join(
         f"{count:.0f}" for count in row["steps_by_accepted"]
+    ),
+    "steps that proposed 0, 1, …": lambda row: " ".join(
+        f"{count:.0f}" for count in row["steps_by_length"]
     ),
     **printing.TEXTS,
 }
@@ -64,8 +67,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also with the target's own greedy text as prediction, in which so many percent of "
         "the words are changed; with a draft and without",
     )
+    add_number(
+        parser,
+        "--wrong",
+        type=at_least(0),
+        default=[],
+        metavar="PERCENT",
+        help="also with a draft of whose proposals so many percent are wrong",
+    )
     add_setting(parser, "--temp", default=[0.0], help="one table each")
     add_setting(parser, "--batch-size", default=[1], help="rows in flight, one table each")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw speed over --num-draft")
     workload.add_measuring(parser, 3)
 
 
@@ -78,8 +90,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         for batch_size in args.batch_size:
             for prompts in sets:
                 for table in compare(subject, prompts, temp, batch_size, args):
-                    print(f"\n{table_text(table, weights_read(subject.target))}", flush=True)
+                    print(f"\n{table_text(table, subject.target.weights_read().bytes)}", flush=True)
                     tables.append(table)
+    if args.picture:
+        choice.draw(tables, f"{printing.listed(facts)}\n{command}", args.picture)
     print(f"\n{NOTES}")
     printing.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
@@ -103,6 +117,11 @@ def compare(
         name: decoding(subject.decoder(proposer, n), turns, batch_size, **common)
         for (proposer, n), name in numbers.items()
     }
+    for percent, n in itertools.product(args.wrong, args.num_draft):
+        way = f"{DRAFT}, {percent} % wrong"
+        numbers[way, n] = name = f"{way}, {n}"
+        decoder = subject.decoder(DRAFT, n, wrong=percent)
+        variants[name] = decoding(decoder, turns, batch_size, **common)
     for percent, predictions in predicted(subject, turns, args).items():
         for proposer, n in itertools.product((REGULAR, *args.ways), args.num_draft):
             way = f"{proposer}, prediction {percent} % changed"

@@ -10,12 +10,10 @@ from typing import Any
 
 from benchmarks.passes import drafting, timer
 from benchmarks.subject import Subject, decided
-from mlx_t5.backend import tree_flatten
 from mlx_t5.drafting import theory
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.timing import Timed, Tokens, differing, interleave, speed_up
-from model import T5
 
 COSTS = "costs"  # the name under which measuring them is interleaved
 MEASURED_POSITIONS = 16  # v(M) is measured up to here at least, which is what auto uses at most
@@ -75,23 +73,6 @@ def source_length(subject: Subject, prompts: Sequence[str]) -> int:
     return statistics.median_high(len(subject.tokenizer.encode(prompt)) for prompt in prompts)
 
 
-def weights_read(model: T5) -> int:
-    """Bytes of weights that one pass of the decoder reads.
-
-    That is the decoder without the keys and values of its cross-attention, which are computed once
-    a prompt, and the output head: the whole embedding where that is the head.
-    """
-    arrays = tree_flatten(model.parameters())
-    head = "lm_head." if any(name.startswith("lm_head.") for name, _ in arrays) else "shared."
-    once = (".cross_attention.k.", ".cross_attention.v.")
-    return sum(
-        array.nbytes
-        for name, array in arrays
-        if name.startswith(head)
-        or (name.startswith("decoder.") and not any(part in name for part in once))
-    )
-
-
 def measure(
     variants: Mapping[Any, Decode],
     turns: int,
@@ -141,6 +122,9 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
         "acceptance_rate": tally.acceptance,
         "steps_by_accepted": [
             steps / repeats for steps in theory.added([s.steps_by_accepted for s in speculation])
+        ],
+        "steps_by_length": [
+            steps / repeats for steps in theory.added([s.steps_by_length for s in speculation])
         ],
         "different": differing(_tokens(timed), _tokens(regular)) if greedy else None,
         "seconds": timed.seconds,

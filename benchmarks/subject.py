@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks import machine, printing
 from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
 from convert import convert
 from decoder import SpeculativeDecoder
+from mlx_t5.backend import mx
 from mlx_t5.cli.models import locate
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.proposals import Drafter
+from mlx_t5.drafting.proposals import Drafter, Proposal
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.network.modules import expect_passes
+from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary
 from model import T5, load
 
@@ -53,20 +57,50 @@ class Subject:
         expect_passes(target, draft)
         return cls(target, draft, tokenizer)
 
-    def drafter(self, proposer: str) -> Drafter:
-        """What proposes: one of `PROPOSERS`."""
-        model = DraftModel(self.draft, self.target)
+    def drafter(self, proposer: str, wrong: int = 0) -> Drafter:
+        """What proposes: one of `PROPOSERS`, with a draft of which so many percent are wrong."""
+        model: Drafter = DraftModel(self.draft, self.target)
+        if wrong:
+            model = Worsened(model, wrong)
         if proposer == DRAFT:
             return model
         copy = SourceCopy(self.tokenizer)
         return copy if proposer == LOOKUP else CopyOrDraft(copy, model)
 
     def decoder(
-        self, proposer: str, num_draft: int | str = 0, delta: float = 0.0
+        self, proposer: str, num_draft: int | str = 0, delta: float = 0.0, wrong: int = 0
     ) -> SpeculativeDecoder:
-        """The target, `REGULAR` or with one of `PROPOSERS`."""
-        drafter = None if proposer == REGULAR else self.drafter(proposer)
+        """The target, `REGULAR` or with one of `PROPOSERS`; `wrong` as of `drafter`."""
+        drafter = None if proposer == REGULAR else self.drafter(proposer, wrong)
         return SpeculativeDecoder(self.target, drafter, self.tokenizer, num_draft or None, delta)
+
+
+class Worsened:
+    """A drafter of whose proposals some are wrong: it costs the same and helps less."""
+
+    def __init__(self, drafter: Drafter, wrong: int) -> None:
+        """Has so many percent of the proposals be other tokens."""
+        self.drafter, self.wrong, self.model = drafter, wrong, drafter.model
+        self.random = np.random.default_rng(0)
+        self.offers, self.insert = drafter.offers, drafter.insert
+        self.note, self.keep = drafter.note, drafter.keep
+
+    def fresh(self) -> Worsened:
+        """As of `Drafter`."""
+        return Worsened(self.drafter.fresh(), self.wrong)
+
+    def propose(self, *args: Any) -> Proposal | None:
+        """As of `Drafter`."""
+        proposal = self.drafter.propose(*args)
+        if proposal is None or proposal.tokens is None or self.model is None:
+            return proposal
+        tokens, size = proposal.tokens, self.model.config.vocab_size
+        chosen = mx.array(100 * self.random.random(tokens.shape) < self.wrong)
+        proposal.tokens = mx.where(chosen, (tokens + 1) % size, tokens)
+        if proposal.q is not None:
+            certain = one_hot(proposal.tokens, proposal.q.shape[-1])
+            proposal.q = mx.where(chosen[..., None], certain, proposal.q)
+        return proposal
 
 
 def begin(args: argparse.Namespace, command: str, **more: Any) -> tuple[Subject, dict[str, Any]]:
