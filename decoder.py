@@ -34,7 +34,7 @@ from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import Shape
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.proposals import Choice, Drafter, Offer, Proposal
+from mlx_t5.drafting.proposals import Drafter, Offer, Proposal
 from mlx_t5.drafting.source_copy import predicting
 from mlx_t5.engine import batching, documents
 from mlx_t5.engine.batch import Batch
@@ -66,7 +66,6 @@ class Engine(Batch):
         sampling: the rows' settings and keys.
         predicted: whether some row has a prediction.
         offers: what each row could be proposed in the last step.
-        choices: what of it was proposed.
         shape: of the last step, where ranks learn from it one step later.
         seconds: that the last step took.
         on_verified: called in every step with the rows, the target's logits (B, T, V) and the
@@ -88,7 +87,6 @@ class Engine(Batch):
         """
         super().__init__(target, drafter, clock)
         self.offers: Sequence[Sequence[Offer]] = ()
-        self.choices: list[Choice] = []
         self.shape: Shape | None = None
         self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mlx_t5.network.interface import Seq2Seq
 
 NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
+FIRST = 7  # proposals at most, until more than so many were accepted
 MEMORY = 80.0  # verified proposals after which an old one counts 1/e
 OTHERS = 20.0  # proposals of other rows that count for a row at most
 LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
@@ -250,7 +251,8 @@ class Options:
                 for i, offer in zip(indices, offered, strict=True)
             ]
             caps = [
-                offer.most(room) if offer else 0 for offer, room in zip(offered, rooms, strict=True)
+                min(offer.most(room), max(FIRST, int(a))) if offer else 0
+                for offer, room, (a, _) in zip(offered, rooms, beliefs, strict=True)
             ]
             axes.append(expected_tokens(beliefs, caps, numbers))
         drafts, copies = axes

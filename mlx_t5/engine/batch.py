@@ -18,7 +18,7 @@ from mlx_t5.network.memory import require_for
 from mlx_t5.network.ranks import ranks_of
 
 if TYPE_CHECKING:
-    from mlx_t5.drafting.proposals import Drafter
+    from mlx_t5.drafting.proposals import Choice, Drafter
     from mlx_t5.network.exact import ExactTarget
     from mlx_t5.network.interface import Seq2Seq
 
@@ -31,6 +31,7 @@ class Batch:
         cache: the target's, a `Cache` while there are rows.
         copies: sequences of each row that the target continues.
         ranks: that share the target; all take what rank 0 proposes and decides.
+        choices: what each row was proposed in the last step, if anything can be.
     """
 
     copies = 1
@@ -51,6 +52,7 @@ class Batch:
         self.target, self.drafter, self.clock = target, drafter, clock
         self.ranks = ranks_of(target)
         self.cache: Any = None
+        self.choices: list[Choice] = []
         self.rows: list[Row] = []
         self._collect()
 

@@ -164,7 +164,8 @@ class GenerationBatches:
         batch.step()
         for row, entries in self._recorder.collect():
             self._job_rows[id(row)].logprobs += entries
-        self._metrics.stepped(rows, self._jobs.clock() - began)
+        proposals = max((choice.length for choice in batch.choices), default=0)
+        self._metrics.stepped(rows, proposals, self._jobs.clock() - began)
 
     def _report(self, job_row: JobRow) -> None:
         """Sends a job what the last step gave one of its rows."""

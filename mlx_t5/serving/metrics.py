@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mlx_t5.drafting.costs import MOST
 from mlx_t5.engine.rows import Row, Stats
 
 BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -44,6 +45,12 @@ class Metrics:
         self._drafted = counter("t5_drafted_tokens", "Proposals verified")
         self._accepted = counter("t5_accepted_tokens", "Proposals kept")
         self._step_seconds = seconds("t5_step_seconds", "A step of the whole batch")
+        self._proposals = Histogram(
+            "t5_step_proposals",
+            "Proposals of the row that has most in a step; 0: nothing was proposed",
+            buckets=range(MOST + 1),
+            registry=self.registry,
+        )
         self._occupancy = Histogram(
             "t5_batch_occupancy",
             "Rows in a step",
@@ -61,9 +68,10 @@ class Metrics:
         """Adds a gauge that is read when metrics are asked for."""
         Gauge(name, help, registry=self.registry).set_function(read)
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        """Counts a step of the engine with so many rows."""
+    def stepped(self, rows: int, proposals: int, seconds: float) -> None:
+        """Counts a step of the engine with so many rows, and proposals of one of them at most."""
         self._occupancy.observe(rows)
+        self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
 
     def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
