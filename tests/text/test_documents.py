@@ -134,6 +134,38 @@ def test_sentences_of_several_languages(language, text, wanted):
     assert len(sources(text, source_language=language)) == wanted
 
 
+@pytest.mark.parametrize("space", ["\u202f", "\u00a0", "\u3000", "\u2028", "\x85", " "])
+def test_white_space_of_several_bytes_behind_a_capital(space):
+    text = f"Plan B{space}. It is good.{space}Plan B{space}. So is it."
+    document = made(text)
+    found = [document.source(piece) for piece in document.cut()]
+    assert found == [f"Plan B{space}.", "It is good.", f"Plan B{space}.", "So is it."]
+    assert joined(document, found) == text
+
+
+class PanicException(BaseException):
+    """As Rust's is to Python."""
+
+
+@pytest.mark.parametrize("error", [PanicException("byte 8"), ValueError("x"), RuntimeError()])
+def test_a_paragraph_on_which_sentencex_fails_is_one_sentence(monkeypatch, capsys, error):
+    sentencex = pytest.importorskip("sentencex")
+    real = sentencex.get_sentence_boundaries
+
+    def failing(language, text):
+        if "B" in text:
+            raise error
+        return real(language, text)
+
+    monkeypatch.setattr(sentencex, "get_sentence_boundaries", failing)
+    assert sources("One. Two.\nPlan B. It is good.") == ["One.", "Two.", "Plan B. It is good."]
+    told = "warning: sentencex failed; a paragraph is taken as one sentence\n"
+    assert capsys.readouterr().err == told
+    error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        sources("B")
+
+
 # ---- lines ---------------------------------------------------------------------------------------
 
 WRAPPED = """It was the best of times, it was the worst of times, it was the
