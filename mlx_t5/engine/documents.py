@@ -38,21 +38,21 @@ class DocumentStats(Stats):
         """Counts those of a piece, or of a document, in."""
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
         peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
-        for field in fields(stats):
-            _add(self, stats, field.name)
-        for field in fields(Speculation):
-            _add(self.speculation, stats.speculation, field.name)
+        _add(self, stats)
         self.peak_memory_bytes = peak
         self.update_rates(self.generated_tokens, decided)
 
 
-def _add(sums: Any, more: Any, name: str) -> None:
-    """Adds up a count, or lists of counts position by position."""
-    value, added = getattr(sums, name), getattr(more, name)
-    if isinstance(value, list):
-        setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
-    elif isinstance(value, int | float):
-        setattr(sums, name, value + added)
+def _add(sums: Any, more: Any) -> None:
+    """Adds up counts, and lists of counts position by position."""
+    for name, added in vars(more).items():
+        value = getattr(sums, name)
+        if isinstance(value, Speculation):
+            _add(value, added)
+        elif isinstance(value, list):
+            setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
+        else:
+            setattr(sums, name, value + added)
 
 
 class Answers:
@@ -124,8 +124,6 @@ def taken_from(settings: dict[str, Any]) -> Cutting | None:
         UserError: one is of the wrong kind or out of its range, or needs a split.
     """
     names = [field.name for field in fields(Cutting) if field.name in settings]
-    if not names:
-        return None
     cutting = Cutting(**{name: settings.pop(name) for name in names})
     if cutting != Cutting(split=cutting.split) and cutting.split == "none":
         raise UserError(f'{names[-1]} goes with split; give split="sentences", or leave it out')
