@@ -66,7 +66,7 @@ _ASIDE = re.compile(
 # A line of times, with the number before it: as the formats have it, or as programs and people
 # write it, with marks of direction, a minus, another arrow. Whatever else has "->" is text.
 _GAP = r"(?:[^\S\n]|[\ufeff\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069])*"
-_TIME = rf"(?:[-−]{_GAP})?\d+ *[:：] *\d+(?: *[:：.,，] *\d+)"  # with a third number behind it
+_TIME = rf"(?:[-−]{_GAP})?\d+{_GAP}[:：]{_GAP}\d+(?:{_GAP}[:：.,，]{_GAP}\d+)"  # three numbers
 _ARROW = rf"{_GAP}[-‐-―−](?:{_GAP}[-‐-―−])*{_GAP}(?:>|&gt;){_GAP}"
 _TIMES = re.compile(
     rf"(?m)^(?:{_GAP}\d+{_GAP}\n)?{_GAP}"
