@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.network import memory
@@ -124,6 +125,7 @@ class Embeddings:
                 ids, mask = padded(batch, model.config.pad_token_id)
                 pooled = model.pooling(model.encode(ids, mask), mask)
                 vectors = np.array(normalized(pooled) if normalize else pooled)
+                mx.synchronize()  # raises if a pass has failed, of which Metal may give zeros
             return [v if np.isfinite(v).all() else NotFinite(NOT_FINITE) for v in vectors]
 
         def refuse(source: Sequence[int], reason: str) -> UserError:

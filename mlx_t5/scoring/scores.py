@@ -219,7 +219,9 @@ class Scoring:
                 logits = model.decode(inputs[:, i : i + width], cache, [i] * rows)
                 parts.append(logprobs(logits, targets[:, i : i + width]))
                 mx.eval(parts)  # the logits of one chunk at a time
-            return mx.concatenate(parts, axis=1).tolist()
+            values = mx.concatenate(parts, axis=1).tolist()
+            mx.synchronize()  # raises if a pass has failed, of which Metal may give zeros
+            return values
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:
         """Raises RuntimeError unless there is memory for a pass of so many rows.
