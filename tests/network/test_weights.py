@@ -51,7 +51,8 @@ def plain():
 
 
 def assert_same(model, other):
-    np.testing.assert_array_equal(*(np.array(m(IDS, TARGET)) for m in (model, other)))
+    """But for rounding: a loaded model has joined some layers, whose product has another shape."""
+    np.testing.assert_allclose(*(np.array(m(IDS, TARGET)) for m in (model, other)), atol=1e-5)
 
 
 def test_select(reference):
