@@ -105,22 +105,24 @@ class Batch:
         self.rows = [*self.rows, *rows]
         self._collect()
 
+    def step(self) -> None:
+        """Advances all rows; those that finish leave the batch."""
+        raise NotImplementedError
+
     def drop_finished(self) -> None:
         """Drops the finished rows, if the pass that wrote their last tokens has ended well.
 
         Metal may give zeros for a pass that has failed, and say so at the next use. Then every row
         has tokens of that pass, and fails.
         """
-        running = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
-        if len(running) < len(self.rows):
+        if any(row.finish_reason for row in self.rows):
             try:
                 with self.ranks.in_step():
                     mx.synchronize()
             except RuntimeError as error:
-                running = []
                 for row in self.rows:
                     row.fail(FAILED_PASS.format(error))
-        self.keep(running)
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; the others leave the batch."""

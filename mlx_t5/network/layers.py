@@ -62,8 +62,8 @@ class Norm(NamedTuple):
     @classmethod
     def of(cls, module: nn.RMSNorm) -> Norm:
         """Of a model's norm."""
-        weight, dtype = module.weight, module.weight.dtype
-        weight = weight.astype(residual_dtype(dtype))
+        dtype = module.weight.dtype
+        weight = module.weight.astype(residual_dtype(dtype))
         return cls(weight, module.eps, str(dtype).removeprefix("mlx.core."))
 
     def __call__(self, x: mx.array) -> mx.array:

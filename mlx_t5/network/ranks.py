@@ -71,10 +71,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
-        if self.size == 1:
-            return flag
-        with self.in_step():
-            return self.sum(mx.array(int(flag))).item() > 0
+        return any(self.gathered(flag))
 
     def gathered(self, value: Any) -> list[Any]:
         """What every rank gives in this place, in their order: values that JSON can hold."""

@@ -21,13 +21,7 @@ from mlx_t5.network.encoding import padded
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.pooling import normalized
 from mlx_t5.ranges import FLAG, checked
-from mlx_t5.scoring.passes import (
-    NotFinite,
-    Part,
-    each_read,
-    in_order,
-    no_memory,
-)
+from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.prompts import checked_prompts, split, token_ids
 
