@@ -145,7 +145,7 @@ class Engine(Batch):
                 self.adaptive.note(row, proposal, i, written, kept)
         if self.drafter:
             self.drafter.note(self.committed)
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+        self.drop_finished()
 
     def _collect(self) -> None:
         """Collects the rows' settings and keys, and what they predict."""

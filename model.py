@@ -30,7 +30,7 @@ from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import require_decoder
-from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, rms_norm
+from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, residual_dtype
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
@@ -136,8 +136,7 @@ class T5(Stacks):
         layer = checkpointed(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
-        x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
-        return x.reshape(batch, length, -1)
+        return self.encoder.last_norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """A decoder's cache for encoded prompts (B, S, d_model), their cross-attention computed.
@@ -217,12 +216,11 @@ class T5(Stacks):
         for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, cycle(tables), strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
-        yield rms_norm(x, self.decoder.norm.weight, self.config.layer_norm_epsilon)
+        yield self.decoder.last_norm(x)
 
     def _embed(self, tokens: mx.array) -> mx.array:
         x = self.shared(tokens.flatten())
-        # The residual of larger models leaves the range of float16.
-        return x.astype(mx.float32) if x.dtype == mx.float16 else x
+        return x.astype(residual_dtype(x.dtype))
 
     @cached_property
     def head(self) -> Matrix:
