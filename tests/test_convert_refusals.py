@@ -18,6 +18,7 @@ from convert import convert, main
 from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import folder as model_folder
+from mlx_t5.checkpoints.output_folder import require_apart
 from mlx_t5.errors import UserError
 from model import load
 
@@ -58,11 +59,28 @@ def test_the_source_is_safe(tiny, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tiny)
     for out in (tiny, tmp_path / "source" / ".." / "source", link):
-        with pytest.raises(UserError, match="source is the source; choose another"):
+        with pytest.raises(UserError, match="source is the source, holds it"):
             convert(tiny, out, overwrite=True)
     with pytest.raises(UserError, match=r"more than a model \(link, source\)"):
         convert(tiny, tmp_path, overwrite=True)
     assert (tiny / "model.safetensors").is_file()
+
+
+def test_the_source_is_safe_on_a_disk_that_ignores_case(tiny, respelled):
+    (tiny / "tf_model.h5").unlink()
+    before = (tiny / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="SOURCE is the source, holds it"):
+        convert(tiny, respelled(tiny), overwrite=True)
+    assert (tiny / "model.safetensors").read_bytes() == before
+
+
+def test_a_part_of_the_source_is_not_replaced(tiny, tmp_path):
+    (tiny / "1_Pooling").mkdir()
+    for folder, out in ((tiny, tiny / "1_Pooling"), (tiny / "1_Pooling", tiny)):
+        with pytest.raises(UserError, match="holds it or is a part of it"):
+            require_apart(out, folder)
+    require_apart(tiny / "mlx", tiny)  # new, it replaces nothing
+    require_apart(tmp_path / "new", tiny)
 
 
 def test_disk_space_is_checked_first(tiny, tmp_path, monkeypatch):

@@ -51,6 +51,23 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
         raise UserError(f"{path} holds more than a model ({names}); remove it yourself")
 
 
+def require_apart(path: Path, source: Path) -> None:
+    """Refuses to replace what is read meanwhile, under whatever name: disks of Macs ignore case.
+
+    Args:
+        path: the folder to write; one that is not there yet replaces nothing.
+        source: the model folder to read.
+
+    Raises:
+        UserError: `path` is the source, holds it or is a folder in it.
+    """
+    source = source.resolve()
+    pairs = [(path, folder) for folder in (source, *source.parents)]
+    pairs += [(source, folder) for folder in path.parents]
+    if path.exists() and any(one.samefile(other) for one, other in pairs):
+        raise UserError(f"{path} is the source, holds it or is a part of it; name another folder")
+
+
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
     """Whether this is a file, or the folder of a module with nothing of somebody else's."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
