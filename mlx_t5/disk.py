@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,29 @@ from mlx_t5.errors import UserError
 PARTIAL = ".partial-"  # before the name of a file that is being written
 
 
+def is_macos_file(name: str) -> bool:
+    """Whether a file is what macOS leaves in folders (`.DS_Store`, AppleDouble's `._*`)."""
+    return name == ".DS_Store" or name.startswith("._")
+
+
+def flush(descriptor: int) -> None:
+    """Flushes an open file to the disk; on macOS `fsync` only reaches the disk's own cache."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    except (ImportError, AttributeError, OSError):  # only macOS has it, and not for every disk
+        os.fsync(descriptor)
+
+
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries, to the disk."""
+    """Flushes a file, or a folder's entries where the disk can do that, see `flush`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
+    except OSError as error:  # SMB and exFAT refuse folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

@@ -54,6 +54,21 @@ def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
         convert(tiny, tiny / "config.json", overwrite=True)
 
 
+def test_what_macos_leaves_in_folders_is_nobodys(tiny, tmp_path):
+    for folder in (tiny, convert(tiny, tmp_path / "out")):
+        for name in (".DS_Store", "._config.json", "._model.safetensors"):
+            (folder / name).write_bytes(b"\0\5\x16\7")
+    assert siblings(convert(tiny, tmp_path / "out", overwrite=True) / "x") == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    }
+    (tiny / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="it holds config.json, generation_config.json, tf_model"):
+        convert(tiny, tmp_path / "again")
+
+
 def test_the_source_is_safe(tiny, tmp_path):
     (tiny / "tf_model.h5").unlink()
     link = tmp_path / "link"

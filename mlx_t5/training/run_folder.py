@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.disk import PARTIAL, lock, replace_file
+from mlx_t5.disk import PARTIAL, is_macos_file, lock, replace_file
 from mlx_t5.errors import UserError, shown
 from mlx_t5.training.learner import Arrays, State
 
@@ -185,7 +185,8 @@ class RunFolder:
         file = self.path / SETTINGS
         if not file.exists():
             partial = f"{PARTIAL}{SETTINGS}"  # of a run that was killed at once
-            if self.path.exists() and any(f.name != partial for f in self.path.iterdir()):
+            names = os.listdir(self.path) if self.path.exists() else []
+            if any(name != partial and not is_macos_file(name) for name in names):
                 raise UserError(
                     f"{self.path} is no folder of an earlier run; choose another --output"
                 )
