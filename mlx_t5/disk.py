@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,12 +21,13 @@ def is_macos_file(name: str) -> bool:
 
 def flush(descriptor: int) -> None:
     """Flushes an open file to the disk; on macOS `fsync` only reaches the disk's own cache."""
-    try:
+    if sys.platform == "darwin":
         import fcntl
 
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    except (ImportError, AttributeError, OSError):  # only macOS has it, and not for every disk
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # not every disk can
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
 
 
 def sync(path: Path) -> None:

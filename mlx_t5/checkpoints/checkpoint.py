@@ -151,8 +151,8 @@ def open_checkpoint(
                 return _open_sharded(index, root)
     except OSError as error:
         raise UserError(f"cannot read the checkpoint: {error}") from error
-    names = os.listdir(folder) if folder.is_dir() else []
-    there = sorted(shown(name) for name in names if not is_macos_file(name))
+    there = os.listdir(folder) if folder.is_dir() else []
+    there = sorted(shown(name) for name in there if not is_macos_file(name))
     raise UserError(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or not there")
