@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sys
 from collections.abc import Callable
@@ -22,8 +23,6 @@ def is_macos_file(name: str) -> bool:
 def flush(descriptor: int) -> None:
     """Flushes an open file to the disk; on macOS `fsync` only reaches the disk's own cache."""
     if sys.platform == "darwin":
-        import fcntl
-
         with contextlib.suppress(OSError):  # not every disk can
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
@@ -49,13 +48,9 @@ def lock(descriptor: int) -> bool:
         False if another process has it. Where the system has no such locks, nothing is locked.
     """
     try:
-        import fcntl
-
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):  # Windows, or a file system without locks
-        pass
+    except OSError as error:  # of another kind where a file system has no locks
+        return not isinstance(error, BlockingIOError)
     return True
 
 

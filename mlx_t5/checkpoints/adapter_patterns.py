@@ -15,7 +15,7 @@ from mlx_t5.errors import UserError, shown
 
 CONFIG = "adapter_config.json"
 # A flag behind a name, as in "a(?i)b", is a warning before Python 3.11 and an error from then on.
-WARNINGS = ("-W", "ignore", "-W", "error::DeprecationWarning")
+_WARNINGS = ("-W", "ignore", "-W", "error::DeprecationWarning")
 MATCHING_SECONDS = 10.0  # for all patterns and layers; mostly 0.05 suffice
 # As PEFT puts a pattern together with others: names that it is for, and how it is written.
 WHOLE, ENDING, BLOCK = "{}", r"(.*\.)?({})$", r"(?:^|.*?\.){}\.(?P<idx>\d+)\."
@@ -58,7 +58,7 @@ def matches(
     if not unique:
         return {}
     written = [(how.replace("{}", pattern), how == WHOLE) for how, pattern in unique]
-    command = [sys.executable, "-I", "-S", *WARNINGS, "-c", _MATCHER]
+    command = [sys.executable, "-I", "-S", *_WARNINGS, "-c", _MATCHER]
     request = json.dumps([written, list(names)]).encode()
     try:
         done = subprocess.run(command, input=request, capture_output=True, timeout=seconds)

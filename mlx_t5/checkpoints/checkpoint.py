@@ -8,7 +8,6 @@ points out of its folder each end in one `UserError` that names the file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -19,7 +18,6 @@ from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_object, require_own
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
-from mlx_t5.disk import is_macos_file
 from mlx_t5.errors import UserError, shown
 
 SAFETENSORS = "model.safetensors"
@@ -151,8 +149,7 @@ def open_checkpoint(
                 return _open_sharded(index, root)
     except OSError as error:
         raise UserError(f"cannot read the checkpoint: {error}") from error
-    there = os.listdir(folder) if folder.is_dir() else []
-    there = sorted(shown(name) for name in there if not is_macos_file(name))
+    there = sorted(shown(path.name) for path in folder.glob("[!.]*"))
     raise UserError(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or not there")

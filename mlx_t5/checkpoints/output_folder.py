@@ -135,11 +135,9 @@ def _ended_by_exceptions() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    names: tuple[str, ...] = ("SIGTERM", "SIGHUP")  # Windows has one
-    if threading.current_thread() is not threading.main_thread():
-        names = ()
-    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    handled = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    handled = [n for n in signals if main and signal.getsignal(n) is signal.SIG_DFL]
     try:
         for number in handled:
             signal.signal(number, end)

@@ -77,7 +77,7 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
     """
     require_own(path, root)
     # Opening a pipe would wait for somebody who writes.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         _check(path, os.fstat(descriptor), limit)
         with open(descriptor, "rb", closefd=False) as file:
