@@ -62,8 +62,7 @@ def require_apart(path: Path, source: Path) -> None:
         UserError: `path` is the source, holds it or is a folder in it.
     """
     source = source.resolve()
-    pairs = [(path, folder) for folder in (source, *source.parents)]
-    pairs += [(source, folder) for folder in path.parents]
+    pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
     if path.exists() and any(one.samefile(other) for one, other in pairs):
         raise UserError(f"{path} is the source, holds it or is a part of it; name another folder")
 
