@@ -14,7 +14,7 @@ from mlx_t5 import backend, blas
 from mlx_t5.backend import DEVICE, SETTINGS, choose_device, hint, mx, prepare
 from mlx_t5.blas import REFERENCE
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
-from standard_error import messages
+from standard_error import messages, without_metal
 
 ROOT = Path(backend.__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def python(code, *argv, **variables):
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
     )
-    return done.stdout, done.stderr
+    return done.stdout, without_metal(done.stderr)
 
 
 @pytest.mark.skipif(not backend.cpu_only(), reason="a GPU takes the place of a BLAS")

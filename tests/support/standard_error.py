@@ -2,9 +2,12 @@
 
 import re
 
-_OF_THE_MACHINE = re.compile(r"hint: |.* Metal \w+ Validation Enabled$")  # the latter is Metal's
+
+def without_metal(text: str) -> str:
+    """A text without the lines in which Metal says that it checks calls."""
+    return re.sub(r"(?m)^.* Metal \w+ Validation Enabled\n", "", text)
 
 
 def messages(text: str) -> list[str]:
-    """The lines, without hints about the machine and without Metal's about its own checks."""
-    return [line for line in text.splitlines() if not _OF_THE_MACHINE.match(line)]
+    """The lines of a text, without Metal's and without hints about the machine."""
+    return [line for line in without_metal(text).splitlines() if not line.startswith("hint: ")]
