@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import (
     Preset,
@@ -47,6 +47,8 @@ from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0,
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.cli.models import Pair

@@ -10,8 +10,9 @@ from packaging.requirements import Requirement
 import main
 
 ROOT = Path(main.__file__).resolve().parent
-LINUX = {"sys_platform": "linux", "platform_machine": "x86_64"}
-MAC = {"sys_platform": "darwin", "platform_machine": "arm64"}
+PYTHON = {"python_version": "3.12", "python_full_version": "3.12.0"}
+LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", **PYTHON}
+MAC = {"sys_platform": "darwin", "platform_machine": "arm64", **PYTHON}
 
 
 def required(name: str, machine: dict[str, str]) -> dict[str, Requirement]:
@@ -46,6 +47,12 @@ def test_a_gpu_needs_all_but_mkl():
     assert set(cpu) - set(cuda) == {"mkl"} and set(cuda) - set(mac) == {"nvidia-cuda-crt"}
     for name in set(mac) - {"mlx"}:
         assert cuda[name] == mac[name] == cpu[name]
+
+
+def test_a_mac_with_python_310_has_no_sentences():
+    """Whose package has no wheel for it."""
+    old = required("requirements.txt", MAC | {"python_version": "3.10"})
+    assert set(required("requirements.txt", MAC)) - set(old) == {"sentencex"}
 
 
 @pytest.mark.parametrize(
