@@ -74,7 +74,8 @@ class Adapter:
             change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
             rows = rows.astype(mx.float32) + change
             if lengths is not None:
-                factors = lengths[: len(rows)] / mx.linalg.norm(rows, axis=1)
+                norms = mx.linalg.norm(rows, axis=1)
+                factors = lengths[: len(rows)] / mx.where(norms > 0, norms, mx.inf)
                 rows, lengths = factors[:, None] * rows, lengths[len(rows) :]
             yield rows
 
