@@ -330,6 +330,18 @@ def test_a_quantised_model_is_adapted_as_what_its_bits_say(made, tmp_path, dora)
     check_gradients(slopes, right, 2e-3)
 
 
+@pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8"])
+def test_a_quantised_model_writes_with_the_adapter_merged_as_it_was_trained(made, tmp_path, mode):
+    """In the folder's own bits much of what was trained was rounded away."""
+    options = {"quantize": True, "q_mode": mode, "q_group_size": 32 if mode == "affine" else None}
+    folder = convert(made("flan").folder, tmp_path / "small", "float32", **options)
+    model, _, weights = adapted(made, "flan", LORA, folder=folder)
+    path = write_adapter(tmp_path / "lora", model, weights, LORA, -1)
+    plain, merged = (load(folder, "float32", adapter=a)[0] for a in (None, path))
+    differences = [np.abs(logits(m) - logits(model)).mean() for m in (merged, plain)]
+    assert differences[0] < 0.03 * differences[1]
+
+
 def test_the_last_layers_alone_are_trained(made):
     model, _ = load(made("byt5").folder, "float32")
     unfreeze_last(model, 1)
