@@ -123,7 +123,7 @@ def test_lines_with_a_prediction(run, tmp_path, options):
     assert (status, first["text"]) == (0, TRANSLATION)
     counts = first["stats"]["speculation"]
     copied = first["stats"]["target_calls"] == 2 and counts["predicted_accepted"] > 20
-    assert copied == ("none" in options) and counts["predicted"] == counts["copied"]
+    assert copied == ("none" in options) and counts["predicted"] == counts["predicted_accepted"]
 
 
 # ---- one prompt ----------------------------------------------------------------------------------

@@ -43,7 +43,11 @@ def text(regular):
 
 def counts(result):
     speculation = result.stats.speculation
-    return speculation.predicted, speculation.predicted_accepted, result.stats.target_calls
+    return speculation.copied, speculation.copied_accepted, result.stats.target_calls
+
+
+def in_text(result):
+    return result.stats.speculation.predicted, result.stats.speculation.predicted_accepted
 
 
 def test_a_right_prediction_takes_a_few_passes(regular, text, pair):
@@ -55,12 +59,13 @@ def test_a_right_prediction_takes_a_few_passes(regular, text, pair):
     drafted, accepted, calls = counts(result)
     assert drafted == accepted == result.stats.accepted == tokens - tokens // 6
     assert calls == -(-tokens // 6), "5 proposals a step, all of them right"
-    assert result.stats.speculation.copied == drafted
+    assert in_text(result) == (tokens - 1, tokens - 1), "the steps' own tokens too"
     assert set(result.writers) == {"copy", "target"}
     ids = [*plain.tokens, pair[2].eos_token_id]
     assert counts(regular.generate(PROMPT, prediction=ids)) == counts(result)
     assert counts(regular.generate(PROMPT, prediction=text, num_draft=15))[2] == -(-tokens // 16)
-    assert counts(regular.generate(PROMPT, prediction=text, num_draft=0)) == (0, 0, tokens)
+    unused = regular.generate(PROMPT, prediction=text, num_draft=0)
+    assert (counts(unused), in_text(unused)) == ((0, 0, tokens), in_text(result))
 
 
 def test_it_is_found_again_after_an_edit(regular, text):
@@ -100,7 +105,8 @@ def test_the_draft_writes_where_the_prediction_does_not(pair, text):
 
 def test_a_stream_and_samples_have_it_too(regular, text):
     *_, last = regular.stream(PROMPT, prediction=text)
-    assert counts(last.result) == counts(regular.generate(PROMPT, prediction=text))
+    whole = regular.generate(PROMPT, prediction=text)
+    assert (counts(last.result), in_text(last.result)) == (counts(whole), in_text(whole))
     options = {"temp": 0.3, "num_samples": 3, "prediction": text}
     assert all(counts(sample)[0] for sample in regular.generate(PROMPT, **options))
 
@@ -170,7 +176,7 @@ def test_others_are_decoded_as_if_nobody_had_a_prediction(kind):
     engine.insert(others[4:])
     while engine.rows:
         engine.step()
-    assert predicted.stats.speculation.predicted_accepted > 0
+    assert predicted.stats.speculation.copied_accepted > 0
     for row, stats in zip(others, alone, strict=True):
         assert row.stats.speculation == stats.speculation
         assert (row.stats.drafted, row.stats.target_calls) == (stats.drafted, stats.target_calls)
@@ -190,4 +196,4 @@ def test_a_row_that_waits_for_memory_keeps_its_prediction():
     engine.insert([row])
     while engine.rows:
         engine.step()
-    assert row.stats.speculation.predicted_accepted > 0 and row.committed[-1] != EOS
+    assert row.stats.speculation.copied_accepted > 0 and row.committed[-1] != EOS

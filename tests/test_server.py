@@ -47,17 +47,16 @@ PARTS = [{"type": "text", "text": FIXED[:20]}, {"type": "text", "text": FIXED[20
 
 
 @pytest.mark.parametrize("content", [FIXED, PARTS])
-def test_a_prediction(client, decoder, content):
+def test_a_prediction(client, content):
     prediction = {"type": "content", "content": content}
-    expected = decoder.generate(FIX, prediction=FIXED, num_draft=8).stats.speculation
     usage = {"include_usage": True}
     options = {"extra_body": {"num_draft": 8, "prediction": prediction}}
     answer = complete(client, FIX, **options)
     *texts, last = complete(client, FIX, stream=True, stream_options=usage, **options)
     assert answer.choices[0].text == "".join(c.choices[0].text for c in texts) == FIXED
     details = answer.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == expected.predicted_accepted > 15
-    assert details.rejected_prediction_tokens == expected.predicted - expected.predicted_accepted
+    assert details.accepted_prediction_tokens == answer.usage.completion_tokens > 15
+    assert details.rejected_prediction_tokens == 0
     assert last.usage == answer.usage
     chat = client.chat.completions.create(
         model="demo",
@@ -70,7 +69,6 @@ def test_a_prediction(client, decoder, content):
 
 
 def test_a_prediction_that_is_wrong(client):
-    """What counts is the prediction's share of the proposals, not the draft's."""
     wrong = {"type": "content", "content": "Nothing of the kind."}
     answer = complete(client, FIX, extra_body={"prediction": wrong})
     details = answer.usage.completion_tokens_details

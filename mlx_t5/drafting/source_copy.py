@@ -20,7 +20,8 @@ source and is read from its beginning. It is looked into whatever drafter there 
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ from mlx_t5.text.prompts import task_prefix
 
 LONGEST_MATCH = 8  # a longer agreement tells no more about where the text goes on
 SHORTEST_REPEAT = 3  # tokens that have to recur before the output is taken for its own source
-CANDIDATES = 16  # latest places where they occurred that are compared
+CANDIDATES = 16  # places that are compared: the latest of the output, the nearest of the source
 RECENT = 4  # at least half of the last so many tokens must be copies for the next to be likely
 COMPARED = 16  # tokens of a copy that are compared with what is written instead of it
 PREDICTIONS = ("prediction", "first prediction", "weak prediction")  # kinds of copies from one
@@ -50,6 +51,7 @@ class Alignment:
         output: the tokens followed so far.
         copies: for each of the last `RECENT` of them, whether it was the one expected.
         phrases: where in the output each run of `SHORTEST_REPEAT` tokens has ended.
+        places: where in the source each run of as many tokens or fewer ends, once it is needed.
     """
 
     def __init__(self, source: Sequence[int], begin: int):
@@ -60,7 +62,8 @@ class Alignment:
         self.match = 0
         self.output: list[int] = []
         self.copies: deque[bool] = deque(maxlen=RECENT)
-        self.phrases: dict[tuple[int, ...], list[int]] = {}
+        self.phrases = defaultdict[tuple[int, ...], list[int]](list)
+        self.places = defaultdict[tuple[int, ...], list[int]](list)
 
     def predict(self, prediction: Sequence[int]) -> None:
         """Takes a prediction before anything is written, and starts at its beginning."""
@@ -73,7 +76,7 @@ class Alignment:
         for token in tokens:
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])
-                self.phrases.setdefault(phrase, []).append(len(self.output))
+                self.phrases[phrase].append(len(self.output))
             self.output.append(token)
             expected = self.place < len(self.source) and self.source[self.place] == token
             self.copies.append(expected)
@@ -81,7 +84,7 @@ class Alignment:
                 self.place += 1
                 self.match += 1
             else:
-                self._find_again(token)
+                self._find_again()
 
     def find(self, length: int) -> Copy | None:
         """At most `length` tokens that may come next; None if there are none."""
@@ -101,26 +104,49 @@ class Alignment:
         if self.match >= SHORTEST_REPEAT or len(self.source) == self.predicted:
             return []  # the source says more, or nothing but the prediction is copied
         ends = self.phrases.get(tuple(self.output[-SHORTEST_REPEAT:]), ())[-CANDIDATES:]
-        best = max(ends, key=lambda i: (_agreement(self.output[:i], self.output), i), default=0)
+        best = max(ends, key=lambda end: (self._agreement(self.output, end), end), default=0)
         return self.output[best : best + length] if best else []
 
-    def _find_again(self, token: int) -> None:
-        """Goes on from another place of the source that has this token."""
-        places = [i for i, other in enumerate(self.source) if other == token]
-        if not places:
+    def _find_again(self) -> None:
+        """Goes on from another place of the source that has the last token."""
+        if not self.places:
+            self._index_source()
+        last = self.output[-SHORTEST_REPEAT:]
+        runs = (tuple(last[i:]) for i in range(len(last)))
+        ends = next((self.places[run] for run in runs if run in self.places), None)
+        if ends is None:
             self.place, self.match = self.place + 1, 0
             return
-        matches = {i: _agreement(self.source[: i + 1], self.output) for i in places}
-        next_position = max(places, key=lambda i: (matches[i], -abs(i - self.place), i))
-        self.place, self.match = next_position + 1, matches[next_position]
+        first = max(bisect(ends, self.place) - CANDIDATES // 2, 0)
+        near = ends[first : first + CANDIDATES]
+        matches = {end: self._agreement(self.source, end) for end in near}
+        next_place = max(near, key=lambda end: (matches[end], -abs(end - 1 - self.place), end))
+        self.place, self.match = next_place, matches[next_place]
+
+    def _index_source(self) -> None:
+        for length in range(1, SHORTEST_REPEAT + 1):
+            runs = zip(*(self.source[i:] for i in range(length)), strict=False)
+            for end, run in enumerate(runs, length):
+                self.places[run].append(end)
+
+    def _agreement(self, tokens: Sequence[int], end: int) -> int:
+        """How many tokens in front of `end` agree with the last ones, at most LONGEST_MATCH."""
+        count, most = 0, min(LONGEST_MATCH, end, len(self.output))
+        while count < most and tokens[end - 1 - count] == self.output[-1 - count]:
+            count += 1
+        return count
 
 
-def _agreement(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens at the end of `a` and `b` agree, at most LONGEST_MATCH."""
-    count = 0
-    while count < min(LONGEST_MATCH, len(a), len(b)) and a[-1 - count] == b[-1 - count]:
-        count += 1
-    return count
+def count_predicted(prediction: Sequence[int], text: Sequence[int]) -> tuple[int, int]:
+    """How many tokens of a prediction are read beside a text, and how many of them it has."""
+    alignment, found, read = Alignment((), 0), set[int](), 0
+    alignment.predict(prediction)
+    for token in text:
+        alignment.follow([token])
+        read = max(read, alignment.place)
+        if alignment.match:
+            found.add(alignment.place)
+    return min(read, len(prediction)), len(found)
 
 
 class SourceCopy:
@@ -170,8 +196,7 @@ class SourceCopy:
             return Proposal.nothing(len(rows), copies)
         padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
         tokens, valid = mx.array(padded, mx.int32), mx.array(lengths, mx.int32)
-        writers = ["prediction" if c and c.kind in PREDICTIONS else "copy" for c in copies]
-        return Proposal(tokens, None, lengths, copies, writers, valid)
+        return Proposal(tokens, None, lengths, copies, ["copy"] * len(copies), valid)
 
     def note(self, committed: Rows) -> None:
         """Moves the alignments on; the start token is not output."""

@@ -8,6 +8,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from mlx_t5.backend import mx
+from mlx_t5.drafting.source_copy import count_predicted
 from mlx_t5.engine.rows import Chunk, Result, Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.beams import texts_of
@@ -138,6 +139,11 @@ class Codec:
         tokens, writers = row.output()
         row.stats.update_rates(len(tokens), row.decided)
         row.stats.peak_memory_bytes = mx.get_peak_memory()
+        if row.prediction:
+            end, speculation = getattr(self.tokenizer, "eos_token_id", None), row.stats.speculation
+            expected = [token for token in row.prediction if token != end]
+            counts = count_predicted(expected, tokens)
+            speculation.predicted, speculation.predicted_accepted = counts
         text = None
         if row.watch:
             text = row.watch.text

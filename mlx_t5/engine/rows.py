@@ -26,8 +26,8 @@ class Speculation:
     Attributes:
         copied: those of `drafted` that were copied, from the source or the caller's prediction.
         copied_accepted: those of `accepted` that were.
-        predicted: those of `copied` that were the prediction's.
-        predicted_accepted: those of `copied_accepted` that were.
+        predicted: tokens of the caller's prediction that were read beside the finished text.
+        predicted_accepted: those of them that are in the text, whoever proposed what.
         steps_by_length: how many steps had 0, 1, … proposals.
         steps_by_accepted: how many steps kept 0, 1, … of them.
         drafted_by_position: how many proposals stood first, second, … in their step.
@@ -98,9 +98,6 @@ class Stats:
         if writer != "draft":
             speculation.copied += drafted
             speculation.copied_accepted += accepted
-        if writer == "prediction":
-            speculation.predicted += drafted
-            speculation.predicted_accepted += accepted
 
     def update_rates(self, generated: int, decided: float) -> None:
         """Works out what follows from the counts, of so many tokens without and with EOS."""
@@ -175,7 +172,7 @@ class Row:
             tokens: the accepted proposals and the target's own token. Where that is negative, for
                 none (`acceptance.NO_TOKEN`), a text that they do not end fails.
             drafted: proposals that were verified.
-            writer: where they come from: "draft", "copy" or "prediction".
+            writer: where they come from: "draft" or "copy".
             eos: the end tokens; what follows one, or a stop string, is dropped and not counted.
 
         Returns:
@@ -195,8 +192,7 @@ class Row:
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "stop"
         self.committed += tokens
-        shown = "copy" if writer == "prediction" else writer
-        self.writers += [shown] * accepted + ["target"] * (len(tokens) - accepted)
+        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.decided >= self.settings.max_tokens:
             self.finish_reason = "length"
         if self.watch and self.finish_reason:

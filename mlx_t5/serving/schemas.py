@@ -1,9 +1,9 @@
 """The shapes of answers: those of OpenAI's API, and more. The API's description is made of them.
 
 Fields that are OpenAI's are what the official client expects. Some say more: in `usage`, the
-prediction tokens that were accepted and rejected are those copied from the request's prediction,
-and without one all proposals; `speculation`, on request, says who wrote each token; `score` is that
-of a beam search; `pieces` are those of a text that was split.
+prediction tokens that were accepted are those in the text, and without a prediction the two counts
+are those of proposals; `speculation`, on request, says who wrote each token; `score` is that of a
+beam search; `pieces` are those of a text that was split.
 """
 
 from __future__ import annotations

@@ -8,7 +8,13 @@ from draws import keys, settings
 from fake_model import EOS, FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import Copy, Proposal
-from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy, merged
+from mlx_t5.drafting.source_copy import (
+    Alignment,
+    CopyOrDraft,
+    SourceCopy,
+    count_predicted,
+    merged,
+)
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
@@ -57,6 +63,50 @@ def test_the_longest_match_goes_first_and_then_the_nearest():
     assert ahead(source, [A, B, C], 1) == [D]
     # Nothing tells B from B after an insertion: the one ahead of the alignment is taken.
     assert ahead(source, [A, B, C, D, Z, B, C], 1) == [E]
+
+
+def test_resuming_is_a_search_of_the_whole_source():
+    def agreement(a, b):
+        equal = [x == y for x, y in zip(reversed(a), reversed(b), strict=False)][:8]
+        return [*equal, False].index(False)
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        source, output = rng.integers(0, 8, 40).tolist(), rng.integers(0, 8, 20).tolist()
+        alignment = Alignment(source, 0)
+        for n, token in enumerate(output, 1):
+            place = alignment.place
+            alignment.follow([token])
+            if source[place : place + 1] != [token]:
+                matches = {i: agreement(source[:i], output[:n]) for i in range(1, 41)}
+                nearest = max(matches, key=lambda i: (matches[i], -abs(i - 1 - place), i))
+                assert alignment.place == (nearest if matches[nearest] else place + 1)
+
+
+class Watched(list):
+    """A list that counts the items that are read."""
+
+    count = 0
+
+    def __iter__(self):
+        self.count += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, index):
+        self.count += len(range(*index.indices(len(self)))) if isinstance(index, slice) else 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("words", [[A], [A, B, C], list(range(50))])
+def test_a_long_prediction_is_read_a_few_times_and_not_once_a_token(words):
+    rng = np.random.default_rng(0)
+    alignment = Alignment(SENTENCE, 0)
+    alignment.predict(rng.choice(words, 20_000).tolist())
+    alignment.source = source = Watched(alignment.source)
+    for token in rng.choice([*words, X], 500).tolist():
+        alignment.follow([token])
+        alignment.find(3)
+    assert source.count < 10 * len(source)
 
 
 def test_phrases_of_the_output_are_copied_when_they_recur():
@@ -114,6 +164,24 @@ def test_a_prediction_is_read_from_its_beginning_and_found_again():
     assert predicted(SENTENCE, SENTENCE[:-1] + [X]) is None
     # Nothing but the prediction is copied.
     assert predicted(SENTENCE, [20, 21, 22, 23, 20, 21, 22]) is None
+
+
+@pytest.mark.parametrize(
+    "text, counts",
+    [
+        (SENTENCE[:-1], (7, 7)),
+        ([A, B], (2, 2)),  # the rest was not read
+        ([A, X, C, D], (4, 3)),  # one is replaced
+        ([A, B, X, Y, C, D], (4, 4)),  # two are inserted
+        ([A, B, F, G], (7, 4)),  # three are left out
+        ([E, F, A, B, E, F], (6, 4)),  # parts change places, and one is written twice
+        ([X, Y, Z], (3, 0)),
+        ([X] * 20, (7, 0)),
+        ([], (0, 0)),
+    ],
+)
+def test_the_tokens_of_a_prediction_that_a_text_has_are_counted(text, counts):
+    assert count_predicted(SENTENCE[:-1], text) == counts
 
 
 def test_a_prediction_stands_before_the_source():

@@ -34,7 +34,7 @@ def test_a_row_whose_logits_are_not_finite_is_a_failure_of_its_job_alone(serve):
 
 
 def copied(result):
-    return result.stats.speculation.predicted
+    return result.stats.speculation.copied
 
 
 def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_alone(serve):
