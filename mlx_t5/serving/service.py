@@ -101,8 +101,9 @@ class Service:
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
         self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
-        positions = getattr(decoder.model.config, "n_positions", None) or limits.prompt_tokens
-        self.max_source_tokens = min(positions, limits.prompt_tokens)
+        config, most = decoder.model.config, limits.prompt_tokens
+        self.max_source_tokens = min(config.n_positions or most, most)
+        self.prefixes = config.task_prefixes
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
@@ -148,7 +149,10 @@ class Service:
             body.source_language or "",
             file_type=body.file_type or "",
         )
-        return await self.tokenizer.cut(text, cutting, self.max_source_tokens)
+        found = await self.tokenizer.cut(text, cutting, self.max_source_tokens, self.prefixes)
+        if found[0].doubtful:
+            log.info("what may be a prefix is decoded as text; task or a system message gives one")
+        return found
 
     async def submit(
         self,

@@ -92,7 +92,7 @@ class TokenizerThread:
         return found
 
     async def cut(
-        self, text: str, cutting: Cutting, limit: int
+        self, text: str, cutting: Cutting, limit: int, prefixes: Sequence[str]
     ) -> tuple[Document, list[list[int]]]:
         """Cuts a text into pieces.
 
@@ -100,6 +100,7 @@ class TokenizerThread:
             text: of one prompt.
             cutting: how to cut it.
             limit: tokens of a piece at most.
+            prefixes: of the model's own tasks.
 
         Returns:
             The document with all its pieces, and the tokens of what each is decoded from.
@@ -113,7 +114,7 @@ class TokenizerThread:
             return token_ids(prompt, self.tokenizer, self.vocab_size)
 
         def begin(_: Any) -> Document:
-            return Document(text, cutting, lambda prompt: len(read(prompt)), limit)
+            return Document(text, cutting, lambda prompt: len(read(prompt)), limit, prefixes)
 
         def draw(_: Any) -> list[list[int]]:
             return [read(document.prompt(piece)) for piece in islice(pieces, PIECES_AT_ONCE)]

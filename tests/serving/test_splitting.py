@@ -28,7 +28,8 @@ def tokenizer():
 
 def served(tokenizer, prefix="", limit=64):
     task = lambda name, prompts: Preset("a task", prefix)  # noqa: E731
-    return SimpleNamespace(tokenizer=tokenizer, task=task, max_source_tokens=limit)
+    own = {"max_source_tokens": limit, "prefixes": ("fix grammar: ",)}
+    return SimpleNamespace(tokenizer=tokenizer, task=task, **own)
 
 
 def cut(tokenizer, prompt=TEXT, prefix="", limit=64, **fields):
@@ -67,6 +68,15 @@ def test_each_piece_has_the_prefix(tokenizer):
         "She have a cat.",
         "- He has a dog.  It barks.",
     ]
+
+
+def test_what_looks_like_a_prefix_is_decoded_and_logged_without_its_words(tokenizer, caplog):
+    caplog.set_level("INFO")
+    assert prompts(cut(tokenizer, "fix spelling: She have a cat.")) == [
+        "fix spelling: She have a cat."
+    ]
+    (line,) = caplog.messages
+    assert "may be a prefix" in line and "spelling" not in line
 
 
 def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
