@@ -101,6 +101,29 @@ def test_the_prefix_may_stand_in_the_file(run, file):
     )
 
 
+def test_the_bundled_models_tasks(run):
+    for name, source, answer in (
+        ("translation_en_to_fr", "I have two cats. We have two dogs.", FRENCH.split("\r")[0]),
+        ("grammar", "She have two cat. I has a dog.", "She has two cats. I have a dog."),
+    ):
+        assert run(*SPLIT, "--task", name, "--prompt", source)[1] == answer
+
+
+def test_what_only_looks_like_a_prefix_is_decoded_and_told_once(run, file):
+    note = 'note: "title:" at the beginning is decoded as text'
+    for options in (
+        ["--prompt", "title: My page.", "--json"],
+        file("title: My page.\n"),
+        file('{"prompt": "title: My page."}\n{"prompt": "fix: this"}\n', "in.jsonl"),
+    ):
+        status, _, err = run(*SPLIT, *options)
+        assert status == 0 and err.count("note: ") == 1 and note in err
+        assert "note: " not in run(*SPLIT, *options, "--prefix", "")[2]
+        assert "note: " not in run(*SPLIT, *options, "--task", "grammar")[2]
+    status, shown, _ = run(*SPLIT, "--prompt", "title: My page.", "--json")
+    assert json.loads(shown)["pieces"][0]["start"] == 0
+
+
 def test_json_has_the_pieces(run, file):
     status, shown, _ = run(*SPLIT, *file(TASK + SOURCE), "--json")
     record = json.loads(shown)

@@ -83,7 +83,8 @@ def _stream(
     call = {"seed": args.seed, "batch_size": args.batch_size, **vars(settings)}
     if split := cutting_of(args, prefix):
         cutting = Cutting(**split)
-        pieces = Document(prompt, cutting, lambda text: 0).cut()
+        prefixes = decoder.model.config.task_prefixes
+        pieces = Document(prompt, cutting, lambda text: 0, prefixes=prefixes).cut()
         return chunks(decoder, cutting, [prompt], **call), sum(1 for _ in pieces)
     return decoder.stream(prefix + prompt, **call), 0
 

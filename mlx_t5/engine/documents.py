@@ -6,6 +6,7 @@ are in hand at a time. The engine knows nothing of them.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -13,11 +14,16 @@ from itertools import chain, count, pairwise, repeat, zip_longest
 from typing import Any
 
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
+
+DOUBTFUL = (
+    'note: "{}" at the beginning is decoded as text; if it is a prefix, give it with --prefix (in '
+    'Python prefix=; "" says there is none)'
+)
 
 
 @dataclass
@@ -156,13 +162,17 @@ def chunks(
         UserError: something does not go with documents.
     """
     _check(decoder, seed, call)
-    in_hand: deque[Answers] = deque()
+    in_hand, doubtful = deque[Answers](), ""
 
     def drawn() -> Iterator[str]:
+        nonlocal doubtful
         places = count() if indexes is None else indexes
         predictions = chain(prediction or (), repeat(None))
         for prompt, place, predicted in zip(prompts, places, predictions, strict=False):
-            in_hand.append(Answers(_document(prompt, predicted, cutting, decoder), place))
+            document = _document(prompt, predicted, cutting, decoder)
+            if not doubtful and (doubtful := getattr(document, "doubtful", "")):
+                print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
+            in_hand.append(Answers(document, place))
             yield from in_hand[-1].prompts()
 
     def piece_places() -> Iterator[int]:
@@ -225,7 +235,8 @@ def _document(prompt: Any, prediction: Any, cutting: Cutting, decoder: Any) -> D
     if prediction is not None:
         return UserError("a prediction is of a whole text; leave it out, or do not split")
     try:
-        return Document(prompt, cutting, tokens, decoder.model.config.n_positions)
+        config = decoder.model.config
+        return Document(prompt, cutting, tokens, config.n_positions, config.task_prefixes)
     except UserError as error:
         return error
 

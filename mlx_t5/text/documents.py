@@ -26,7 +26,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
 from mlx_t5.settings import SPLITS
 from mlx_t5.text.markup import PLAIN, SUFFIXES, Span, flattened, rewrapped, spans, unwrapped
-from mlx_t5.text.prompts import prefix_end
+from mlx_t5.text.prompts import guessed_prefix_end
 
 DEFAULT_LANGUAGE = "en"
 # No T5 was trained on sentences of more characters. It also bounds what a hostile text costs.
@@ -42,7 +42,7 @@ _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of 
 # A comma between digits ends nothing; those of languages without spaces do.
 _CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
 _SPACE = re.compile(r"\s+")
-_MADLAD = re.compile(r"\s*<2[\w-]+>\s*")
+_MADLAD = r"<2[\w-]+>"
 _SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
 _NAMES = (
     "arabic=ar bengali=bn bulgarian=bg chinese=zh czech=cs danish=da dutch=nl english=en "
@@ -74,7 +74,8 @@ class Cutting:
 
     Attributes:
         split: one of `SPLITS`.
-        prefix: of the task, for every piece; None looks for it at the beginning of each text.
+        prefix: of the task, for every piece; None looks at the beginning of each text for one of
+            the model's own, or MADLAD's.
         source_language: whose rules end a sentence, as a code such as "de"; "" takes the language
             that the prefix names, or English.
         max_source_tokens: of a prompt, prefix and end token included; None: the model's.
@@ -113,6 +114,7 @@ class Document:
         prefix: of the task: found at the text's beginning, and then it is no part of the document,
             or given.
         start: where the document begins in the text, behind a prefix that was found there.
+        doubtful: what looks like a prefix at its beginning and is decoded as text; "" for nothing.
         pieces: in the order of the text, as far as it has been cut.
     """
 
@@ -122,6 +124,7 @@ class Document:
         cutting: Cutting,
         tokens: Callable[[str], int],
         n_positions: int | None = None,
+        prefixes: Sequence[str] = (),
     ) -> None:
         """Takes a text.
 
@@ -130,6 +133,7 @@ class Document:
             cutting: how to cut it.
             tokens: counts those of a prompt, the end token included.
             n_positions: of the model, where `max_source_tokens` says nothing.
+            prefixes: of the model's own tasks.
 
         Raises:
             UserError: it is no text, or no file of its type, or the prefix leaves no room for it.
@@ -139,9 +143,11 @@ class Document:
         self.text, self.prefix, self.start = text, cutting.prefix or "", 0
         mark = int(text.startswith("\ufeff"))  # of the byte order
         looked_for = cutting.prefix is None and not cutting.file_type
-        if looked_for and (end := _prefix_end(text[mark:])):
+        if looked_for and (end := _prefix_end(text[mark:], prefixes)):
             self.start = mark + end
             self.prefix = text[mark : self.start]
+        unsure = looked_for and not self.start
+        self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip() if unsure else ""
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
@@ -221,12 +227,13 @@ class Document:
             yield piece
 
 
-def _prefix_end(text: str) -> int:
-    """Where the task's prefix and the white space after it end; 0 without one."""
-    if madlad := _MADLAD.match(text):
-        return madlad.end()
-    end = prefix_end(text)
-    return end + len(text[end:]) - len(text[end:].lstrip()) if end else 0
+def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
+    """Where a prefix, the longest of these or MADLAD's, and white space after it end; 0: none."""
+    known = [_MADLAD]
+    for prefix in sorted(prefixes, key=len, reverse=True):
+        known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
+    found = re.match(rf"\s*(?:{'|'.join(known)})\s*", text)
+    return found.end() if found else 0
 
 
 def _language_of(prefix: str) -> str:
