@@ -33,7 +33,7 @@ try:
         write_shards,
     )
     from mlx_t5.checkpoints.hub import origin, resolve
-    from mlx_t5.checkpoints.output_folder import check_output_folder
+    from mlx_t5.checkpoints.output_folder import check_output_folder, require_apart
     from mlx_t5.checkpoints.quantization import (
         LARGE_VOCABULARY,
         MODES,
@@ -155,8 +155,7 @@ def convert(
         if adapter_path is not None:
             adapter_folder(adapter_path)  # before anything is downloaded
         folder = resolve(str(source), revision)
-        if path == folder.resolve():  # a folder around it is never replaced: it has a subfolder
-            raise UserError(f"{path} is the source; choose another --mlx-path")
+        require_apart(path, folder)
         raw = read_config(folder)
         config = T5Config.from_dict(raw)
         read_pooling(folder, config.d_model)  # refuses what could not be loaded

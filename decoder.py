@@ -162,7 +162,7 @@ class Engine(Batch):
                 seconds, shape, self.shape = 1e-6 * outcome[0][-1], self.shape, shape
             self.adaptive.timed(shape, seconds)
             self.drafter.note(self.committed)
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+        self.drop_finished()
 
     def _collect(self) -> None:
         """Collects the rows' settings and keys, and what they predict."""

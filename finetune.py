@@ -78,9 +78,9 @@ class FineTuning:
         self.base = chosen.target
         self.model, self.tokenizer = load(self.base, "float32" if self.full else None)
         require_texts(self.model, self.tokenizer, args.model)
+        self.adapters = self._prepared()
         self._read(lines)
         self.draft = self._draft(chosen.draft)
-        self.adapters = self._prepared()
 
     def _read(self, lines: dict[str, PairLines]) -> None:
         """The pairs to train on, to evaluate by and to test with."""

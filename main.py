@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.generation_config import (
     Preset,
@@ -39,6 +39,7 @@ from mlx_t5.cli.output import (
     score_object,
     text_lines,
 )
+from mlx_t5.cli.run_record import record_of
 from mlx_t5.cli.runs import Compute, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import bar, write_text
 from mlx_t5.errors import UserError
@@ -46,6 +47,8 @@ from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0,
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.cli.models import Pair
@@ -96,7 +99,8 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
         decoder = _load(args, chosen, ranks)
         painter = _begin(decoder, settings, chosen, presets, args)
         args.output_file = os.devnull if args.output_file and ranks.rank else args.output_file
-        return write_text(decoder, prompts[0], prefix, settings, painter, args)
+        record = record_of(args, prefix, chosen)
+        return write_text(decoder, prompts[0], prefix, settings, painter, record, args)
     run = Run.of(prompts, args, ranks, prefix, chosen)
     if run.done.all:
         log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)

@@ -30,7 +30,7 @@ from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
 from mlx_t5.network.interface import WeightsRead, require_decoder
-from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, rms_norm
+from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, residual_dtype
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
 from mlx_t5.network.modules import Stack, Stacks
@@ -136,8 +136,7 @@ class T5(Stacks):
         layer = checkpointed(layer) if self.grad_checkpoint else layer
         for blocks, bias in zip(self.encoder.blocks, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
-        x = rms_norm(x, self.encoder.norm.weight, self.config.layer_norm_epsilon)
-        return x.reshape(batch, length, -1)
+        return self.encoder.last_norm(x).reshape(batch, length, -1)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """A decoder's cache for encoded prompts (B, S, d_model), their cross-attention computed.
@@ -227,12 +226,11 @@ class T5(Stacks):
         for i, (blocks, bias) in enumerate(zip(self.decoder.blocks, cycle(tables), strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
-        yield rms_norm(x, self.decoder.norm.weight, self.config.layer_norm_epsilon)
+        yield self.decoder.last_norm(x)
 
     def _embed(self, tokens: mx.array) -> mx.array:
         x = self.shared(tokens.flatten())
-        # The residual of larger models leaves the range of float16.
-        return x.astype(mx.float32) if x.dtype == mx.float16 else x
+        return x.astype(residual_dtype(x.dtype))
 
     @cached_property
     def head(self) -> Matrix:
@@ -334,12 +332,20 @@ def _load(
         is_mlx = target is not None or stored.metadata.get("format") == "mlx"
         ours = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
         names = set(ours.values())
-        model = T5(config, HEAD in names, target is None and not has_decoder(names), target)
+        encoder_only = target is None and not has_decoder(names)
+        model = T5(config, HEAD in names, encoder_only, target)
         plain = shapes_of(model)
         quantization = raw.get("quantization") if is_mlx else None
         if quantization:
             quantize(model, quantization, names)
         check({name: shapes[stored_name] for stored_name, name in ours.items()}, shapes_of(model))
+        if adapter is not None:
+            hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
+            layers = {name: plain[mine] for name, mine in hub_names.items()}
+            lora = files.enter_context(open_adapter(adapter, layers))
+            if quantization:
+                model = T5(config, HEAD in names, encoder_only, target)
+                quantize(model, lora.quantization(quantization, hub_names), names)
         if ranks.size > 1:
             shard(model, ranks)
         if is_mlx and ranks.size == 1:
@@ -347,9 +353,6 @@ def _load(
         else:
             tensors = read_shards(stored, ours, ranks, uncut=adapter is not None)
         if adapter is not None:
-            hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
-            layers = {name: plain[mine] for name, mine in hub_names.items()}
-            lora = files.enter_context(open_adapter(adapter, layers))
             merged = lora.merged(tensors, hub_names, names, quantization)
             tensors = ((name, cut(name, array, ranks)) for name, array in merged)
         fill(model, tensors, compute_dtype(dtype, stored))

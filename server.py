@@ -151,8 +151,8 @@ def _serve(args: argparse.Namespace, ranks: Ranks) -> int:
         application, service = _application(args, chosen, presets, ranks)
         print(chosen.note, *presets.notes, sep="\n", file=sys.stderr)
         bound.listen()
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        where = f"http://{host}:{bound.getsockname()[1]}"
+        host, port, *_ = bound.getsockname()  # of a name's addresses, the one that it got
+        where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(
             f"serving {model_name(chosen)} at {where} · API {where}/v1", file=sys.stderr, flush=True
         )

@@ -76,6 +76,7 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
     os.setsid()  # Ctrl-C is for the process that started this one, and ends it
     os.environ.update(environment)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it may be killed
     try:
         module, _, name = what.partition(":")
         target = getattr(importlib.import_module(module), name)(**keywords)

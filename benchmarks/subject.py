@@ -163,8 +163,8 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
         UserError: they make no such document, or its text is not that of its sentences.
     """
     prefix = texts[0].partition(": ")[0] + ": "
-    text = prefix + " ".join(text.removeprefix(prefix) for text in texts)
-    chunks = list(decoder.stream(text, split="sentences", **options))
+    text = " ".join(text.removeprefix(prefix) for text in texts)
+    chunks = list(decoder.stream(text, split="sentences", prefix=prefix, **options))
     tokens = [chunk.tokens for chunk in chunks]
     answers = [decoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens]
     of_one_task = all(text.startswith(prefix) for text in texts) and len(tokens) == len(texts)

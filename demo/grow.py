@@ -29,7 +29,7 @@ from mlx_t5.checkpoints.folder import (
     write_json,
     write_shards,
 )
-from mlx_t5.checkpoints.output_folder import check_output_folder
+from mlx_t5.checkpoints.output_folder import check_output_folder, require_apart
 from mlx_t5.checkpoints.small_files import place
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.cli.arguments import Parser, run
@@ -118,8 +118,7 @@ def grow(
         raise UserError(f"the seed must be 0 or more, not {seed}")
     try:
         check_output_folder(path, overwrite, is_model_file)
-        if path == source.resolve():
-            raise UserError(f"{path} is the source; choose another --path")
+        require_apart(path, source)
         raw = read_config(source)
         config = T5Config.from_dict(raw)
         sizes = {name: sizes.get(name, getattr(config, name)) for name in SIZES}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +15,28 @@ from mlx_t5.errors import UserError
 PARTIAL = ".partial-"  # before the name of a file that is being written
 
 
+def is_macos_file(name: str) -> bool:
+    """Whether a file is what macOS leaves in folders (`.DS_Store`, AppleDouble's `._*`)."""
+    return name == ".DS_Store" or name.startswith("._")
+
+
+def flush(descriptor: int) -> None:
+    """Flushes an open file to the disk; on macOS `fsync` only reaches the disk's own cache."""
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError):  # not every disk can
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries, to the disk."""
+    """Flushes a file, or a folder's entries where the disk can do that, see `flush`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
+    except OSError as error:  # SMB and exFAT refuse folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -28,13 +48,9 @@ def lock(descriptor: int) -> bool:
         False if another process has it. Where the system has no such locks, nothing is locked.
     """
     try:
-        import fcntl
-
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):  # Windows, or a file system without locks
-        pass
+    except OSError as error:  # of another kind where a file system has no locks
+        return not isinstance(error, BlockingIOError)
     return True
 
 

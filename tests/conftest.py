@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX is imported
 # A shell starts what it runs in the background without it, and children would inherit that.
@@ -41,6 +42,23 @@ def tiny(tmp_path):
     import checkpoints
 
     return checkpoints.tiny(tmp_path / "source")
+
+
+@pytest.fixture
+def respelled(monkeypatch):
+    """`respelled(folder)`: its name in capitals, which leads to it, as a Mac's disk has it.
+
+    Where the disk minds case, that is a link, and none are followed to see what a path stands for.
+    """
+
+    def respell(folder: Path) -> Path:
+        other = folder.with_name(folder.name.upper())
+        if not other.exists():
+            other.symlink_to(folder)
+            monkeypatch.setattr(Path, "resolve", lambda path, strict=False: path.absolute())
+        return other
+
+    return respell
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from convert import convert, main
 from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import folder as model_folder
+from mlx_t5.checkpoints.output_folder import require_apart
 from mlx_t5.errors import UserError
 from model import load
 
@@ -53,16 +54,49 @@ def test_overwriting_only_ever_replaces_models(tiny, tmp_path):
         convert(tiny, tiny / "config.json", overwrite=True)
 
 
+def test_what_macos_leaves_in_folders_is_nobodys(tiny, tmp_path):
+    for folder in (tiny, convert(tiny, tmp_path / "out")):
+        for name in (".DS_Store", "._config.json", "._model.safetensors"):
+            (folder / name).write_bytes(b"\0\5\x16\7")
+    assert siblings(convert(tiny, tmp_path / "out", overwrite=True) / "x") == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    }
+    (tiny / "model.safetensors").unlink()
+    told = "no model.safetensors or .*; it holds config.json, generation_config.json, tf_model"
+    with pytest.raises(UserError, match=told):
+        convert(tiny, tmp_path / "again")
+
+
 def test_the_source_is_safe(tiny, tmp_path):
     (tiny / "tf_model.h5").unlink()
     link = tmp_path / "link"
     link.symlink_to(tiny)
     for out in (tiny, tmp_path / "source" / ".." / "source", link):
-        with pytest.raises(UserError, match="source is the source; choose another"):
+        with pytest.raises(UserError, match="source is the source, holds it"):
             convert(tiny, out, overwrite=True)
     with pytest.raises(UserError, match=r"more than a model \(link, source\)"):
         convert(tiny, tmp_path, overwrite=True)
     assert (tiny / "model.safetensors").is_file()
+
+
+def test_the_source_is_safe_on_a_disk_that_ignores_case(tiny, respelled):
+    (tiny / "tf_model.h5").unlink()
+    before = (tiny / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="SOURCE is the source, holds it"):
+        convert(tiny, respelled(tiny), overwrite=True)
+    assert (tiny / "model.safetensors").read_bytes() == before
+
+
+def test_a_part_of_the_source_is_not_replaced(tiny, tmp_path):
+    (tiny / "1_Pooling").mkdir()
+    for folder, out in ((tiny, tiny / "1_Pooling"), (tiny / "1_Pooling", tiny)):
+        with pytest.raises(UserError, match="holds it or is a part of it"):
+            require_apart(out, folder)
+    require_apart(tiny / "mlx", tiny)  # new, it replaces nothing
+    require_apart(tmp_path / "new", tiny)
 
 
 def test_disk_space_is_checked_first(tiny, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from demo.widening import SIZES, Widening
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
 from mlx_t5.checkpoints.small_files import TOKENIZER_FILES
+from mlx_t5.errors import UserError
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import read_config
 from model import load
@@ -186,6 +187,12 @@ def test_the_same_seed_gives_the_same_bytes_however_they_are_cut(odd, tmp_path, 
 # -- refusals --------------------------------------------------------------------------------------
 
 
+def test_the_source_is_safe_on_a_disk_that_ignores_case(tmp_path, respelled):
+    copy = shutil.copytree(DEMO / "draft", tmp_path / "copy")
+    with pytest.raises(UserError, match="is the source"):
+        grow.grow(copy, respelled(copy), {}, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     (
@@ -196,7 +203,7 @@ def test_the_same_seed_gives_the_same_bytes_however_they_are_cut(odd, tmp_path, 
         (["--seed", "-1"], "the seed must be 0 or more, not -1"),
         (["--from", "nowhere"], "cannot read nowhere/config.json"),
         (["--from", "mlx"], "the source is an MLX folder; grow the Hugging Face original"),
-        (["--from", "copy", "--path", "copy", "--overwrite"], "copy is the source; choose another"),
+        (["--from", "copy", "--path", "copy", "--overwrite"], "copy is the source, holds it"),
         (["--path", "there"], "there exists; replace it with --overwrite or choose another folder"),
         (["--shape", "t5"], "invalid choice: 't5'"),
     ),

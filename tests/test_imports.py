@@ -8,6 +8,7 @@ import pytest
 
 from serving_process import ROOT, Server
 
+COMMANDS = {"main.py", "convert.py", "server.py", "benchmark.py", "distill.py", "finetune.py"}
 SLOW = {"mlx", "numpy", "transformers", "torch", "huggingface_hub", "fastapi", "tqdm"}
 
 
@@ -25,9 +26,18 @@ def imported(folder, *argv: str) -> set[str]:
     return names(done.stderr)
 
 
-@pytest.mark.parametrize(
-    "command", ["main.py", "server.py", "benchmark.py", "distill.py", "finetune.py"]
-)
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_an_older_python_is_refused_before_anything_is_imported(command):
+    code = (
+        "import runpy, sys, typing; del typing.TypeGuard; sys.version_info = (3, 9, 6)\n"
+        f"runpy.run_path({command!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    error = "error: this needs Python 3.10 or later; make .venv with a newer one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", error)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS - {"convert.py"}))
 def test_help_waits_for_nothing(tmp_path, command):
     found = imported(tmp_path, command, "--help")
     assert "argparse" in found and not found & SLOW

@@ -14,6 +14,7 @@ from devices import cpu_allocation
 from mlx_t5.backend import device_name
 from mlx_t5.cli.output import one_line
 from model import T5
+from standard_error import messages
 
 BUNDLED = ROOT / "demo"
 TRANSLATION = (
@@ -170,9 +171,8 @@ def test_a_prompt_from_standard_input_without_torch(models):
     argv = [sys.executable, "-c", code, *models, "-m", "5", "--json", "--prompt", "-"]
     given = "première ligne\nseconde\n".encode()
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, input=given)
-    lines = [line for line in process.stderr.decode().splitlines() if not line.startswith("hint: ")]
     assert process.returncode == 0
-    assert [line.split()[0] for line in lines] == ["target", "5"]
+    assert [line.split()[0] for line in messages(process.stderr.decode())] == ["target", "5"]
     assert json.loads(process.stdout)["prompt"] == "première ligne\nseconde"
 
 

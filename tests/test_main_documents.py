@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from command_line import ROOT
-from mlx_t5.engine import codec
+from mlx_t5.engine import codec, documents
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import token_ids
 
@@ -67,6 +67,27 @@ def test_a_file_is_one_document_and_kept_to_the_byte(run, file, tmp_path, mark):
     assert (status, shown) == (0, mark + FRENCH), "no line break is added where no terminal is"
 
 
+@pytest.mark.parametrize("by", ["--input-file", "--prompt"])
+def test_an_interrupted_document_is_marked_as_partial(run, file, tmp_path, monkeypatch, by):
+    def interrupted(*args, **call):
+        yield next(chunks(*args, **call))
+        raise KeyboardInterrupt
+
+    chunks, out = documents.chunks, tmp_path / "out.txt"
+    lines = [*SPLIT, "--prefix", TASK, *file('{"prompt": "I have two cats."}', "in.jsonl")]
+    source = [*lines[:-2], *(file(SOURCE) if by == "--input-file" else [by, SOURCE])]
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "chunks", interrupted)
+        status, _, err = run(*source, "--output-file", str(out))
+    assert (status, out.read_text()) == (130, "J'ai deux chats.") and "interrupted: " in err
+    mark = tmp_path / "out.txt.resume"
+    assert mark.exists()
+    status, _, err = run(*lines, "--output-file", str(out), "--resume", "--split", "lines")
+    assert status == 2 and "was written with --split sentences" in err and mark.exists()
+    assert run(*source, "--output-file", str(out))[0] == 0
+    assert out.read_bytes().decode() == FRENCH and not mark.exists()
+
+
 def test_a_terminal_gets_a_line_break(run, file, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert run(*SPLIT, *file("I have two cats."), "--prefix", TASK)[1] == "J'ai deux chats.\n"
@@ -78,6 +99,29 @@ def test_the_prefix_may_stand_in_the_file(run, file):
         0,
         "J'ai deux chats.\nNous avons deux chiens.\n",
     )
+
+
+def test_the_bundled_models_tasks(run):
+    for name, source, answer in (
+        ("translation_en_to_fr", "I have two cats. We have two dogs.", FRENCH.split("\r")[0]),
+        ("grammar", "She have two cat. I has a dog.", "She has two cats. I have a dog."),
+    ):
+        assert run(*SPLIT, "--task", name, "--prompt", source)[1] == answer
+
+
+def test_what_only_looks_like_a_prefix_is_decoded_and_told_once(run, file):
+    note = 'note: "title:" at the beginning is decoded as text'
+    for options in (
+        ["--prompt", "title: My page.", "--json"],
+        file("title: My page.\n"),
+        file('{"prompt": "title: My page."}\n{"prompt": "fix: this"}\n', "in.jsonl"),
+    ):
+        status, _, err = run(*SPLIT, *options)
+        assert status == 0 and err.count("note: ") == 1 and note in err
+        assert "note: " not in run(*SPLIT, *options, "--prefix", "")[2]
+        assert "note: " not in run(*SPLIT, *options, "--task", "grammar")[2]
+    status, shown, _ = run(*SPLIT, "--prompt", "title: My page.", "--json")
+    assert json.loads(shown)["pieces"][0]["start"] == 0
 
 
 def test_json_has_the_pieces(run, file):
@@ -100,6 +144,7 @@ def test_a_piece_that_fails_stands_as_it_was(run, file, tmp_path, failing):
     wanted = FRENCH.replace("Nous avons deux chiens.", "We have two dogs.")
     assert (status, out.read_bytes().decode()) == (2, wanted)
     assert "error: 1 of 3 pieces stand as they were; the first, at character 18: no dogs\n" in err
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"], "it is complete"
     assert "3 pieces (1 failed) · " in err
     status, shown, err = run(*source, "--json")
     record = json.loads(shown)

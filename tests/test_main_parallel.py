@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 
 import main
-from launching import finish, launch, needs_ring, ranks_of
+from launching import finds_ranks, finish, launch, needs_ring, ranks_of
 from meeting import Meeting
 from mlx_t5.backend import mx
 
-pytestmark = [
-    needs_ring,
-    pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds processes in /proc"),
-]
 PATIENCE = 120
 SAMPLED = ["--temp", "1", "--seed", "3", "--batch-size", "2", "--num-samples", "2", "-m", "24"]
 TIMES = ("encode_seconds", "decode_seconds", "tokens_per_second", "peak_memory_bytes")
@@ -46,6 +42,8 @@ def lines_of(folder) -> int:
     return sum(len(path.read_bytes().splitlines()) for path in folder.glob("out.jsonl.part-*"))
 
 
+@needs_ring
+@finds_ranks
 @pytest.mark.slow
 def test_a_killed_rank_costs_nothing_but_a_start_with_resume(models, source, tmp_path):
     out, wanted = tmp_path / "out.jsonl", tmp_path / "wanted.jsonl"

@@ -3,6 +3,7 @@
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
+from devices import exact_or_refused
 from fake_model import EOS, FakeModel, drafter, random_table
 from kinds import PREDICTIONS, PRICES, SOURCES, V, drafters, rows, table_of
 from mlx_t5.drafting.costs import LONGEST
@@ -111,6 +112,7 @@ def test_a_stream_and_samples_have_it_too(regular, text):
 
 
 @pytest.mark.slow
+@exact_or_refused
 def test_exact_decoding_writes_the_same_samples_with_and_without(pair, text):
     target, draft, tokenizer = pair
     options = {"temp": 1.2, "seed": 4, "batch_size": 2, "max_tokens": 20}

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from mlx_t5.errors import UserError, shown
 
 CONFIG = "adapter_config.json"
+# A flag behind a name, as in "a(?i)b", is a warning before Python 3.11 and an error from then on.
+_WARNINGS = ("-W", "ignore", "-W", "error::DeprecationWarning")
 MATCHING_SECONDS = 10.0  # for all patterns and layers; mostly 0.05 suffice
 # As PEFT puts a pattern together with others: names that it is for, and how it is written.
 WHOLE, ENDING, BLOCK = "{}", r"(.*\.)?({})$", r"(?:^|.*?\.){}\.(?P<idx>\d+)\."
@@ -27,7 +29,7 @@ for pattern, whole in patterns:
         match = re.compile(pattern).fullmatch if whole else re.compile(pattern).match
         hits = [(name, match(name)) for name in names]
         found.append({name: hit.groupdict().get("idx") or "" for name, hit in hits if hit})
-    except (re.error, RecursionError, OverflowError) as error:
+    except (re.error, RecursionError, OverflowError, DeprecationWarning) as error:
         wrong = [len(found), str(error)]
         break
 json.dump([found, wrong], sys.stdout)
@@ -56,7 +58,7 @@ def matches(
     if not unique:
         return {}
     written = [(how.replace("{}", pattern), how == WHOLE) for how, pattern in unique]
-    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", _MATCHER]
+    command = [sys.executable, "-I", "-S", *_WARNINGS, "-c", _MATCHER]
     request = json.dumps([written, list(names)]).encode()
     try:
         done = subprocess.run(command, input=request, capture_output=True, timeout=seconds)

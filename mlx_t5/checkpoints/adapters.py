@@ -22,7 +22,12 @@ from mlx_t5.checkpoints.adapter_patterns import CONFIG
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.folder import write_json
 from mlx_t5.checkpoints.output_folder import new_folder
-from mlx_t5.checkpoints.quantization import PARTS, change_weight, layer_settings
+from mlx_t5.checkpoints.quantization import (
+    PARTS,
+    change_weight,
+    changed_settings,
+    layer_settings,
+)
 from mlx_t5.errors import UserError, shown
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -74,7 +79,8 @@ class Adapter:
             change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
             rows = rows.astype(mx.float32) + change
             if lengths is not None:
-                factors = lengths[: len(rows)] / mx.linalg.norm(rows, axis=1)
+                norms = mx.linalg.norm(rows, axis=1)
+                factors = lengths[: len(rows)] / mx.where(norms > 0, norms, mx.inf)
                 rows, lengths = factors[:, None] * rows, lengths[len(rows) :]
             yield rows
 
@@ -85,7 +91,7 @@ class Adapter:
         names: Collection[str],
         quantization: Mapping[str, Any] | None,
     ) -> Iterator[tuple[str, mx.array]]:
-        """Merges whole tensors; what is quantised is quantised again as it was.
+        """Merges whole tensors; what is quantised is quantised again, see `quantization`.
 
         Args:
             tensors: pairs of our name and array.
@@ -94,9 +100,9 @@ class Adapter:
             quantization: the entry of that name in config.json.
 
         Yields:
-            The same names, each with its array.
+            The names of a model that is quantised as merged, each with its array.
         """
-        changed = {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._scales}
+        changed = self._changed(ours)
         parts = {path: {f"{path}.{part}" for part in PARTS} & set(names) for path in changed}
         waiting: dict[str, dict[str, mx.array]] = {path: {} for path in changed}
         for name, array in tensors:
@@ -109,6 +115,15 @@ class Adapter:
                 settings = layer_settings(quantization or {}, path)
                 merge = partial(self._merge, changed[path] + _WEIGHT)
                 yield from change_weight(path, waiting.pop(path), settings, merge).items()
+
+    def quantization(self, entry: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+        """The entry of config.json for what `merged` yields, given that of the folder."""
+        settings = {path: layer_settings(entry, path) for path in self._changed(ours)}
+        return {**entry, **{path: changed_settings(how) for path, how in settings.items()}}
+
+    def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
+        """Hugging Face's name of every layer that is changed, by its path."""
+        return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._scales}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:
         return next(self.row_tiles(name, [weight]))

@@ -149,7 +149,7 @@ def open_checkpoint(
                 return _open_sharded(index, root)
     except OSError as error:
         raise UserError(f"cannot read the checkpoint: {error}") from error
-    there = sorted(shown(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+    there = sorted(shown(path.name) for path in folder.glob("[!.]*"))
     raise UserError(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"
         + (f"; it holds {', '.join(there[:8])}" if there else "; the folder is empty or not there")

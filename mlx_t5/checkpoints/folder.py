@@ -21,12 +21,12 @@ from mlx_t5.backend import mx
 from mlx_t5.checkpoints.output_folder import new_folder, require_space
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter, data_size
 from mlx_t5.checkpoints.small_files import MODULE_FOLDER, SMALL_FILES, require_small
+from mlx_t5.disk import is_macos_file
 
 BLOCK_BYTES = 16 << 20  # of a tensor at once; memory is a few times this
 SHARD_BYTES = 5 << 30  # a new shard is begun before this is passed, as in mlx-lm
 _WEIGHTS = re.compile(
-    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
-    r"|README\.md|\.DS_Store"
+    r"README\.md|config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
 )
 
 
@@ -41,8 +41,9 @@ S = TypeVar("S", bound=OutputTensor)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether `convert.py` may have written a file, or the folder of a module, of this name."""
-    return name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
+    """Whether `convert.py`, or macOS, may have made a file or a module's folder of this name."""
+    ours = name in SMALL_FILES or any(p.fullmatch(name) for p in (_WEIGHTS, MODULE_FOLDER))
+    return ours or is_macos_file(name)
 
 
 def into_shards(steps: Iterable[S], shard_bytes: int) -> list[list[S]]:

@@ -51,6 +51,22 @@ def check_output_folder(path: Path, overwrite: bool, ours: Callable[[str], bool]
         raise UserError(f"{path} holds more than a model ({names}); remove it yourself")
 
 
+def require_apart(path: Path, source: Path) -> None:
+    """Refuses to replace what is read meanwhile, under whatever name: disks of Macs ignore case.
+
+    Args:
+        path: the folder to write; one that is not there yet replaces nothing.
+        source: the model folder to read.
+
+    Raises:
+        UserError: `path` is the source, holds it or is a folder in it.
+    """
+    source = source.resolve()
+    pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
+    if path.exists() and any(one.samefile(other) for one, other in pairs):
+        raise UserError(f"{path} is the source, holds it or is a part of it; name another folder")
+
+
 def _holds_ours(path: Path, ours: Callable[[str], bool]) -> bool:
     """Whether this is a file, or the folder of a module with nothing of somebody else's."""
     is_module = MODULE_FOLDER.fullmatch(path.name) is not None
@@ -118,11 +134,9 @@ def _ended_by_exceptions() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    names: tuple[str, ...] = ("SIGTERM", "SIGHUP")  # Windows has one
-    if threading.current_thread() is not threading.main_thread():
-        names = ()
-    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    handled = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    handled = [n for n in signals if main and signal.getsignal(n) is signal.SIG_DFL]
     try:
         for number in handled:
             signal.signal(number, end)

@@ -186,13 +186,21 @@ def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {name: settings[name] for name in ("group_size", "bits", "mode") if name in settings}
 
 
+def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How a layer is quantised once an adapter has changed it, given its settings before.
+
+    In 8 bits, because fewer round away much of what an adapter changes.
+    """
+    return {"group_size": max(32, settings.get("group_size", 64)), "bits": 8, "mode": "affine"}
+
+
 def change_weight(
     path: str,
     arrays: Mapping[str, mx.array],
     settings: Mapping[str, Any],
     change: Callable[[mx.array], mx.array],
 ) -> dict[str, mx.array]:
-    """Changes the weight of a layer that may be quantised, and quantises it again as it was.
+    """Changes the weight of a layer that may be quantised, and quantises it again.
 
     Args:
         path: of the layer.
@@ -202,7 +210,7 @@ def change_weight(
         change: gets the weight, (out, in) of floating-point numbers.
 
     Returns:
-        The same names; scales and offsets keep their type.
+        Its arrays, those of a quantised layer by `changed_settings`.
     """
     weight, scales, offsets = (arrays.get(f"{path}.{part}") for part in PARTS)
     if scales is None:
@@ -217,5 +225,6 @@ def change_weight(
         reason = str(error).split("\n")[0]
         raise UserError(f"{path} cannot be dequantised ({reason}): fetch the model again") from None
     changed = change(plain)
-    parts = mx.quantize(changed.astype(scales.dtype) if floating else changed, **settings)
+    changed = changed.astype(scales.dtype) if floating else changed
+    parts = mx.quantize(changed, **changed_settings(settings))
     return {f"{path}.{part}": array for part, array in zip(PARTS, parts, strict=False)}

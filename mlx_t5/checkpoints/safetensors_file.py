@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.limits import MAX_RANK, MAX_TENSORS, natural
 from mlx_t5.checkpoints.stored_tensor import StoredTensor, row_major
+from mlx_t5.disk import flush
 from mlx_t5.errors import UserError, shown
 
 _MAX_HEADER = 1 << 22  # bytes; that of t5-11b takes 60 kB
@@ -161,7 +161,7 @@ class SafetensorsWriter:
         short = [name for name, position in self._next.items() if position != self._end[name]]
         if short:
             raise ValueError(f"{self._path}: incomplete tensors: {', '.join(short)}")
-        os.fsync(self._file.fileno())
+        flush(self._file.fileno())
         self._file.close()
 
     def _put(self, data: bytes | memoryview) -> None:

@@ -7,6 +7,7 @@ read or copied from a model folder, weights included, goes through `require_own`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 
 TOKENIZER_FILES = (
@@ -49,12 +50,17 @@ def place(name: str | Path) -> Path:
     """Where a path that somebody has typed leads: `~` and links are followed.
 
     Raises:
-        UserError: it leads nowhere: there is no such user, or links run in a circle.
+        UserError: it leads nowhere: there is no such user, links run in a circle, or the disk
+            takes no such name.
     """
     try:
-        return Path(name).expanduser().resolve()
+        path = Path(name).expanduser().resolve()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # from Python 3.13 on `resolve` takes circles as they are
     except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
-        raise UserError(f"{shown(str(name))} leads nowhere ({error}); check the path") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{name} leads nowhere ({reason}); check the path") from None
+    return path
 
 
 def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) -> bytes:
@@ -71,7 +77,7 @@ def read_small(path: Path, limit: int = JSON_BYTES, root: Path | None = None) ->
     """
     require_own(path, root)
     # Opening a pipe would wait for somebody who writes.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         _check(path, os.fstat(descriptor), limit)
         with open(descriptor, "rb", closefd=False) as file:

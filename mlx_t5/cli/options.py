@@ -98,8 +98,8 @@ def _document_options(group: argparse._ArgumentGroup) -> None:
         "--prefix",
         metavar="TEXT",
         help="put this before every prompt, or every piece of a document, in place of the prefix "
-        "of --task (default: of a document, what it begins with, as in “translate English to "
-        "German: …”)",
+        "of --task (default: of a document, what it begins with if that is a prefix of the model's "
+        "tasks, or <2de> as MADLAD has it)",
     )
     group.add_argument(
         "--source-language",
@@ -239,7 +239,7 @@ def check_ranks(args: argparse.Namespace, size: int) -> None:
 def cutting_of(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
     """What `text.documents.Cutting` takes, if texts are to be split.
 
-    A prefix of "" that nobody gave is looked for in them.
+    A prefix that nobody gave may stand at their beginning.
     """
     if args.split == "none":
         return {}

@@ -34,9 +34,9 @@ WITHOUT_EFFECT = ("batch_size", "num_draft")
 Facts = Mapping[str, Any]
 
 
-def beginning(input_file: str) -> Any:
+def beginning(input_file: str | None) -> Any:
     """Size and digest of an input, which may grow; None if it can be read only once."""
-    if input_file == "-" or not os.path.isfile(input_file):
+    if input_file in (None, "-") or not os.path.isfile(input_file):
         return None
     size = os.path.getsize(input_file)
     return {"bytes": size, "sha256": _digest(input_file, size)}
@@ -176,15 +176,16 @@ def opaque(value: str) -> dict[str, str]:
 
 
 def record_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> RunRecord:
-    """What lies beside an output file; arguments as for `facts_of`.
+    """What lies beside an output file, if there is one; arguments as for `facts_of`.
 
     Raises:
         UserError: as there; or with --resume, the output is of another job.
     """
-    if args.output_file.endswith(ARRAY) or not args.input_file:
-        return RunRecord(args.output_file)
+    output_file, resumable = args.output_file or "", args.input_file or args.split != "none"
+    if not output_file or output_file.endswith(ARRAY) or not resumable:
+        return RunRecord(output_file)
     facts = facts_of(args, prefix, chosen)
-    record = RunRecord(args.output_file, json.loads(json.dumps(facts)), args.input_file)
+    record = RunRecord(output_file, json.loads(json.dumps(facts)), args.input_file)
     if args.resume:
         record.resume()
     return record
@@ -219,10 +220,8 @@ def facts_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> Facts:
     }
     if args.score or args.embed:
         return facts | {"--normalize": args.normalize}
-    facts |= {"--json": args.json, "--split": args.split}
-    if args.split != "none":
-        facts["--source-language"] = args.source_language
-        facts["--max-source-tokens"] = args.max_source_tokens
+    of_documents = ("split", "source_language", "max_source_tokens")
+    facts |= {option_of(name): vars(args)[name] for name in ("json", *of_documents)}
     if not args.json:  # objects have their prompts in them
         facts[INPUT] = beginning(args.input_file)
     return facts | _of_texts(vars(args), chosen)

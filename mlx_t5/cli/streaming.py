@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
 from mlx_t5.cli.options import cutting_of
 from mlx_t5.cli.output import LineFile, Painter, error_of
-from mlx_t5.cli.run_record import RunRecord
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from mlx_t5.cli.run_record import RunRecord
     from mlx_t5.engine.rows import Chunk
     from mlx_t5.settings import Settings
 
@@ -28,9 +28,12 @@ def write_text(
     prefix: str,
     settings: Settings,
     painter: Painter | None,
+    record: RunRecord,
     args: argparse.Namespace,
 ) -> int:
     """Writes one text to standard output, or a document to the output file, to the byte.
+
+    The record lies beside the output file until the document is complete.
 
     Returns:
         The exit status.
@@ -41,7 +44,6 @@ def write_text(
     split = args.split != "none"
     status, chunk, text, began = 0, None, "", time.perf_counter()
     stream, count = _stream(decoder, prompt, prefix, settings, args)
-    record = RunRecord(args.output_file) if args.output_file else None
     output = LineFile(args.output_file, record=record, end="")
     with contextlib.closing(stream) as chunks, output, bar(count, 0, "pieces", args) as shown:
         try:
@@ -67,6 +69,7 @@ def write_text(
         totals.add(chunk)
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         log(("interrupted: " if status == INTERRUPTED else "") + totals.summary(seconds))
+    record.finish(status == INTERRUPTED)  # a document with pieces that failed is complete
     return status
 
 
@@ -80,7 +83,8 @@ def _stream(
     call = {"seed": args.seed, "batch_size": args.batch_size, **vars(settings)}
     if split := cutting_of(args, prefix):
         cutting = Cutting(**split)
-        pieces = Document(prompt, cutting, lambda text: 0).cut()
+        prefixes = decoder.model.config.task_prefixes
+        pieces = Document(prompt, cutting, lambda text: 0, prefixes=prefixes).cut()
         return chunks(decoder, cutting, [prompt], **call), sum(1 for _ in pieces)
     return decoder.stream(prefix + prompt, **call), 0
 

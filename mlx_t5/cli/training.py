@@ -96,12 +96,15 @@ def check_output(
     """
     from mlx_t5.checkpoints.output_folder import check_output_folder
     from mlx_t5.checkpoints.small_files import place
+    from mlx_t5.disk import is_macos_file
 
     if not output:
         raise UserError("--output is empty; name a folder")
     path = place(output)
     if os.path.lexists(path):
-        made = (path / config).exists() and all(map(ours, os.listdir(path)))
+        made = (path / config).exists() and all(
+            ours(n) or is_macos_file(n) for n in os.listdir(path)
+        )
         if made and resume:
             raise UserError(
                 f"{path} exists: the {what} is complete. Use it, or remove it to have it made and "

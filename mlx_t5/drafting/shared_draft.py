@@ -24,7 +24,7 @@ from mlx_t5.checkpoints.folder import (
     write_json,
     write_shards,
 )
-from mlx_t5.checkpoints.output_folder import check_output_folder
+from mlx_t5.checkpoints.output_folder import check_output_folder, require_apart
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, place
 from mlx_t5.checkpoints.stored_tensor import READABLE
@@ -98,8 +98,7 @@ def save_draft(
     if whole and target is not None:
         require_whole(target)
     try:
-        if path == source.resolve():
-            raise UserError(f"{path} is the model it comes from; choose another folder")
+        require_apart(path, source)
         check_output_folder(path, overwrite, is_model_file)
         raw = read_config(source)
         stored = dtype or stored_dtype_of(source)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
     from mlx_t5.network.interface import Seq2Seq
 
+FAILED_PASS = "the device failed in this text's last pass ({}); decode fewer texts at a time"
+
 
 class Batch:
     """Rows in flight, with the target's cache and the settings of all of them.
@@ -85,7 +87,7 @@ class Batch:
             if self.drafter:
                 self.drafter.insert(sources, encoded)
             try:
-                mx.eval(cache.state, states)
+                mx.synchronize()  # a wait for arrays alone may miss that their pass has failed
             except RuntimeError:
                 if self.drafter:
                     self.drafter.keep(range(len(self.rows)))
@@ -104,6 +106,25 @@ class Batch:
             row.states = None
         self.rows = [*self.rows, *rows]
         self._collect()
+
+    def step(self) -> None:
+        """Advances all rows; those that finish leave the batch."""
+        raise NotImplementedError
+
+    def drop_finished(self) -> None:
+        """Drops the finished rows, if the pass that wrote their last tokens has ended well.
+
+        Metal may give zeros for a pass that has failed, and say so at the next use. Then every row
+        has tokens of that pass, and fails.
+        """
+        if any(row.finish_reason for row in self.rows):
+            try:
+                with self.ranks.in_step():
+                    mx.synchronize()
+            except RuntimeError as error:
+                for row in self.rows:
+                    row.fail(FAILED_PASS.format(error))
+        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order; the others leave the batch."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
+from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import PASS_POSITIONS, in_halves
@@ -20,21 +20,6 @@ PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one
 # prompt: rows in flight stand still while they are encoded, about as long as one long prompt takes.
 MAX_JOINING_TOKENS = 1024
-
-
-class Engine(Protocol):
-    """What batching needs of `decoder.Engine` and `beams.Beams`."""
-
-    rows: list[Row]
-
-    def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
-        """Adds rows to the batch, and encodes others ahead."""
-
-    def step(self) -> None:
-        """Advances all of them; those that finish leave the batch."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order; the others leave the batch."""
 
 
 class Queue:
@@ -50,7 +35,7 @@ class Queue:
     """
 
     def __init__(
-        self, engine: Engine, size: int, waiting: Sequence[Row] = (), bulk: bool = False
+        self, engine: Batch, size: int, waiting: Sequence[Row] = (), bulk: bool = False
     ) -> None:
         """Lets at most `size` rows into the engine's batch.
 
@@ -128,7 +113,7 @@ class Queue:
 
 
 def run(
-    engine: Engine,
+    engine: Batch,
     rows: Iterable[Row],
     batch_size: int,
     ready: Callable[[int], bool] = lambda drawn: True,
@@ -168,7 +153,7 @@ def run(
             yield in_hand.popleft()
 
 
-def follow(engine: Engine, row: Row) -> Iterator[int]:
+def follow(engine: Batch, row: Row) -> Iterator[int]:
     """Decodes one row with an engine without rows.
 
     Yields:

@@ -57,7 +57,7 @@ class Beams(Batch):
         by_row = zip(scores.tolist(), indices.tolist(), finite.tolist(), strict=True)
         for row, (continued, indices, finite) in zip(self.rows, by_row, strict=True):
             self._advance(row, continued, indices, finite, seconds)
-        self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
+        self.drop_finished()
         if self.rows:
             self.cache.reorder(
                 [i * self.copies + k for i, s in enumerate(self.searches) for k in s.parents]

@@ -6,6 +6,7 @@ are in hand at a time. The engine knows nothing of them.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -13,11 +14,16 @@ from itertools import chain, count, pairwise, repeat, zip_longest
 from typing import Any
 
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Speculation, Stats
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, shown
 from mlx_t5.ranges import is_listlike
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
+
+DOUBTFUL = (
+    'note: "{}" at the beginning is decoded as text; if it is a prefix, give it with --prefix (in '
+    'Python prefix=; "" says there is none)'
+)
 
 
 @dataclass
@@ -38,21 +44,21 @@ class DocumentStats(Stats):
         """Counts those of a piece, or of a document, in."""
         decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
         peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
-        for field in fields(stats):
-            _add(self, stats, field.name)
-        for field in fields(Speculation):
-            _add(self.speculation, stats.speculation, field.name)
+        _add(self, stats)
         self.peak_memory_bytes = peak
         self.update_rates(self.generated_tokens, decided)
 
 
-def _add(sums: Any, more: Any, name: str) -> None:
-    """Adds up a count, or lists of counts position by position."""
-    value, added = getattr(sums, name), getattr(more, name)
-    if isinstance(value, list):
-        setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
-    elif isinstance(value, int | float):
-        setattr(sums, name, value + added)
+def _add(sums: Any, more: Any) -> None:
+    """Adds up counts, and lists of counts position by position."""
+    for name, added in vars(more).items():
+        value = getattr(sums, name)
+        if isinstance(value, Speculation):
+            _add(value, added)
+        elif isinstance(value, list):
+            setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
+        else:
+            setattr(sums, name, value + added)
 
 
 class Answers:
@@ -124,8 +130,6 @@ def taken_from(settings: dict[str, Any]) -> Cutting | None:
         UserError: one is of the wrong kind or out of its range, or needs a split.
     """
     names = [field.name for field in fields(Cutting) if field.name in settings]
-    if not names:
-        return None
     cutting = Cutting(**{name: settings.pop(name) for name in names})
     if cutting != Cutting(split=cutting.split) and cutting.split == "none":
         raise UserError(f'{names[-1]} goes with split; give split="sentences", or leave it out')
@@ -158,13 +162,17 @@ def chunks(
         UserError: something does not go with documents.
     """
     _check(decoder, seed, call)
-    in_hand: deque[Answers] = deque()
+    in_hand, doubtful = deque[Answers](), ""
 
     def drawn() -> Iterator[str]:
+        nonlocal doubtful
         places = count() if indexes is None else indexes
         predictions = chain(prediction or (), repeat(None))
         for prompt, place, predicted in zip(prompts, places, predictions, strict=False):
-            in_hand.append(Answers(_document(prompt, predicted, cutting, decoder), place))
+            document = _document(prompt, predicted, cutting, decoder)
+            if not doubtful and (doubtful := getattr(document, "doubtful", "")):
+                print(DOUBTFUL.format(shown(doubtful)), file=sys.stderr, flush=True)
+            in_hand.append(Answers(document, place))
             yield from in_hand[-1].prompts()
 
     def piece_places() -> Iterator[int]:
@@ -227,7 +235,8 @@ def _document(prompt: Any, prediction: Any, cutting: Cutting, decoder: Any) -> D
     if prediction is not None:
         return UserError("a prediction is of a whole text; leave it out, or do not split")
     try:
-        return Document(prompt, cutting, tokens, decoder.model.config.n_positions)
+        config = decoder.model.config
+        return Document(prompt, cutting, tokens, config.n_positions, config.task_prefixes)
     except UserError as error:
         return error
 

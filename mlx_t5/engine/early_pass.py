@@ -1,10 +1,10 @@
 """The next pass of regular decoding, handed to the device before the host reads the last token.
 
-A GPU computes it while the host learns what it is about. Where the text ends it was in vain: once a
-text. In a batch, whose rows come and go, it would often be, so only a row that is alone has one. A
-pass in flight keeps the caches it reads, which are therefore copied to be written: that costs more
-than it saves once they are large. Ranks that share a model begin none: one that is interrupted
-would leave a sum over all of them in flight.
+A GPU computes it while the host learns what it is about. The last one of a text is wasted, and
+waited for. In a batch, whose rows come and go, that would happen often, so only a row that is alone
+has one. A pass in flight keeps the caches it reads, which are therefore copied to be written: that
+costs more than it saves once they are large. Ranks that share a model begin none: one that is
+interrupted would leave a sum over all of them in flight.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 LoRA (Hu et al., https://arxiv.org/abs/2106.09685) adds a product of two narrow matrices to a weight
 that stays as it is: W + s · B @ A. DoRA (Liu et al., https://arxiv.org/abs/2402.09353) gives each
 row of that a length m of its own, m · (W + s · B @ A) / ||W + s · B @ A||, and takes the norm for a
-constant in the gradient.
+constant in the gradient. A row of zeros stays one.
 
 Nothing is merged while it trains. A and B are parameters of the linear layer itself, under PEFT's
 names, and `Matrix.of` gives an `Adapted` in its place, which has the same `times`. So the layers
@@ -71,10 +71,11 @@ class Adapted(NamedTuple):
         return mx.where(kept, x / (1 - self.rate), 0)
 
     def _norms(self) -> mx.array:
-        """The norms (N,) of the rows of W + s · B @ A, which is not made."""
+        """The norms (N,) of the rows of W + s · B @ A, which is not made; inf of rows of zeros."""
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
-        return mx.sqrt(self.squares + self.scale * mx.sum(self.up * mixed, axis=1))
+        squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
+        return mx.sqrt(mx.where(squares > 0, squares, mx.inf))
 
 
 @dataclass

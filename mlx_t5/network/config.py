@@ -42,6 +42,7 @@ class T5Config:
         n_positions: source tokens that the model was trained on at most, if it says so; relative
             positions have no limit.
         draft_vocab_size: of a draft that proposes so many tokens only (draft_vocabulary.py).
+        task_prefixes: those of its `task_specific_params`, with which a document may begin.
     """
 
     vocab_size: int
@@ -66,6 +67,7 @@ class T5Config:
     more_eos_token_ids: tuple[int, ...] = ()
     n_positions: int | None = None
     draft_vocab_size: int | None = None
+    task_prefixes: tuple[str, ...] = ()
 
     def __post_init__(self):
         projection = self.feed_forward_proj
@@ -98,15 +100,17 @@ class T5Config:
         given: dict[str, Any] = {}
         for field in fields(cls):
             value = raw.get(field.name)
+            if field.name in ("more_eos_token_ids", "task_prefixes"):
+                continue  # they come from other entries
             if field.name == "eos_token_id" and isinstance(value, list):
                 value, *more = _end_tokens(value)
                 given["more_eos_token_ids"] = tuple(more)
-            if value is not None and field.name != "more_eos_token_ids":
+            if value is not None:
                 _check(field.name, str(field.type), value)
                 given[field.name] = value
             elif field.default is MISSING:
                 raise UserError(f"config.json has no {field.name}; is this a T5 model?")
-        config = cls(**given)
+        config = cls(**given, task_prefixes=_task_prefixes(raw.get("task_specific_params")))
         config._check_together()
         return config
 
@@ -158,6 +162,13 @@ class T5Config:
         if self.scale_decoder_outputs is not None:
             return self.scale_decoder_outputs
         return self.tie_word_embeddings
+
+
+def _task_prefixes(tasks: Any) -> tuple[str, ...]:
+    """The prefixes of a model's tasks; a malformed entry has none, as a model works without."""
+    tasks = tasks.values() if isinstance(tasks, dict) else ()
+    prefixes = (task.get("prefix") for task in tasks if isinstance(task, dict))
+    return tuple(prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip())
 
 
 def _end_tokens(ends: list) -> list[int]:

@@ -48,10 +48,7 @@ def encoder_states(model: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[mx.
 
 
 def prepared(
-    model: Seq2Seq,
-    sources: Sequence[Sequence[int]],
-    states: Sequence[mx.array],
-    copies: int = 1,
+    model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[mx.array], copies: int = 1
 ) -> Cache:
     """A decoder's cache with rows for each source, not waited for; equal ones share the work.
 
@@ -75,9 +72,7 @@ def prepared(
 
 
 def encoded(
-    model: Seq2Seq,
-    sources: Sequence[Sequence[int]],
-    states: Sequence[mx.array] | None = None,
+    model: Seq2Seq, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
     """A decoder's cache with a row for each source.
 
@@ -89,8 +84,6 @@ def encoded(
     Raises:
         RuntimeError: the device has not enough memory.
     """
-    if states is None:
-        states = encoder_states(model, sources)
-    cache = prepared(model, sources, states)
+    cache = prepared(model, sources, states or encoder_states(model, sources))
     mx.eval(cache.state)
     return cache

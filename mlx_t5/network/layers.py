@@ -46,16 +46,46 @@ def keep_float32(name: str, dtype: mx.Dtype) -> bool:
     return dtype == mx.float16 and ".wo." in name
 
 
+class Norm(NamedTuple):
+    """A norm without mean and bias, of the residual.
+
+    Attributes:
+        weight: (d_model,), in the residual's type: MLX would cast it in every call.
+        eps: added to the mean square.
+        dtype: of what it gives whatever the residual's, by name, as `mx.compile` takes it.
+    """
+
+    weight: mx.array
+    eps: float
+    dtype: str
+
+    @classmethod
+    def of(cls, module: nn.RMSNorm) -> Norm:
+        """Of a model's norm."""
+        dtype = module.weight.dtype
+        weight = module.weight.astype(residual_dtype(dtype))
+        return cls(weight, module.eps, str(dtype).removeprefix("mlx.core."))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """The residual x (M, d_model), normed."""
+        return mx.fast.rms_norm(x, self.weight, self.eps).astype(getattr(mx, self.dtype))
+
+
+def residual_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """The residual's type: that of larger models leaves the range of float16."""
+    return mx.float32 if dtype == mx.float16 else dtype
+
+
 class Block(NamedTuple):
     """The arrays of attention or of the feed-forward, with the norm before it.
 
     Attributes:
-        norm: its weight (d_model,).
+        norm: of the residual.
         inputs: what projects the normed residual, side by side; one matrix if they are joined.
         output: whose product is added to the residual.
     """
 
-    norm: mx.array
+    norm: Norm
     inputs: tuple[Matrix, ...]
     output: Matrix
 
@@ -79,9 +109,9 @@ def decoder_layer(
         i: the layer's number.
     """
     self_attention, cross_attention, feed_forward = blocks
-    q, k, v = heads(config, project(config, self_attention, x), slots.batch, 3)
+    q, k, v = heads(config, project(self_attention, x), slots.batch, 3)
     x = add_attention(x, attention(q, *slots.update(i, k, v), bias), self_attention)
-    (q,) = heads(config, project(config, cross_attention, x), slots.prompts, 1)
+    (q,) = heads(config, project(cross_attention, x), slots.prompts, 1)
     x = add_attention(x, attention(q, *slots.cross[i], slots.mask), cross_attention)
     return add_feed_forward(config, feed_forward, x)
 
@@ -91,7 +121,7 @@ def encoder_layer(
 ) -> mx.array:
     """The residual x (B·S, d_model) behind attention among the source, and the feed-forward."""
     self_attention, feed_forward = blocks
-    q, k, v = heads(config, project(config, self_attention, x), batch, 3)
+    q, k, v = heads(config, project(self_attention, x), batch, 3)
     x = add_attention(x, attention(q, k, v, bias), self_attention)
     return add_feed_forward(config, feed_forward, x)
 
@@ -125,20 +155,15 @@ def checkpointed_layer(
     return checkpointed(run)(blocks, x, bias, slots.cross[i])
 
 
-def project(config: T5Config, block: Block, x: mx.array) -> list[mx.array]:
+def project(block: Block, x: mx.array) -> list[mx.array]:
     """The projections of the normed residual x (M, d_model), those that are joined side by side."""
-    x = rms_norm(x, block.norm, config.layer_norm_epsilon)
+    x = block.norm(x)
     return [matrix.times(x) for matrix in block.inputs]
 
 
 def apart(outputs: Sequence[mx.array], count: int) -> Sequence[mx.array]:
     """Outputs, of which those that are joined lie side by side in axis 1, as so many arrays."""
     return outputs if len(outputs) == count else mx.split(outputs[0], count, axis=1)
-
-
-def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """x (M, d_model), normed without mean and bias, in the weight's type whatever that of x."""
-    return mx.fast.rms_norm(x, weight, eps).astype(weight.dtype)
 
 
 def heads(
@@ -168,7 +193,7 @@ def add_feed_forward(config: T5Config, block: Block, x: mx.array) -> mx.array:
 
     In float16 `wo` and what it multiplies overflow, so they are computed in the residual's float32.
     """
-    ys, act = project(config, block, x), ACTIVATIONS[config.dense_act_fn]
+    ys, act = project(block, x), ACTIVATIONS[config.dense_act_fn]
     if config.is_gated_act:
         gate, linear = apart(ys, 2)
         hidden = act(gate).astype(x.dtype) * linear

@@ -90,9 +90,10 @@ def keep_buffers(needed: int) -> None:
     """Has MLX keep freed buffers, as a prompt's work and caches, for the next prompt like it.
 
     They take `KEPT_SHARE` at most of the memory that these next bytes leave free, and `KEPT` in any
-    case; those unused for longest go first. Without a GPU MLX keeps 32 MB.
+    case; those unused for longest go first. Without a GPU MLX keeps 32 MB, but a Mac's allocator is
+    Metal's also when its CPU computes.
     """
-    if not cpu_only():
+    if mx.metal.is_available() or not cpu_only():
         free = limit() - mx.get_active_memory() - needed
         mx.set_cache_limit(max(KEPT, int(KEPT_SHARE * free)))
 

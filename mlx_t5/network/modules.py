@@ -15,7 +15,7 @@ from typing import Any
 from mlx_t5.backend import mx, nn
 from mlx_t5.network.attention import RelativeBias
 from mlx_t5.network.config import T5Config
-from mlx_t5.network.layers import PASSES, Block, Blocks
+from mlx_t5.network.layers import PASSES, Block, Blocks, Norm
 from mlx_t5.network.linear import Matrix, join, matrices
 
 
@@ -34,7 +34,7 @@ class Attention(nn.Module):
     def block(self, names: str) -> Block:
         """Its arrays, with the projections `names` of "qkv"."""
         inputs = matrices(*(self[name] for name in names))
-        return Block(self.norm.weight, inputs, Matrix.of(self.o))
+        return Block(Norm.of(self.norm), inputs, Matrix.of(self.o))
 
 
 class FeedForward(nn.Module):
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
 
     def block(self) -> Block:
         """Its arrays."""
-        return Block(self.norm.weight, matrices(*self.inputs()), Matrix.of(self.wo))
+        return Block(Norm.of(self.norm), matrices(*self.inputs()), Matrix.of(self.wo))
 
 
 class Layer(nn.Module):
@@ -93,6 +93,11 @@ class Stack(nn.Module):
         """The arrays of every layer."""
         return [layer.blocks() for layer in self.layers]
 
+    @cached_property
+    def last_norm(self) -> Norm:
+        """What the residual behind the last layer goes through."""
+        return Norm.of(self.norm)
+
 
 class Stacks(nn.Module):
     """A model that looks the arrays of its layers up once.
@@ -130,6 +135,7 @@ class Stacks(nn.Module):
         self.__dict__.pop("head", None)
         for stack in self.stacks:
             stack.__dict__.pop("blocks", None)
+            stack.__dict__.pop("last_norm", None)
 
 
 def expect_passes(*models: Any) -> None:

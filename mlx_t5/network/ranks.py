@@ -10,6 +10,9 @@ Every rank runs the same loop, and so makes the same collectives in the same ord
 differ from rank to rank (a token that was drawn, a time, free memory) is therefore asked of rank 0,
 or of all, before anything depends on it.
 
+On Metal all of it is the CPU's work, up to what the host reads or the next product takes: macOS
+ends the work of a GPU that waits about five seconds, and a rank may load its model for minutes.
+
 Symbols: n ranks, M rows, V columns of all ranks together.
 """
 
@@ -17,14 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from functools import reduce
-from operator import add
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from operator import add, itemgetter
 from typing import Any
 
 import numpy as np
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import ON_CUDA, mx
 from mlx_t5.errors import RanksApart
 
 
@@ -47,7 +50,7 @@ class Ranks:
 
     def sum(self, term: mx.array) -> mx.array:
         """The sum of every rank's array, in the order of the ranks; all have one shape and type."""
-        return term if self.size == 1 else reduce(add, self._gather(term))
+        return term if self.size == 1 else self._gather(term, partial(reduce, add))
 
     def columns(self, shard: mx.array, count: int) -> mx.array:
         """(M, V) from each rank's (M, its columns), of which `share` says which they are.
@@ -59,19 +62,16 @@ class Ranks:
         if self.size == 1:
             return shard
         width = self.share(count, 0).stop
-        shards = self._gather(mx.pad(shard, ((0, 0), (0, width - shard.shape[1]))))
-        return mx.concatenate(shards, axis=1)[:, :count]
+        padded = mx.pad(shard, ((0, 0), (0, width - shard.shape[1])))
+        return self._gather(padded, lambda shards: mx.concatenate(shards, axis=1)[:, :count])
 
     def of_first(self, array: mx.array) -> mx.array:
         """What rank 0 has in this place; shapes and types are the same everywhere."""
-        return array if self.size == 1 else self._gather(array)[0]
+        return array if self.size == 1 else self._gather(array, itemgetter(0))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
-        if self.size == 1:
-            return flag
-        with self.in_step():
-            return self.sum(mx.array(int(flag))).item() > 0
+        return any(self.gathered(flag))
 
     def gathered(self, value: Any) -> list[Any]:
         """What every rank gives in this place, in their order: values that JSON can hold."""
@@ -79,8 +79,8 @@ class Ranks:
             return [value]
         data = json.dumps(value).encode()
         with self.in_step():
-            longest = max(size.item() for size in self._gather(mx.array(len(data))))
-            parts = self._gather(mx.array(np.frombuffer(data.ljust(longest), np.uint8)))
+            longest = max(size.item() for size in self._gather(mx.array(len(data)), list))
+            parts = self._gather(mx.array(np.frombuffer(data.ljust(longest), np.uint8)), list)
             return [json.loads(np.array(part).tobytes()) for part in parts]
 
     def shared(self, value: Any) -> Any:
@@ -111,10 +111,12 @@ class Ranks:
         rank, size = self.rank if rank is None else rank, -(-count // self.size)
         return slice(min(rank * size, count), min((rank + 1) * size, count))
 
-    def _gather(self, array: mx.array) -> list[mx.array]:
+    def _gather(self, array: mx.array, combine: Callable[[list[mx.array]], Any]) -> Any:
+        """What is made of every rank's array; NCCL sends from NVIDIA's GPUs itself."""
         self.collectives += 1
-        gathered = mx.distributed.all_gather(array[None], group=self.group)
-        return [gathered[i] for i in range(self.size)]
+        with mx.stream(mx.gpu if ON_CUDA else mx.cpu):
+            gathered = mx.distributed.all_gather(array[None], group=self.group)
+            return combine([gathered[i] for i in range(self.size)])
 
 
 ALONE = Ranks()

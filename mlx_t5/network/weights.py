@@ -69,11 +69,7 @@ def tensor_names(config: T5Config) -> dict[str, str]:
     return names
 
 
-def select(
-    config: T5Config,
-    checkpoint: Checkpoint,
-    expected: dict[str, Shape],
-) -> dict[str, str]:
+def select(config: T5Config, checkpoint: Checkpoint, expected: dict[str, Shape]) -> dict[str, str]:
     """Selects the tensors of a Hugging Face checkpoint that the model needs: their names → ours.
 
     Of an embedding stored several times one is taken, and the output head (`lm_head.weight`)

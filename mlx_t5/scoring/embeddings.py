@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.network import memory
@@ -20,13 +21,7 @@ from mlx_t5.network.encoding import padded
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.pooling import normalized
 from mlx_t5.ranges import FLAG, checked
-from mlx_t5.scoring.passes import (
-    NotFinite,
-    Part,
-    each_read,
-    in_order,
-    no_memory,
-)
+from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.prompts import checked_prompts, split, token_ids
 
@@ -124,6 +119,7 @@ class Embeddings:
                 ids, mask = padded(batch, model.config.pad_token_id)
                 pooled = model.pooling(model.encode(ids, mask), mask)
                 vectors = np.array(normalized(pooled) if normalize else pooled)
+                mx.synchronize()  # raises if a pass has failed, of which Metal may give zeros
             return [v if np.isfinite(v).all() else NotFinite(NOT_FINITE) for v in vectors]
 
         def refuse(source: Sequence[int], reason: str) -> UserError:

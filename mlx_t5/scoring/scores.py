@@ -35,13 +35,7 @@ from mlx_t5.scoring.pairs import (
     ranking,
     relevance_pairs,
 )
-from mlx_t5.scoring.passes import (
-    NotFinite,
-    Part,
-    each_read,
-    in_order,
-    no_memory,
-)
+from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
 from mlx_t5.text.prompts import split, token_ids
 
@@ -219,6 +213,7 @@ class Scoring:
                 logits = model.decode(inputs[:, i : i + width], cache, [i] * rows)
                 parts.append(logprobs(logits, targets[:, i : i + width]))
                 mx.eval(parts)  # the logits of one chunk at a time
+            mx.synchronize()  # raises if a pass has failed, of which Metal may give zeros
             return mx.concatenate(parts, axis=1).tolist()
 
     def _require(self, new: list[tuple[int, ...]], rows: int, target: int, width: int) -> None:

@@ -9,18 +9,16 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from mlx_t5.engine.documents import Answers
-from mlx_t5.engine.rows import Chunk, PieceResult, Result, Stats
+from mlx_t5.engine.rows import Stats
 from mlx_t5.serving import schemas
 from mlx_t5.serving.errors import ApiError, client_gone
 from mlx_t5.serving.jobs import GenerationWork, Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.schemas import Usage
-from mlx_t5.text.documents import Document
 
 Fields = dict[str, Any]
 
@@ -92,6 +90,10 @@ class EventStream:
         last = [update async for update in self.updates(await self.next())]
         return sorted(last, key=lambda update: update.index)
 
+    def complete(self, body: str) -> str:
+        """The answer's body, made of `finished`."""
+        return body
+
 
 class Spelling(NamedTuple):
     r"""A token by itself, for log-probabilities.
@@ -137,7 +139,8 @@ def _of_byte(value: int) -> Spelling:
 
 def usage(work: GenerationWork, results: Sequence[Stats]) -> Usage:
     """The counts of a request, of what it asked for and the statistics of its texts."""
-    prompt_tokens, predicted = sum(map(len, work.prompts)), bool(work.prediction)
+    prompt_tokens = sum(map(len, work.prompts)) or sum(stats.prompt_tokens for stats in results)
+    predicted = bool(work.prediction)
     written = sum(stats.generated_tokens for stats in results)
     counted: list[Any] = [s.speculation if predicted else s for s in results]
     names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")
@@ -193,14 +196,6 @@ class CompletionBuilder:
         fields = {"id": f"{kind}-{self.id}", "created": self.created, "model": self.model}
         return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
 
-    def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
-        """The updates in the order in which a stream has them."""
-        return updates
-
-    def choices(self, updates: Sequence[Update]) -> list[Fields]:
-        """The choices that these updates make."""
-        return list(map(self.choice, updates))
-
     def choice(self, update: Update) -> Fields:
         """One choice of a chunk, or of the whole answer."""
         result = update.chunk.result
@@ -213,9 +208,9 @@ class CompletionBuilder:
         }
         if result and result.score is not None:
             choice["score"] = result.score
-        if self.detailed:
+        if self.detailed and not update.fields:
             choice["speculation"] = speculation(update)
-        return choice
+        return choice | update.fields
 
     def _text(self, index: int, text: str) -> Fields:
         return {"text": text}
@@ -271,52 +266,6 @@ class ChatBuilder(CompletionBuilder):
 
         top = [named(*other) for other in entry.top]
         return {**named(entry.token, entry.logprob), "top_logprobs": top}
-
-
-class DocumentBuilder:
-    """Makes one choice of the answers to a document's pieces.
-
-    Attributes:
-        answer: as of `CompletionBuilder`, like the other three.
-        stream: whether chunks are made.
-        logprobs: none.
-        detailed: whether to say who wrote each token, piece by piece.
-    """
-
-    def __init__(self, builder: CompletionBuilder, document: Document):
-        """Makes choices as `builder` does."""
-        self.answer, self.stream, self.logprobs = builder.answer, builder.stream, False
-        self.detailed, self._builder = builder.detailed, replace(builder, detailed=False)
-        self._answers, self._count = Answers(document), len(document.pieces)
-
-    async def ordered(self, updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
-        """The updates in the order of the text, each as soon as it and all before it are there."""
-        early: dict[int, Update] = {}
-        done = 0
-        async for update in updates:
-            early[update.index] = update
-            while done in early:
-                yield early.pop(done)
-                done += 1
-
-    def choices(self, updates: Sequence[Update]) -> list[Fields]:
-        """The choice, or in a chunk what is added to it; of updates that follow the last ones."""
-        answers, result = self._answers, None
-        texts = [answers.add(cast(Result, update.chunk.result)) for update in updates]
-        pieces = map(self._piece, updates, answers.result.pieces[-len(updates) :])
-        counts = vars(answers.stats) | {"pieces": self._count}
-        if answers.stats.pieces == self._count:
-            texts.append(answers.finish())
-            result = answers.result
-            if result.error:
-                raise ApiError(500, result.error)
-        whole = Chunk("".join(texts), [], [], [], answers.stats, result)
-        choice = self._builder.choice(Update(0, whole, []))
-        return [{**choice, "pieces": list(pieces), "stats": counts}]
-
-    def _piece(self, update: Update, result: PieceResult) -> Fields:
-        fields = {name: value for name, value in vars(result).items() if value is not None}
-        return fields | ({"speculation": speculation(update)} if self.detailed else {})
 
 
 def completed(update: Update) -> list[str]:

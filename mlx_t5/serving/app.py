@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mimetypes
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -167,21 +168,20 @@ async def _openai(
     detailed, logprobs = bool(body.speculation), body.alternatives is not None
     builder: Any = builder_type(service.model, service.spell, bool(body.stream), logprobs, detailed)
     options: dict[str, Any] = {"samples": body.n or 1, "pieces": detailed}
-    prompts: Sequence = body.prompts
     if body.split in (None, "none"):
         options |= {"stream": builder.stream, "logprobs": body.alternatives}
     else:
-        document, options["ids"] = await service.cut(body)
-        prompts = list(map(document.prompt, document.pieces))
-        builder = answers.DocumentBuilder(builder, document)
-    stream = await service.submit(body, prompts, request.receive, **options)
+        options["document"] = await service.cut(body)
+    stream = await service.submit(body, body.prompts, request.receive, **options)
     if not builder.stream:
-        updates = await stream.finished()
+        with contextlib.closing(stream):
+            updates = await stream.finished()
         results: list[Any] = [update.chunk.result for update in updates]
         service.log_texts(results)
         counts = answers.usage(stream.job.work, [result.stats for result in results])
-        answer = builder.answer(builder.choices(updates), counts)
-        return JSONResponse(answer.model_dump(mode="json", exclude_unset=True))
+        answer = builder.answer(list(map(builder.choice, updates)), counts)
+        content = stream.complete(answer.model_dump_json(exclude_unset=True))
+        return Response(content, media_type="application/json")
     first = await stream.next()  # before the status is sent: it may be an error
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return StreamingResponse(
@@ -194,18 +194,19 @@ async def _openai(
 async def _events(
     service: Service,
     stream: answers.EventStream,
-    builder: answers.CompletionBuilder | answers.DocumentBuilder,
+    builder: answers.CompletionBuilder,
     first: Any,
     usage: bool,
 ) -> AsyncIterator[str]:
     """Server-sent events; `usage` last, if it is asked for."""
     last: list[Any] = []
     try:
-        async for update in builder.ordered(stream.updates(first)):
+        async for update in stream.updates(first):
             if update.chunk.result:
                 last.append(update.chunk.result)
-            if update.chunk.text or update.chunk.result or builder.logprobs or builder.detailed:
-                yield _sse(builder.answer(builder.choices([update]), None))
+            shown = update.chunk.text or update.chunk.result or update.fields
+            if shown or builder.logprobs or builder.detailed:
+                yield _sse(builder.answer([builder.choice(update)], None))
         if usage:
             counts = answers.usage(stream.job.work, [result.stats for result in last])
             yield _sse(builder.answer([], counts))

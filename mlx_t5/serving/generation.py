@@ -1,8 +1,9 @@
 """The rows of generation jobs: they wait for a place, share batches, and report to their jobs.
 
 Rows join and leave a running batch between two steps; rows with beams have a batch for each width.
-A document has no more rows among them at a time than its job's size, so others need not wait for
-all of its pieces.
+The pieces of documents become rows as they can join, at most as many at a time as their job's size,
+and beside other requests `PIECE_TOKENS` a step. So those neither wait for a document's pieces nor
+stand still for many of them.
 Rows, chunks and results are made by the decoder that `generate` uses.
 
 Log-probabilities, for the rows that ask for them, are those of the target's own distribution: log
@@ -15,9 +16,10 @@ Symbols: B rows, T positions, V vocabulary, K alternatives, R rows that ask.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from mlx_t5.backend import mx
@@ -28,6 +30,8 @@ from mlx_t5.sampling.draws import random_keys
 from mlx_t5.serving.errors import ApiError, failure_of
 from mlx_t5.serving.jobs import Job, JobQueue, TokenLogprob, Update
 from mlx_t5.serving.metrics import Metrics, counts
+
+PIECE_TOKENS = 128  # of documents, that join a step beside other requests, which wait for them
 
 
 @dataclass(eq=False)
@@ -57,11 +61,13 @@ class GenerationBatches:
         self._decoder, self._max_batch = decoder, max_batch
         self._jobs, self._metrics = jobs, metrics
         self._job_rows: dict[int, JobRow] = {}  # by id(row); holding the row keeps the id
+        self._documents: deque[Job] = deque()  # in the order of their turns
+        self._allowed = 0  # tokens of pieces that may join beside others
         self._new_batches([])
 
     def __bool__(self) -> bool:
-        """Whether there are rows."""
-        return bool(self._job_rows)
+        """Whether there are rows, or prompts to make some of."""
+        return bool(self._job_rows) or any(job.prompts for job in self._documents)
 
     @property
     def running(self) -> list[Row]:
@@ -69,33 +75,46 @@ class GenerationBatches:
         return [row for queue in list(self._queues.values()) for row in queue.engine.rows]
 
     def add(self, job: Job) -> None:
-        """Turns a job into rows that wait, of so many texts as it may have at a time."""
-        job.coming = self._job_rows_of(job)
+        """Turns a job into rows that wait; a document's come when there is room for them."""
+        work = job.work
+        places = count(step=1 << 32) if work.document else None  # as engine/documents.py
+        texts = work.settings.num_return_sequences
+        job.keys = random_keys(work.seed, work.samples // texts, places)
+        if work.document:
+            self._documents.append(job)
+        else:
+            self._begin(job, work.prompts)
+
+    def _begin(self, job: Job, prompts: Sequence[Sequence[int]]) -> None:
+        """Lets the rows of some of a job's prompts wait; the job fails if one cannot be used."""
         try:
-            first = list(islice(job.coming, job.size // job.work.settings.num_return_sequences))
-            for job_row in first:
-                if job_row.row.error:
-                    raise ApiError(400, job_row.row.error)
+            job_rows = list(self._job_rows_of(job, prompts))
+            if error := next((one.row.error for one in job_rows if one.row.error), None):
+                raise ApiError(400, error)
         except Exception as error:
-            self._jobs.release(job, job.size)
+            self._leave(job)
             self._jobs.put(job, failure_of(error))
         else:
-            self._enqueue(first)
+            self._enqueue(job_rows)
 
-    def _job_rows_of(self, job: Job) -> Iterator[JobRow]:
-        """All rows of a job, each made when it is asked for."""
-        work, codec, texts = job.work, self._decoder.codec, job.work.settings.num_return_sequences
-        places = (i << 32 for i in count()) if work.document else None  # as engine/documents.py
-        keys_of = random_keys(work.seed, work.samples // texts, places)
-        rows = (
-            row
-            for prompt, keys in zip(work.prompts, keys_of, strict=False)
-            for row in codec.rows(prompt, work.settings, keys, work.watched, work.prediction)
-        )
-        return (JobRow(row, job, i * texts) for i, row in enumerate(rows))
+    def _job_rows_of(self, job: Job, prompts: Sequence[Sequence[int]]) -> Iterator[JobRow]:
+        work, codec = job.work, self._decoder.codec
+        for prompt, keys in zip(prompts, job.keys, strict=False):
+            for row in codec.rows(prompt, work.settings, keys, work.watched, work.prediction):
+                yield JobRow(row, job, job.texts)
+                job.texts += work.settings.num_return_sequences
+
+    def _leave(self, job: Job) -> None:
+        """Ends a job of which there are no rows, or none that count."""
+        self._jobs.release(job, job.unfinished)
+        if job.work.document:
+            self._documents.remove(job)
+            job.prompts.clear()
 
     def drop_cancelled(self) -> None:
         """Takes the rows of cancelled jobs out."""
+        for job in [job for job in self._documents if job.cancelled]:
+            self._leave(job)
         gone = [job_row for job_row in self._job_rows.values() if job_row.job.cancelled]
         if not gone:
             return
@@ -109,6 +128,7 @@ class GenerationBatches:
 
     def admit(self) -> None:
         """Lets as many rows into the batches as there is room for."""
+        self._draw()
         for queue in self._queues.values():
             running = len(queue.engine.rows)
             for row in queue.admit():  # in an empty batch it would fare no better the next time
@@ -117,6 +137,34 @@ class GenerationBatches:
             for row in queue.engine.rows[running:]:
                 waited = now - self._job_rows[id(row)].job.submitted
                 self._metrics.queue_seconds.observe(waited)
+
+    def _rows_of(self, job: Job) -> set[int]:
+        return {number for number, one in self._job_rows.items() if one.job is job}
+
+    def _draw(self) -> None:
+        """Makes rows of documents' pieces, in turns."""
+        others = any(not one.job.work.document for one in self._job_rows.values())
+        self._allowed = min(self._allowed + PIECE_TOKENS, batching.MAX_JOINING_TOKENS)
+        self._allowed = self._allowed if others else 0
+        turns = deque(self._documents)
+        while turns:
+            job = turns.popleft()
+            if job.prompts and self._may_wait(job, others):
+                self._allowed -= len(job.prompts[0])
+                self._begin(job, [job.prompts.popleft()])
+                turns.append(job)
+        self._documents.rotate(-1)
+
+    def _may_wait(self, job: Job, others: bool) -> bool:
+        """Whether a document's next piece can join, or beside others at least wait for a place."""
+        own, most = self._rows_of(job), batching.MAX_JOINING_TOKENS
+        tokens = min(len(job.prompts[0]), most)
+        if len(own) == job.size or (others and tokens > self._allowed):
+            return False
+        queue = self._queues.get(job.work.settings.num_beams)
+        if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
+            return others and own.isdisjoint(map(id, queue.waiting))
+        return not queue or tokens + sum(len(row.ids) for row in queue.waiting) <= most
 
     def step(self) -> None:
         """Makes a step of every batch, and reports what it gave."""
@@ -135,7 +183,7 @@ class GenerationBatches:
         waiting = {id(row) for queue in self._queues.values() for row in queue.waiting}
         for job_row in list(self._job_rows.values()):
             if id(job_row.row) not in waiting:
-                self._fail(job_row, failure)  # after which others may wait
+                self._fail(job_row, failure)
         self._new_batches([row for queue in self._queues.values() for row in queue.waiting])
         mx.clear_cache()
 
@@ -214,13 +262,13 @@ class GenerationBatches:
         self._jobs.put(job, failure)
 
     def _end(self, job_row: JobRow) -> None:
-        """Takes a row out; the next one of its job comes in its place, if there is one."""
+        """Takes a row out, and ends its job with the last one."""
         job = job_row.job
         del self._job_rows[id(job_row.row)]
-        following = [] if job.cancelled else list(islice(job.coming, 1))
-        self._enqueue(following)
-        if not following:
+        if not job.work.document:
             self._jobs.release(job, job_row.row.settings.num_return_sequences)
+        elif job.whole and not job.prompts and job in self._documents and not self._rows_of(job):
+            self._leave(job)
 
 
 class LogprobRecorder:

@@ -11,9 +11,9 @@ import asyncio
 import hmac
 import logging
 import os
+import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from types import FrameType
@@ -178,10 +178,6 @@ def _replay(body: bytes, receive: Callable) -> Callable:
 
 def most_connections() -> int:
     """How many connections this process can have."""
-    if sys.platform == "win32":
-        return MAX_CONNECTIONS
-    import resource
-
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,11 +58,13 @@ class Update:
         chunk: since the last update, with statistics of its own; its result is in the last one.
         logprobs: of the tokens in the chunk, if asked for; of the end token if there are none, but
             text that was held back.
+        fields: further ones of the choice in the answer.
     """
 
     index: int
     chunk: Chunk
     logprobs: list[TokenLogprob]
+    fields: dict[str, Any] = field(default_factory=dict)
 
 
 # ---- in ------------------------------------------------------------------------------------------
@@ -72,7 +75,7 @@ class GenerationWork:
     """Prompts to decode with the same settings, with beams or without.
 
     Attributes:
-        prompts: source tokens of each.
+        prompts: source tokens of each; none of a document, whose job gets them one after the other.
         settings: of all of them.
         seed: as in `SpeculativeDecoder.generate`.
         prediction: tokens that every text is expected to have; None for nothing.
@@ -80,7 +83,7 @@ class GenerationWork:
         stream: whether updates are sent while rows grow; otherwise one a text, at its end.
         pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
-        document: whether the prompts are the pieces of one text, where one that fails ends no
+        document: whether its job's prompts are the pieces of one text, where one that fails ends no
             other.
     """
 
@@ -164,7 +167,10 @@ class Job:
         unfinished: how many of `size` are not done.
         cancelled: whether nobody waits for it any longer, as from the thread's next round on.
         submitted: when, by the queue's clock.
-        coming: of a generation, the rows that do not wait for a place yet.
+        prompts: of a document, the pieces that are no rows yet.
+        whole: of a document, whether no more of them will come.
+        keys: of a generation, the random keys of the rows that are still to be made.
+        texts: of a generation, how many its rows so far are to have.
     """
 
     work: Any
@@ -174,7 +180,10 @@ class Job:
     unfinished: int = field(init=False)
     cancelled: bool = False
     submitted: float = 0.0
-    coming: Iterator[Any] = iter(())
+    prompts: deque[Sequence[int]] = field(default_factory=deque)
+    whole: bool = False
+    keys: Iterator[Any] = iter(())
+    texts: int = 0
 
     def __post_init__(self) -> None:
         self.unfinished = self.size
@@ -212,6 +221,7 @@ class JobQueue:
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}  # by number
         self._new: list[Job] = []
+        self._more: list[list[Any]] = []  # prompts of jobs: number, prompts, whether they are last
         self._withdrawn: list[int] = []  # numbers, since the last round
         self._progressed = 0.0  # when a round last ended, or there was something to do again
         self._closed: str | None = None  # why
@@ -254,11 +264,18 @@ class JobQueue:
             self._new.append(job)
             self._changed.notify()
 
+    def extend(self, job: Job, prompts: Sequence[Sequence[int]], whole: bool) -> None:
+        """Hands in more pieces of a document; `whole` says that they are the last."""
+        with self._changed:
+            self._more.append([job.number, prompts, whole])
+            self._changed.notify()
+
     def cancel(self, job: Job) -> None:
         """Withdraws a job, from the thread's next round on. One that is done stays done."""
         with self._changed:
             if job.number in self._jobs:
                 self._withdrawn.append(job.number)
+                self._changed.notify()
 
     def close(self, reason: str) -> None:
         """Takes no more jobs, and says why to clients; of several reasons, the first."""
@@ -283,23 +300,29 @@ class JobQueue:
         """
         with self._changed:
             timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
-            self._changed.wait_for(lambda: busy or self._new or not self.open, timeout)
+            self._changed.wait_for(lambda: busy or self._has_news(), timeout)
             new, self._new = self._new, []
-            cancelled, self._withdrawn = self._withdrawn, []
-        last = not (self.open or busy or new)
+            news = self._more, self._withdrawn, not (self.open or self._jobs)
+            self._more, self._withdrawn = [], []
         if self._ranks.size > 1:
-            new, cancelled, last = self._shared(new, cancelled, last)
+            new, news = self._shared(new, news)
+        more, cancelled, last = news
+        for number, prompts, whole in more:
+            if job := self._jobs.get(number):
+                job.prompts.extend(prompts)
+                job.whole = whole
         for number in cancelled:
             if number in self._jobs:
                 self._jobs[number].cancelled = True
         return None if last else new
 
-    def _shared(
-        self, new: list[Job], cancelled: list[int], last: bool
-    ) -> tuple[list[Job], list[int], bool]:
+    def _has_news(self) -> bool:
+        return bool(self._new or self._more or self._withdrawn or not (self.open or self._jobs))
+
+    def _shared(self, new: list[Job], news: Any) -> tuple[list[Job], Any]:
         """What rank 0 knows, on every rank."""
         jobs = [[job.number, job.size, type(job.work).__name__, asdict(job.work)] for job in new]
-        jobs, cancelled, last = self._ranks.shared([jobs, cancelled, last])
+        jobs, news = self._ranks.shared([jobs, news])
         if self._ranks.rank:
             # The client is on rank 0, so nobody here waits for an event.
             new = [
@@ -308,7 +331,7 @@ class JobQueue:
             ]
             with self._changed:
                 self._jobs |= {job.number: job for job in new}
-        return new, cancelled, last
+        return new, news
 
     def progressed(self) -> None:
         """A round has ended."""
@@ -326,7 +349,7 @@ class JobQueue:
         with self._changed:
             job.unfinished -= texts
             if not job.unfinished:
-                del self._jobs[job.number]
+                self._jobs.pop(job.number, None)
 
 
 def work_of(kind: str, fields: dict[str, Any]) -> Any:

@@ -22,10 +22,11 @@ from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.serving.jobs import EmbeddingWork, GenerationWork, ScoringWork
+from mlx_t5.serving.pieces import HANDED_IN, DocumentStream, Pieces, cut
 from mlx_t5.serving.schemas import Capability, ServedModel
 from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
 from mlx_t5.settings import SETTINGS, Settings, check_exact
-from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.documents import Cutting
 
 if TYPE_CHECKING:
     from mlx_t5.serving.worker import Worker
@@ -100,9 +101,11 @@ class Service:
             raise
         self.log_prompts, self.created = log_prompts, int(time.time())
         self._dtype = str(decoder.model.dtype).removeprefix("mlx.core.")
-        self.tokenizer = TokenizerThread(decoder.tokenizer, decoder.model.config.vocab_size, limits)
-        positions = getattr(decoder.model.config, "n_positions", None) or limits.prompt_tokens
-        self.max_source_tokens = min(positions, limits.prompt_tokens)
+        config, most = decoder.model.config, limits.prompt_tokens
+        read = decoder.tokenizer, config.vocab_size, limits
+        self.tokenizer, self.documents = TokenizerThread(*read), TokenizerThread(*read)
+        self.max_source_tokens = min(config.n_positions or most, most)
+        self.prefixes = config.task_prefixes
         self.pooling: Pooling = decoder.model.pooling
         self._can_decode = decoder.model.can_decode
         self.spell = TokenSpelling(self.tokenizer.tokenizer)
@@ -120,9 +123,7 @@ class Service:
         if self.log_prompts:
             log.info("texts: %r", [result.text for result in results])
 
-    async def cut(
-        self, body: api.CompletionRequest | api.ChatRequest
-    ) -> tuple[Document, list[list[int]]]:
+    async def cut(self, body: api.CompletionRequest | api.ChatRequest) -> Pieces:
         """A request's document; its prefix is that of its task, then a chat's system message.
 
         Raises:
@@ -148,23 +149,24 @@ class Service:
             body.source_language or "",
             file_type=body.file_type or "",
         )
-        return await self.tokenizer.cut(text, cutting, self.max_source_tokens)
+        limits = self.max_source_tokens, self.prefixes
+        return await cut(self.documents, text, cutting, *limits, bool(body.speculation))
 
     async def submit(
         self,
         body: api.Decoding,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         receive: Callable[[], Any],
-        ids: Sequence[Sequence[int]] | None = None,
+        document: Pieces | None = None,
         **options: Any,
     ) -> EventStream:
         """Checks a request and hands it to the thread.
 
         Args:
             body: how to decode.
-            prompts: texts or token ids; those of a document have its prefix.
+            prompts: texts or token ids.
             receive: the connection's, to see the client go.
-            ids: of the prompts, if they are the pieces of a document.
+            document: the only prompt's pieces, if it is to be decoded piece by piece.
             **options: further attributes of `GenerationWork`.
 
         Raises:
@@ -173,21 +175,24 @@ class Service:
         self._require_decoder()
         task = self.task(body.task, prompts)
         settings = several(self._settings(body, task), body, **options)
-        size, is_document = len(prompts) * options.get("samples", 1), ids is not None
-        if is_document:  # no more pieces at a time than the batch has room for
-            size = min(size, self.worker.max_batch, self.limits.rows)
+        size = len(prompts) * options.get("samples", 1)
+        if document:  # no more pieces at a time than the batch has room for
+            size = min(document.count, self.worker.max_batch, self.limits.rows)
         if size > self.limits.rows:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{size} texts are {most}; send several", "n")
-        if ids is None:
-            ids = await self.tokenizer.token_ids(prompts, prefix=task.prefix)
+        ids = await self.tokenizer.token_ids([] if document else prompts, prefix=task.prefix)
         predictions = [body.prediction.text] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
             log.info("prompts: %r", list(prompts))
-        work = GenerationWork(ids, settings, seed, prediction, document=is_document, **options)
-        return EventStream(work, size, self.worker.jobs, receive)
+        work = GenerationWork(ids, settings, seed, prediction, document=bool(document), **options)
+        job = work, size, self.worker.jobs, receive
+        if document:
+            first = await self.documents.run(lambda _: document.draw(HANDED_IN * size))
+            return DocumentStream(document, first, self.documents, *job)
+        return EventStream(*job)
 
     async def score_or_embed(
         self, work: ScoringWork | EmbeddingWork, receive: Callable[[], Any]

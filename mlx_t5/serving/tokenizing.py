@@ -11,20 +11,15 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import islice
+from functools import partial
 from typing import Any, TypeVar
 
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
 from mlx_t5.serving.errors import ApiError
-from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.prompts import token_ids
 
 T = TypeVar("T")
-
-MAX_PIECES = 50_000  # a document; a body of 1 MiB has some 10,000 sentences
-PIECES_AT_ONCE = 64  # between which the thread has time for others
 
 NAMES = {
     "prompt": "prompt",
@@ -90,44 +85,6 @@ class TokenizerThread:
             found.append(pooled.cut(ids) if pooled else ids)
             self._require_few(found[-1], param)
         return found
-
-    async def cut(
-        self, text: str, cutting: Cutting, limit: int
-    ) -> tuple[Document, list[list[int]]]:
-        """Cuts a text into pieces.
-
-        Args:
-            text: of one prompt.
-            cutting: how to cut it.
-            limit: tokens of a piece at most.
-
-        Returns:
-            The document with all its pieces, and the tokens of what each is decoded from.
-
-        Raises:
-            ApiError: the text cannot be cut, or has no piece or too many.
-        """
-
-        @lru_cache(maxsize=1)  # cutting has counted the tokens of a piece when it yields it
-        def read(prompt: str) -> list[int]:
-            return token_ids(prompt, self.tokenizer, self.vocab_size)
-
-        def begin(_: Any) -> Document:
-            return Document(text, cutting, lambda prompt: len(read(prompt)), limit)
-
-        def draw(_: Any) -> list[list[int]]:
-            return [read(document.prompt(piece)) for piece in islice(pieces, PIECES_AT_ONCE)]
-
-        document, ids = await self.run(begin), list[list[int]]()
-        pieces = document.cut()
-        while drawn := await self.run(draw):
-            ids += drawn
-            if len(ids) > MAX_PIECES:
-                message = f"the text has more than {MAX_PIECES} pieces; send it in parts"
-                raise ApiError(400, message, "prompt", "context_length_exceeded")
-        if not ids:
-            raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
-        return document, ids
 
     def beginning(self, text: str) -> str:
         """As much of a text as all the tokens of a prompt can hold."""

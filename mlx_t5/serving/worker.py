@@ -181,7 +181,7 @@ class Worker:
         """Waits for work; returns the new jobs, or None if no more will come."""
         busy = bool(self._generation or self._scoring)
         new = self.jobs.next_round(busy)
-        if not (busy or new):
+        if not (busy or new or self.jobs.admitted):
             mx.clear_cache()  # buffers kept for the next request, and none has come for a while
         return new
 

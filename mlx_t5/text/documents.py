@@ -16,16 +16,17 @@ Nothing here knows about models: whoever asks for a limit of tokens gives a func
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, pairwise, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.ranges import POSITIVE, checked, refusal
 from mlx_t5.settings import SPLITS
-from mlx_t5.text.markup import SUFFIXES, Span, flattened, rewrapped, spans, unwrapped
-from mlx_t5.text.prompts import prefix_end
+from mlx_t5.text.markup import PLAIN, SUFFIXES, Span, flattened, rewrapped, spans, unwrapped
+from mlx_t5.text.prompts import guessed_prefix_end
 
 DEFAULT_LANGUAGE = "en"
 # No T5 was trained on sentences of more characters. It also bounds what a hostile text costs.
@@ -34,23 +35,22 @@ LONGEST_SENTENCE = 5_000
 WRAPPED_WIDTHS = range(40, 121)  # characters of the longest line of hard-wrapped prose
 
 _LINE = re.compile(r"[^\r\n]+")
-_NO_TEXT = re.compile("[\\r\\n\\ud800-\\udfff]")  # halves of a pair cannot be decoded
+# What sentencex cannot read: white space that takes several bytes in UTF-8, and halves of a pair.
+_NO_TEXT = re.compile(r"[\s\ud800-\udfff]")
 _ITEM = re.compile(r"\s*(?:[-*+•‣–—]|\d{1,3}[.)])[ \t]+(?=\S)")
 _WORD = re.compile(r"\s*([\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|\S+)")  # of Chinese a character
 # A comma between digits ends nothing; those of languages without spaces do.
 _CLAUSE = re.compile(r"[,;:](?=\s)|[、，；：،؛]")
 _SPACE = re.compile(r"\s+")
-_MADLAD = re.compile(r"\s*<2[\w-]+>\s*")
+_MADLAD = r"<2[\w-]+>"
 _SOURCE = re.compile(r"translate (?:from )?(\w+) (?:in)?to ", re.IGNORECASE)
-_LANGUAGES = dict(
-    name.split("=")
-    for name in (
-        "arabic=ar bengali=bn bulgarian=bg chinese=zh czech=cs danish=da dutch=nl english=en "
-        "finnish=fi french=fr german=de greek=el hebrew=he hindi=hi hungarian=hu italian=it "
-        "japanese=ja korean=ko norwegian=no persian=fa polish=pl portuguese=pt romanian=ro "
-        "russian=ru spanish=es swedish=sv thai=th turkish=tr ukrainian=uk vietnamese=vi"
-    ).split()
+_NAMES = (
+    "arabic=ar bengali=bn bulgarian=bg chinese=zh czech=cs danish=da dutch=nl english=en "
+    "finnish=fi french=fr german=de greek=el hebrew=he hindi=hi hungarian=hu italian=it "
+    "japanese=ja korean=ko norwegian=no persian=fa polish=pl portuguese=pt romanian=ro "
+    "russian=ru spanish=es swedish=sv thai=th turkish=tr ukrainian=uk vietnamese=vi"
 )
+_LANGUAGES = dict(name.split("=") for name in _NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class Cutting:
 
     Attributes:
         split: one of `SPLITS`.
-        prefix: of the task, for every piece; None looks for it at the beginning of each text.
+        prefix: of the task, for every piece; None looks at the beginning of each text for one of
+            the model's own, or MADLAD's.
         source_language: whose rules end a sentence, as a code such as "de"; "" takes the language
             that the prefix names, or English.
         max_source_tokens: of a prompt, prefix and end token included; None: the model's.
@@ -113,6 +114,7 @@ class Document:
         prefix: of the task: found at the text's beginning, and then it is no part of the document,
             or given.
         start: where the document begins in the text, behind a prefix that was found there.
+        doubtful: what looks like a prefix at its beginning and is decoded as text; "" for nothing.
         pieces: in the order of the text, as far as it has been cut.
     """
 
@@ -122,6 +124,7 @@ class Document:
         cutting: Cutting,
         tokens: Callable[[str], int],
         n_positions: int | None = None,
+        prefixes: Sequence[str] = (),
     ) -> None:
         """Takes a text.
 
@@ -130,6 +133,7 @@ class Document:
             cutting: how to cut it.
             tokens: counts those of a prompt, the end token included.
             n_positions: of the model, where `max_source_tokens` says nothing.
+            prefixes: of the model's own tasks.
 
         Raises:
             UserError: it is no text, or no file of its type, or the prefix leaves no room for it.
@@ -139,15 +143,16 @@ class Document:
         self.text, self.prefix, self.start = text, cutting.prefix or "", 0
         mark = int(text.startswith("\ufeff"))  # of the byte order
         looked_for = cutting.prefix is None and not cutting.file_type
-        if looked_for and (end := _prefix_end(text[mark:])):
+        if looked_for and (end := _prefix_end(text[mark:], prefixes)):
             self.start = mark + end
             self.prefix = text[mark : self.start]
+        unsure = looked_for and not self.start
+        self.doubtful = text[mark:][: guessed_prefix_end(text[mark:])].strip() if unsure else ""
         self.pieces: list[Piece] = []
         self._split, self._tokens = cutting.split, tokens
         self._limit = cutting.max_source_tokens or n_positions
-        whole = [Span(max(mark, self.start), len(text), False)]
-        self._spans = spans(text, cutting.file_type) if cutting.file_type else whole
-        self._flat = flattened(text, self._spans)
+        self._spans = spans(text, cutting.file_type)
+        self._flat = text if cutting.file_type in PLAIN else flattened(text)
         self._language = cutting.source_language or _language_of(self.prefix)
         if self._limit and (used := tokens(self.prefix + "a")) > self._limit:
             needs = f"the prefix and one letter take {used} tokens"
@@ -195,17 +200,15 @@ class Document:
         source = self.text[self.pieces[first].start : self.pieces[i].end]
         return self.before(first) + rewrapped(source, unwrapped("".join([texts[first], *rest])))
 
-    def _units(self, span: Span) -> Iterator[tuple[int, int]]:
+    def _units(self, span: Span) -> Iterable[tuple[int, int]]:
         """Beginning and end of what is decoded together, if it is not too long."""
-        start, end = max(span.start, self.start), span.end
-        if self._split == "none":
-            yield start, end
-        elif self._split == "lines":
-            yield from [(start, end)] if span.wrapped else _lines(self.text, start, end)
-        else:
-            whole = [(start, end)] if span.wrapped else _paragraphs(self.text, start, end)
-            for first, last in whole:
-                yield from _sentences(self._flat, first, last, self._language)
+        whole = max(span.start, self.start), span.end
+        units: Iterable[tuple[int, int]] = [whole]
+        if self._split != "none" and not span.wrapped:
+            units = (_lines if self._split == "lines" else _paragraphs)(self.text, *whole)
+        if self._split != "sentences":
+            return units
+        return chain.from_iterable(_sentences(self._flat, *unit, self._language) for unit in units)
 
     def _fitting(self, start: int, end: int, span: Span, cut: bool = False) -> Iterator[Piece]:
         """What there is to decode of a unit, in so many pieces that none is too long."""
@@ -214,25 +217,23 @@ class Document:
         if not any(char.isalnum() for char in unit):
             return
         piece = Piece(start, end, cut, span)
-        if end - start > 1 and self._is_too_long(piece):
+        endless = self._split != "none" and end - start > LONGEST_SENTENCE
+        too_long = endless or self._limit and self._tokens(self.prompt(piece)) > self._limit
+        if end - start > 1 and too_long:
             middle = _cut_point(self._flat, start, end)
             yield from self._fitting(start, middle, span, True)
             yield from self._fitting(middle, end, span, True)
         else:
             yield piece
 
-    def _is_too_long(self, piece: Piece) -> bool:
-        if self._split != "none" and piece.end - piece.start > LONGEST_SENTENCE:
-            return True
-        return bool(self._limit and self._tokens(self.prompt(piece)) > self._limit)
 
-
-def _prefix_end(text: str) -> int:
-    """Where the task's prefix and the white space after it end; 0 without one."""
-    if madlad := _MADLAD.match(text):
-        return madlad.end()
-    end = prefix_end(text)
-    return end + len(text[end:]) - len(text[end:].lstrip()) if end else 0
+def _prefix_end(text: str, prefixes: Sequence[str]) -> int:
+    """Where a prefix, the longest of these or MADLAD's, and white space after it end; 0: none."""
+    known = [_MADLAD]
+    for prefix in sorted(prefixes, key=len, reverse=True):
+        known.append(re.escape(prefix.strip()) + r"(?=\s)" * prefix[-1].isspace())
+    found = re.match(rf"\s*(?:{'|'.join(known)})\s*", text)
+    return found.end() if found else 0
 
 
 def _language_of(prefix: str) -> str:
@@ -285,25 +286,31 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
     """The sentences of a paragraph, which is looked at in windows: the last one's may go on."""
-    boundaries = _boundaries()
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:
             window = window[: window.rfind(" ") + 1] or window
-        found = boundaries(language, window)
-        if start + len(window) < end and len(found) > 1:
-            found = found[:-1]
-        yield from ((start + each["start_index"], start + each["end_index"]) for each in found)
-        start += found[-1]["end_index"]
+        ends = _sentence_ends(window, language)
+        if start + len(window) < end and len(ends) > 1:
+            ends = ends[:-1]
+        yield from pairwise(start + at for at in (0, *ends))
+        start += ends[-1]
 
 
-def _boundaries() -> Callable[[str, str], list[dict]]:
+def _sentence_ends(text: str, language: str) -> list[int]:
+    """Where the sentences of a text end; the text is one where sentencex fails."""
     try:
         from sentencex import get_sentence_boundaries
+
+        return [sentence["end_index"] for sentence in get_sentence_boundaries(language, text)]
     except ImportError:
         cure = 'pip install "sentencex>=1.0.32,<2" (on a Mac with Python 3.11 or later)'
         raise UserError(f'split="sentences" needs sentencex; {cure}') from None
-    return get_sentence_boundaries
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a panic of Rust is no Exception
+        print("warning: sentencex failed; a paragraph is taken as one sentence", file=sys.stderr)
+        return [len(text)]
 
 
 def _cut_point(text: str, start: int, end: int) -> int:

@@ -20,24 +20,28 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple
 
 from mlx_t5.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".srt", ".vtt")
+PLAIN = ("", ".txt")
 # A line of a subtitle may have so many characters even if the source's lines are shorter.
 LINE_CHARACTERS = 42
+DEEPEST = 50  # levels of Markdown: a list has two, a quote one, and their text needs three
 
 # A line break with the white space and the quote marks around it.
 _BREAK = re.compile(r"(?<![ \t])[ \t]*(?:\r\n?|\n)[ \t>]*")
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _OPENING = "「『（〈《【〔［"
 # What a line break keeps together: a word, or a character of a script that has no spaces. Marks
-# that would begin a list, a heading or a quote stay behind the word before them.
+# that would begin a list, a heading or a quote stay behind the word before them. No-break spaces
+# and whatever else a file does not take for a space are parts of words.
 _UNIT = re.compile(
-    rf"\s*(?:[{_OPENING}]*[{_HAN}](?:[^\w\s{_OPENING}]|ー)*|[^\s{_HAN}{_OPENING}]+|[{_OPENING}]+)"
-    r"(?: (?:[-–—+*=#~|]+|\d{1,9}[.)]|>\S*)(?= |\Z))*"
+    rf"[ \t]*(?:[{_OPENING}]*[{_HAN}](?:[^\w\s{_OPENING}]|ー)*|[^ \t{_HAN}{_OPENING}]+"
+    rf"|[{_OPENING}]+)(?: (?:[-–—+*=#~|]+|\d{{1,9}}[.)]|>\S*)(?= |\Z))*"
 )
 
 # In a copy of the text, what stays is overwritten by one of these. Letters that touch a stump, as
@@ -59,13 +63,22 @@ _ASIDE = re.compile(
     r"|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,253}\w"
 )
 
-# A line of times, with the number before it.
-_TIMES = re.compile(r"(?m)^(?:[ \t]*\d+[ \t]*\n)?[ \t]*\d+:\d[\d:., ]*-+>[^\n]*(?:\n|\Z)")
+# A line of times, with the number before it: as the formats have it, or as programs and people
+# write it, with marks of direction, a minus, another arrow. Whatever else has "->" is text.
+_GAP = r"(?:[^\S\n]|[\ufeff\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069])*"
+_TIME = rf"(?:[-−]{_GAP})?\d+{_GAP}[:：]{_GAP}\d+(?:{_GAP}[:：.,，]{_GAP}\d+)"  # three numbers
+_ARROW = rf"{_GAP}[-‐-―−](?:{_GAP}[-‐-―−])*{_GAP}(?:>|&gt;){_GAP}"
+_TIMES = re.compile(
+    rf"(?m)^(?:{_GAP}\d+{_GAP}\n)?{_GAP}"
+    rf"(?:{_TIME}+(?:{_GAP}-->|{_ARROW}{_TIME})|{_TIME}*{_GAP}-->{_GAP}{_TIME}*)[^\n]*(?:\n|\Z)"
+)
 _BLOCK = re.compile(r"(?m)(?:^[^\S\n]*\S[^\n]*(?:\n|\Z))+")
 _TAG = r"<[/\w][^<>]*>|\{\\[^{}]*\}"
-# The marks that give the turn to another speaker, tags, music, characters by their names.
+# The marks that give the turn to another speaker, tags, music, characters by their names, and times
+# that stand where none should.
 _CUE_MARK = re.compile(
     rf"(?m)^(?:[ \t]|{_TAG})*(?:[-‐–—]|>|&gt;)+|{_TAG}|[♪♫♬]+|&(?:\w{{1,31}}|#\w{{1,7}});"
+    r"|(?:\d{1,3}:\d\d:\d\d[.,]|\d\d:\d\d[.,]\d\d)\d+"
 )
 
 
@@ -89,7 +102,7 @@ def spans(text: str, suffix: str) -> list[Span]:
 
     Args:
         text: the file's text, its line ends as they are.
-        suffix: of the file's name, one of `SUFFIXES`.
+        suffix: of the file's name, one of `SUFFIXES`; "" is plain text as well.
 
     Returns:
         The spans in order. They do not overlap; except for plain text, which is one span, they
@@ -99,7 +112,7 @@ def spans(text: str, suffix: str) -> list[Span]:
         UserError: it should have subtitles and is no such file.
     """
     begin = int(text.startswith("\ufeff"))  # a byte order mark
-    if suffix == ".txt":
+    if suffix in PLAIN:
         return [Span(begin, len(text), False)] if text[begin:] else []
     # One kind of line end, and the same positions as in the text.
     even = text[begin:].replace("\r\n", "\t\n").replace("\r", "\n").replace("\0", "\ufffd")
@@ -112,15 +125,9 @@ def unwrapped(source: str) -> str:
     return _BREAK.sub(" ", source)
 
 
-def flattened(text: str, found: Iterable[Span]) -> str:
-    """The text with as many spaces in the place of each line break in its wrapped spans."""
-    parts, at = list[str](), 0
-    for start, end, wrapped in found:
-        if wrapped:
-            spaced = _BREAK.sub(lambda gap: " " * len(gap[0]), text[start:end])
-            parts += text[at:start], spaced
-            at = end
-    return "".join([*parts, text[at:]])
+def flattened(text: str) -> str:
+    """A file's text with as many spaces in the place of each line break."""
+    return _BREAK.sub(lambda gap: " " * len(gap[0]), text)
 
 
 def rewrapped(source: str, answer: str) -> str:
@@ -140,13 +147,13 @@ def rewrapped(source: str, answer: str) -> str:
     breaks = _BREAK.findall(source)
     if not breaks or answer == unwrapped(source):
         return source if breaks else answer
-    units = _UNIT.findall(" ".join(answer.split()))
+    units = _UNIT.findall(unwrapped(answer))
     longest = max(LINE_CHARACTERS, *map(len, _BREAK.split(source)))
     count = max(len(breaks) + 1, len(_line_starts(units, 1, longest)))
     limits = range(1, len(answer) + 2)  # the narrowest lines that are as many
     enough = bisect_left(limits, True, key=lambda n: len(_line_starts(units, count, n)) <= count)
     starts = [*_line_starts(units, count, limits[enough]), len(units)]
-    lines = ["".join(units[start:end]).strip() for start, end in pairwise(starts)]
+    lines = ["".join(units[start:end]).strip(" \t") for start, end in pairwise(starts)]
     gaps = chain(breaks, repeat(breaks[-1]))
     return lines[0] + "".join(gap + line for line, gap in zip(lines[1:], gaps, strict=False))
 
@@ -158,7 +165,7 @@ def _line_starts(units: list[str], count: int, limit: int) -> list[int]:
         length += len(unit)
         if n and (length > limit or len(units) - n <= count - len(starts)):
             starts.append(n)
-            length = len(unit.lstrip())
+            length = len(unit.lstrip(" \t"))
     return starts
 
 
@@ -169,12 +176,12 @@ def _words(text: str, stays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, i
         within = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
         stump = _STUMPS.match(text, start) or (within and text[end - 1] not in "\n|")
         masked[start:end] = (_STUMP if stump else _CUT) * (end - start)
-    left = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked))
+    left = _STUMPED.sub(lambda match: _CUT * len(match[0]), "".join(masked)).rstrip()
     for match in _LEFT.finditer(left):
         start, end = match.span()
         if start and (loose := _LOOSE.match(text, start, end)):
             start = loose.end()
-        if end < len(text) and (loose := _LOOSE.match(text[start:end][::-1])):
+        if end < len(left) and (loose := _LOOSE.match(text[start:end][::-1])):
             end -= loose.end()
         if any(map(str.isalpha, text[start:end])):
             yield start, end
@@ -188,21 +195,22 @@ def _markdown(text: str) -> Iterator[Span]:
     text = _FRONT_MATTER.sub(lambda front: "\n" * len(front[0]), text)
     passages: list[list[tuple[int, int]]] = []  # where the lines of each lie
 
-    def recorded(rule: Callable) -> Callable:
-        def recording(state: Any, first: int, last: int, silent: bool) -> bool:
-            found = rule(state, first, last, silent)
-            if found and not silent:
-                numbers = range(first, state.line)
-                lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in numbers]
-                passages.extend([[line] for line in lines] if rule is table else [lines])
-            return found
+    def recording(rule: Callable, state: Any, first: int, last: int, silent: bool) -> bool:
+        found = rule(state, first, last, silent)
+        if found and not silent:
+            numbers = range(first, state.line)
+            lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in numbers]
+            passages.extend([[line] for line in lines] if rule is table else [lines])
+        return found
 
-        return recording
-
-    parser, env = MarkdownIt("commonmark").enable("table"), dict[str, Any]()
-    parser.block.ruler.at("paragraph", recorded(paragraph))
-    parser.block.ruler.at("table", recorded(table), {"alt": ["paragraph", "reference"]})
-    parser.block.parse(text, parser, env, [])
+    parser = MarkdownIt("commonmark", {"maxNesting": DEEPEST}).enable("table")
+    parser.block.ruler.at("paragraph", partial(recording, paragraph))
+    parser.block.ruler.at("table", partial(recording, table), {"alt": ["paragraph", "reference"]})
+    env, tokens = dict[str, Any](), list[Any]()
+    parser.block.parse(text, parser, env, tokens)
+    if any(token.level > DEEPEST - 2 for token in tokens):  # the parser leaves out what is deeper
+        most = f"{DEEPEST // 2 - 2} lists or {DEEPEST - 3} quotes"
+        raise UserError(f"this Markdown has more than {most} in each other; flatten it")
     for lines in passages:
         content = "\n".join(text[start:end] for start, end in lines)
         places = [place for start, end in lines for place in range(start, end + 1)]
@@ -225,10 +233,8 @@ def _subtitles(text: str, suffix: str) -> Iterator[Span]:
     if suffix == ".vtt" and not text.startswith("WEBVTT"):
         raise UserError('a .vtt file begins with "WEBVTT"; this one does not: is it an .srt file?')
     if suffix == ".srt" and not times:
-        raise UserError(
-            "an .srt file has times, as in 00:00:01,000 --> 00:00:04,000; there is none"
-        )
-    ends = [time.start() for time in times[1:]] + [len(text)]
+        raise UserError("an .srt file has times, as in 00:00:01,000 --> 00:00:04,000: none is here")
+    ends = [*(time.start() for time in times), len(text)][1:]
     for time, end in zip(times, ends, strict=True):
         for block in _BLOCK.finditer(text, time.end(), end):
             if suffix == ".vtt" and block.start() > time.end():

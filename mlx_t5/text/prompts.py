@@ -117,12 +117,12 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     pieces = [
         tokenizer.convert_ids_to_tokens(token) or "" for token in ids[: PREFIX_CHARACTERS + 1]
     ]
-    end = prefix_end("".join(pieces).replace("▁", " "))
+    end = guessed_prefix_end("".join(pieces).replace("▁", " "))
     ends = list(accumulate(map(len, pieces)))
     return tuple(ids[: bisect_left(ends, end) + 1]) if end else ()
 
 
-def prefix_end(text: str) -> int:
+def guessed_prefix_end(text: str) -> int:
     """Where the prefix that `task_prefix` looks for ends in a text, behind its colon; 0: none."""
     prefix = _PREFIX.match(text)
     if not prefix:

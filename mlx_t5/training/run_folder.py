@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.disk import PARTIAL, lock, replace_file
+from mlx_t5.disk import lock, replace_file
 from mlx_t5.errors import UserError, shown
 from mlx_t5.training.learner import Arrays, State
 
@@ -184,8 +184,8 @@ class RunFolder:
         """The settings of the run before; None if there was none."""
         file = self.path / SETTINGS
         if not file.exists():
-            partial = f"{PARTIAL}{SETTINGS}"  # of a run that was killed at once
-            if self.path.exists() and any(f.name != partial for f in self.path.iterdir()):
+            # What is hidden is macOS's, or of a run that was killed at once.
+            if any(self.path.glob("[!.]*")):
                 raise UserError(
                     f"{self.path} is no folder of an earlier run; choose another --output"
                 )

@@ -213,7 +213,6 @@ def test_programs_are_made_with_what_they_take_and_threads_that_soon_rest(monkey
     assert made == list(zip(peers.PROGRAMS.values(), (waiting, limited, limited), strict=True))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_ctrl_c_ends_all_processes(tmp_path):
     code = (
         "import sys, benchmark; from benchmarks import peers\n"

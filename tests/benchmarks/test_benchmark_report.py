@@ -11,7 +11,7 @@ import benchmark
 from benchmarks import report
 from benchmarks.report import affordable, exactness, in_turns
 from benchmarks.workload import DRAFT, REGULAR
-from mlx_t5.backend import cpu_only
+from mlx_t5.backend import ON_CUDA, cpu_only
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.engine.rows import Stats
 from mlx_t5.errors import UserError
@@ -120,9 +120,10 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     tried = r"\d+ ops, \d+ MB \(1000 ops: \d.+, 400 MB: \d.+\)"
     assert re.fullmatch("unused" if cpu_only() else tried, cells["command buffers"])
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
-    said = [
-        err.find(what) for what in ("loading", "timing", "opening", "again", "closing", "buffers")
-    ]
+    tried = r"mxfp4: \d+\.\d\d, v\(5\) \d+\.\d\d"
+    assert re.fullmatch("–" if cpu_only() or ON_CUDA else tried, cells["fp mode"])
+    steps = ("loading", "timing", "opening", "again", "closing", "buffers", "fp mode")
+    said = [err.find(what) for what in steps]
     assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
 
 

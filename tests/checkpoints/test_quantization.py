@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import checkpoints
@@ -57,7 +58,8 @@ def test_quantised_as_mlx_does_it(tiny, tmp_path, mode, bits, group):
         assert array.dtype == converted[name].dtype and mx.array_equal(array, converted[name]), name
     skip_narrow_4_bits(how["bits"], mode)
     ids = mx.array([[5, 3, 9, 1]])
-    assert mx.array_equal(load(out, "float32")[0](ids, ids), model(ids, ids))
+    loaded, _ = load(out, "float32")  # whose joined layers are products of another shape
+    np.testing.assert_allclose(loaded(ids, ids), model(ids, ids), atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", (True, False), ids=("tied", "separate"))

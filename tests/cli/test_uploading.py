@@ -17,6 +17,7 @@ from fake_hub import FakeHub, serve
 from mlx_t5.backend import mx
 from mlx_t5.cli.uploading import CARD, conversion_card, draft_card, model_files, upload
 from mlx_t5.errors import UserError
+from standard_error import messages
 
 SOURCE = "google/byt5-small"
 SAID = {
@@ -100,7 +101,7 @@ def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
     )
     done = hub.python(tmp_path, "-c", code)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    lines = done.stderr.splitlines()
+    lines = messages(done.stderr)
     assert lines[::2] == lines[1::2], "distill.py says the same"
     for line, told in zip(lines[::2], refused.values(), strict=True):
         assert line.startswith(f"error: --upload-repo: {told}")

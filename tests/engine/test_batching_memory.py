@@ -135,8 +135,8 @@ def test_who_runs_out_of_memory_leaves_the_batch_as_it_was(monkeypatch, whose):
     with monkeypatch.context() as patch:
         if whose == "target":
             patch.setattr(
-                "mlx_t5.engine.batch.mx.eval",
-                lambda *arrays: failing() if draft.sources[1:] else None,
+                "mlx_t5.engine.batch.mx.synchronize",
+                lambda: failing() if draft.sources[1:] else None,
             )
         else:
             patch.setattr(draft.model, "encode", failing)

@@ -34,7 +34,8 @@ class Echo:
 
     def __init__(self, ahead=64, fails=lambda prompt: False, n_positions=None):
         self.tokenizer = SimpleNamespace(encode=lambda text: list(range(len(text))))
-        self.model = SimpleNamespace(config=SimpleNamespace(n_positions=n_positions))
+        config = SimpleNamespace(n_positions=n_positions, task_prefixes=("summarize: ",))
+        self.model = SimpleNamespace(config=config)
         self.ahead, self.fails, self.drawn, self.places = ahead, fails, 0, []
 
     def results(self, prompts, seed, ready, indexes, **call):

@@ -11,17 +11,14 @@ import time
 import httpx
 import pytest
 
-from launching import finish, free_ports, launch, needs_ring, ranks_of
+from launching import finds_ranks, finish, free_ports, launch, needs_ring, ranks_of
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.sharing import shared_draft
 from model import load
+from standard_error import messages
 
-pytestmark = [
-    needs_ring,
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds processes in /proc"),
-]
+pytestmark = [needs_ring, pytest.mark.slow]
 SECONDS = 60  # for what takes a moment; more is a hang
 PROMPT = "fix grammar: She have two cat."
 LONG = ["--max-tokens", "100000", "--min-tokens", "100000", "--batch-size", "1"]
@@ -37,7 +34,7 @@ def draft(tmp_path_factory):
 
 def said(err: str) -> list[str]:
     """What rank 0 has written to standard error, without the launcher's own lines."""
-    return [line for line in err.splitlines() if "[WARN]" not in line]
+    return [line for line in messages(err) if "[WARN]" not in line]
 
 
 def begun(*argv: str) -> subprocess.Popen:
@@ -59,6 +56,7 @@ def ended(started: subprocess.Popen) -> bool:
     return not ranks_of(started)
 
 
+@finds_ranks
 def test_a_rank_that_is_killed_ends_all(draft):
     started = begun("--draft-model", f"{draft}+lookup", "--num-draft", "auto")
     os.kill(ranks_of(started)[1], signal.SIGKILL)
@@ -69,6 +67,7 @@ def test_a_rank_that_is_killed_ends_all(draft):
     assert ended(started)
 
 
+@finds_ranks
 def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
     port = free_ports(1)
     options = ["--port", str(port), "--dtype", "float32", "--draft-model", draft]
@@ -92,6 +91,7 @@ def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
     assert ended(started)
 
 
+@finds_ranks
 def test_ctrl_c_ends_all_without_a_hang():
     started = begun()
     os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it

@@ -128,9 +128,9 @@ def test_attention_as_on_cuda(monkeypatch, mode):
                 logits.append(model.decode(tokens, rows, list(range(rows.batch))))
         assert bool(fused) != cuda
         fused.clear()
-    tolerance = 1e-4 if mode == "float32" else 0.3
     for one, other in zip(logits[:4], logits[4:], strict=True):
-        np.testing.assert_allclose(one, other, atol=tolerance)
+        differences = np.abs(np.array(one - other))
+        assert differences.max() < 1e-4 if mode == "float32" else differences.mean() < 0.05
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from decoder import SpeculativeDecoder
-from devices import skip_narrow_4_bits
+from devices import exact_or_refused, skip_narrow_4_bits
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network import layers, linear
 from mlx_t5.network.exact import ExactTarget
+from mlx_t5.network.exactness import WIDTHS, exact_target
 from random_models import V, random_t5
 
 WIDTH, ROWS, LENGTH = 8, 8, 8
@@ -48,9 +49,9 @@ def texts(rng, count):
 
 
 def caches(model, sources):
-    cache = model.cache(model.encode(mx.array([sources[0]])), None, LENGTH + 2 * WIDTH)
+    cache = model.cache(model.encode(mx.array([sources[0]])), None, LENGTH + 2 * WIDTHS[-1])
     for source in sources[1:]:
-        cache.append(model.cache(model.encode(mx.array([source])), None, LENGTH + 2 * WIDTH))
+        cache.append(model.cache(model.encode(mx.array([source])), None, LENGTH + 2 * WIDTHS[-1]))
     return cache
 
 
@@ -72,11 +73,12 @@ def logits_of(model, sources, targets, rng=None):
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_order_for_many_rows")
 @pytest.mark.parametrize("mode, runs", MODES.items(), ids=MODES)
+@exact_or_refused
 def test_bits_depend_on_neither_blocks_nor_neighbours(mode, runs):
     """Each row of each run is one of a pair: token by token, and in blocks beside other rows."""
     skip_narrow_4_bits(4 if mode == "4 bit" else 16)
     model, rng = random_t5(mode), random.Random(7)
-    target, differ = ExactTarget(model, WIDTH, (1, 2, 4, ROWS)), 0
+    target, differ = exact_target(model, ROWS, WIDTH - 1), 0
     sources, targets = texts(rng, 2 * ROWS)
     plainly = [logits_of(model, [s], [t]) for s, t in zip(sources[:2], targets[:2], strict=True)]
     regular = np.concatenate([logits_of(target, sources[i::2], targets[i::2]) for i in range(2)])
@@ -113,6 +115,7 @@ def decoders():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temp", [0.0, 0.8])
+@exact_or_refused
 def test_tokens_depend_on_neither_draft_nor_neighbours(decoders, temp):
     sources, _ = texts(random.Random(3), 5)
     seeds = list(range(5))
@@ -132,6 +135,7 @@ def test_tokens_depend_on_neither_draft_nor_neighbours(decoders, temp):
     assert ("good", True) in kept
 
 
+@exact_or_refused
 def test_a_draft_like_the_target_is_mostly_kept_where_text_is_sampled():
     target = random_t5()
     decoder = SpeculativeDecoder(target, random_t5(), num_draft=4, exact=True)
@@ -148,6 +152,7 @@ def test_a_draft_like_the_target_is_mostly_kept_where_text_is_sampled():
         ({"num_beams": 2}, "num_beams"),
     ],
 )
+@exact_or_refused
 def test_what_would_break_the_promise_is_refused(decoders, settings, reason):
     for decode in (decoders["good"].generate, decoders["good"].stream):
         with pytest.raises(UserError, match=reason):

@@ -186,10 +186,20 @@ def test_nothing_is_wired_without_metal_and_a_cpu_keeps_what_mlx_keeps(monkeypat
     monkeypatch.setattr(mx, "set_wired_limit", pytest.fail)
     monkeypatch.setattr(mx, "set_cache_limit", pytest.fail)
     monkeypatch.setattr(memory, "cpu_only", lambda: True)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     memory.keep_buffers(10)
     for facts in ({"device_name": "a CPU"}, {"device_name": "NVIDIA", "total_memory": 10**11}):
         monkeypatch.setattr(memory, "device_info", lambda facts=facts: facts)
         memory.wire(10)
+
+
+def test_a_macs_cpu_keeps_what_its_gpu_would(monkeypatch):
+    """Both have Metal's allocator, which by itself keeps half as much again as macOS recommends."""
+    monkeypatch.setattr(memory, "cpu_only", lambda: True)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    metal = FakeMetal(monkeypatch, recommended=48 << 30)
+    memory.keep_buffers(8 << 30)
+    assert metal.cache_limits == [10 << 30]
 
 
 def row(length, max_tokens=20, token=3):

@@ -8,7 +8,7 @@ import pytest
 from adapters import by_hand
 from convert import convert
 from decoder import SpeculativeDecoder
-from devices import cpu_allocation
+from devices import cpu_allocation, exact_or_refused
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.shared_draft import save_draft
@@ -119,6 +119,7 @@ def test_texts_are_those_of_the_target(mode):
 
 
 @pytest.mark.slow
+@exact_or_refused
 def test_exact_texts_are_the_same_with_and_without():
     target = random_t5(seed=3)
     regular = SpeculativeDecoder(target, None, None, 3, exact=True).generate(PROMPTS, 20)

@@ -51,7 +51,8 @@ def plain():
 
 
 def assert_same(model, other):
-    np.testing.assert_array_equal(*(np.array(m(IDS, TARGET)) for m in (model, other)))
+    """But for rounding: a loaded model has joined some layers, whose product has another shape."""
+    np.testing.assert_allclose(*(np.array(m(IDS, TARGET)) for m in (model, other)), atol=1e-5)
 
 
 def test_select(reference):
@@ -167,7 +168,7 @@ def test_quantised_folder(tmp_path, plain, settings, dtype):
     assert isinstance(model.decoder.layers[1].feed_forward.wo, nn.QuantizedLinear)
     logits = np.array(model(IDS, TARGET))
     expected = np.array(plain(IDS, TARGET))
-    tolerance = {"float32": 0, "bfloat16": 0.2, "float16": 0.02}[dtype]
+    tolerance = {"float32": 1e-5, "bfloat16": 0.2, "float16": 0.02}[dtype]
     assert np.abs(logits - expected).max() <= tolerance * expected.std()
 
 

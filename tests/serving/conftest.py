@@ -12,6 +12,8 @@ from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMES += ("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",)
+NAMES += ("/Applications/Chromium.app/Contents/MacOS/Chromium",)
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -45,7 +47,7 @@ def serve():
 def browser():
     """A Chromium that is installed already; nothing is downloaded."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium found: apt install chromium, or set CHROMIUM to its path")
+        pytest.skip("no Chromium found: install one (apt, brew), or set CHROMIUM to its path")
     sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -277,7 +277,13 @@ def test_scores_ranks_and_similarities(visit, ranker):
 def test_only_what_the_model_can_do_is_offered(visit, server, ranker):
     page = visit(server)
     assert page.get_by_role("link", name="Rank").count() == 0
-    assert page.locator("#task").is_hidden(), "the bundled model has no tasks"
+    assert page.locator("#task").is_visible()
+    described = server.http.get("/v1/models").json()
+    described["data"][0]["tasks"] = {}
+    page.route("**/v1/models", lambda r: r.fulfill(json=described))
+    page.reload()
+    page.locator("#presets button").first.wait_for()
+    assert page.locator("#task").is_hidden(), "a model without tasks"
     page = visit(ranker)
     served = ranker.http.get("/v1/models").json()
     served["data"][0]["capabilities"] = ["embeddings"]

@@ -4,10 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from devices import exact_or_refused
 from serving_process import Server
 
 
 @pytest.mark.slow
+@exact_or_refused
 def test_bits_depend_neither_on_other_requests_nor_on_the_draft(models):
     server = Server(*models, "--exact", "--max-batch", "4", "--log-prompts")
     try:

@@ -21,7 +21,7 @@ from mlx_t5.text.tokenizer import load_tokenizer
 def served(vocab_size, presets=None, exact=False, delta=0.0):
     """The service of a model with so many ids, and the bundled tokenizer."""
     model = SimpleNamespace(
-        config=SimpleNamespace(vocab_size=vocab_size),
+        config=SimpleNamespace(vocab_size=vocab_size, n_positions=None, task_prefixes=()),
         dtype="mlx.core.float32",
         pooling=None,
         can_decode=True,

@@ -4,6 +4,7 @@ import pytest
 
 from fake_serving import ENDLESS, Gated, V, until
 from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.generation import PIECE_TOKENS
 
 
 def test_another_request_takes_the_next_place_and_the_queue_has_room(serve):
@@ -20,6 +21,42 @@ def test_another_request_takes_the_next_place_and_the_queue_has_room(serve):
         long.next()
     assert pieces <= 5, "two were there before it, and one beside it"
     assert other.job.unfinished == 0 < long.job.unfinished
+
+
+def test_a_request_has_the_first_place_whatever_documents_there_are(serve):
+    served = serve(max_batch=4, max_queue=20)
+    order, gone = [], lambda name: lambda event: order.append(name)
+    many = {"size": 4, "max_tokens": 5, "document": True}
+    first = served.submit_held([[2, 3]] * 40, put=gone("document"), **many)
+    rest = [served.submit([[2, 3]] * 40, put=gone("document"), **many) for _ in range(2)]
+    small = served.submit([[4]], put=gone("small"), max_tokens=5)
+    served.release()
+    until(lambda: "small" in order)
+    assert order.index("small") <= 4 + 3, "in the batch before it, and beside it"
+    until(lambda: len(order) == 1 + 3 * 40)
+    assert not any(client.job.unfinished for client in (first, *rest, small))
+
+
+def test_others_stand_still_for_few_of_a_documents_tokens(serve):
+    served, order = serve(max_batch=4), []
+    gone = lambda name: lambda event: order.append(name)  # noqa: E731
+    other = served.submit_held([[4]], put=gone("other"), max_tokens=40, num_draft=0)
+    pieces = [[2] * 500] * 30
+    served.submit(pieces, put=gone("piece"), size=4, max_tokens=2, document=True)
+    served.release()
+    until(lambda: len(order) == 31)
+    assert 5 < order.index("other") <= 40 * PIECE_TOKENS / 500, "of 40 steps"
+    assert not other.job.unfinished
+
+
+def test_pieces_that_come_late_are_decoded_and_a_stop_waits_for_them(serve):
+    served = serve(max_batch=2)
+    client = served.submit([[2, 3]], size=1, max_tokens=5, document=True, whole=False)
+    client.next()
+    served.worker.jobs.close("stopping")
+    served.worker.jobs.extend(client.job, [[4]], True)
+    assert len(client.next().chunk.result.tokens) == 5
+    until(lambda: served.worker.rows == (0, 0))
 
 
 @pytest.mark.parametrize("stage", ["step", "insert", "logits"])

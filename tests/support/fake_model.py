@@ -27,6 +27,8 @@ class FakeConfig:
     decoder_start_token_id: int = START
     more_eos_token_ids: tuple[int, ...] = ()
     draft_vocab_size: int | None = None
+    n_positions: int | None = None
+    task_prefixes: tuple[str, ...] = ()
 
     @property
     def eos_token_ids(self):

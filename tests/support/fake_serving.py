@@ -43,13 +43,17 @@ class Client:
     def __init__(self, worker, decoder):
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
-    def submit(self, prompts, seed=0, put=None, size=None, **settings):
+    def submit(self, prompts, seed=0, put=None, size=None, whole=True, **settings):
         names = ("samples", "stream", "logprobs", "prediction", "document")
         options = {name: settings.pop(name) for name in names if name in settings}
         settings = replace(self.decoder.defaults, **settings)
-        work = GenerationWork(prompts, settings, seed, **options)
-        self.job = Job(work, size or work.count, put or self.events.put)
+        given = [] if options.get("document") else prompts
+        work = GenerationWork(given, settings, seed, **options)
+        self.count = len(prompts) * work.samples
+        self.job = Job(work, size or self.count, put or self.events.put)
         self.worker.jobs.add(self.job)
+        if work.document:
+            self.worker.jobs.extend(self.job, prompts, whole)
         return self
 
     def next(self):
@@ -58,7 +62,7 @@ class Client:
     def results(self):
         """Results of all rows, in their order."""
         found = {}
-        while len(found) < self.job.work.count:
+        while len(found) < self.count:
             event = self.next()
             assert isinstance(event, Update), event
             if event.chunk.result:

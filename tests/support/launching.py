@@ -25,6 +25,8 @@ needs_ring = pytest.mark.skipif(
     reason="MLX has no ring here, or mlx.launch is not installed",
 )
 
+finds_ranks = pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds processes in /proc")
+
 
 def free_ports(count: int) -> int:
     """The first of so many ports in a row that nobody listens on."""

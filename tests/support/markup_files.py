@@ -21,6 +21,26 @@ CUE_BITS = (
     "&gt;&gt;|- |-|♪|<|>|3|  |<00|{x}|-->x".split("|")
 )
 NEWLINES = ("\n", "\r\n", "\r")
+# White space of Python that ends no word or line of a file, and characters without a width.
+ODD_SPACES = "\x1c\x1d\x1e\x1f\x85\xa0\u2007\u2028\u202f\u3000\u200b\ufeff\u200e"
+# Beginning and end of a cue, as programs and people write them.
+ODD_TIMES = (
+    "\ufeff00:00:0{},000 --> 00:00:0{},000",
+    "\u200e00:00:0{},000 --> \u200f00:00:0{},000",
+    "\u202a00:00:0{},000\u202c --> \u202a00:00:0{},000\u202c",
+    "-00:00:0{},000 --> - 00:00:0{},000",
+    "0:00:0{},0 --> 0:00:0{},0",
+    "0:00:0{}.000-->0:00:0{}.000",
+    "00:00:0{},000 -> 00:00:0{},000",
+    "0:00:0{} -> 0:00:0{}",
+    "00:00:0{},000 - -> 00:00:0{},000",
+    "00:00:0{},000 -- > 00:00:0{},000",
+    "00:00:0{}.000\xa0-->\xa000:00:0{}.000",
+    "00:0{}.000 --&gt; 00:0{}.000",
+    "00：00：0{}，000 —> 00：00：0{}，000",
+    "00 : 00:\u200e0{},  000 --> 00 : 00:0{},000",
+    "00:0{} --> 00:0{}",
+)
 
 MARKDOWN = """---
 title: A page
@@ -163,7 +183,8 @@ def generated(suffix: str, seed: int) -> str:
 
 def _line(rng: Random, bits: list[str], share: float) -> str:
     words = (rng.choice(bits if rng.random() < share else WORDS) for _ in range(rng.randint(1, 9)))
-    return "".join(word + rng.choice(("", " ", " ", " ", "  ")) for word in words)
+    gaps = ("", " ", " ", " ", "  ", rng.choice(ODD_SPACES))
+    return "".join(word + rng.choice(gaps) for word in words)
 
 
 def _plain(rng: Random, suffix: str) -> str:
@@ -199,6 +220,8 @@ def _subtitles(rng: Random, suffix: str) -> str:
         )
         point = rng.choice(",.")
         times = f"00:00:0{number}{point}000 --> 00:01:00{point}000" + rng.choice(("", " ", " X1:1"))
+        if rng.random() < 0.3:
+            times = rng.choice(ODD_TIMES).format(number, number + 1)
         text = "\n".join(_line(rng, CUE_BITS, 0.3) for _ in range(rng.randint(0, 4)))
         gap = rng.choice(("\n\n", "\n\n", "\n", "\n\n\n", " \n \n", ""))
         aside = rng.choice(("", "", "", "NOTE words\nmore\n\n", "STYLE\n::cue {}\n\n"))

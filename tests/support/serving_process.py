@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 import server
+from standard_error import messages
 
 ROOT = Path(server.__file__).parent
 CACHE = tempfile.TemporaryDirectory()  # what "auto" measures is for all servers of the tests
@@ -47,7 +48,7 @@ class Server(Asked):
 
     Attributes:
         url: its address.
-        lines: what it has written to standard error so far.
+        lines: what it has told on standard error so far.
     """
 
     def __init__(self, *argv: str, key: str | None = None, **environment: str):
@@ -67,7 +68,7 @@ class Server(Asked):
 
     def _read(self) -> None:
         for line in self._process.stderr:
-            self.lines.append(line)
+            self.lines += [line] if messages(line) else []
 
     @property
     def log(self) -> str:

@@ -11,13 +11,18 @@ from mlx_t5.errors import UserError
 from mlx_t5.text import documents
 from mlx_t5.text.documents import LONGEST_SENTENCE, SPLITS, Cutting, Document
 
+PREFIXES = (
+    "summarize: ", "translate English to German: ", "translate ", "Fix this text: ", "校正：",
+    "translate German to English: ", "Translate from German into English: ",
+)  # fmt: skip
+
 
 def words(prompt: str) -> int:
     return len(prompt.split()) + 1
 
 
 def made(text: str, split: str = "sentences", limit=None, tokens=words, **how):
-    return Document(text, Cutting(split, **how), tokens, limit)
+    return Document(text, Cutting(split, **how), tokens, limit, PREFIXES)
 
 
 def sources(text: str, split: str = "sentences", **how) -> list[str]:
@@ -85,14 +90,30 @@ def test_a_document_is_cut_as_far_as_it_is_asked_for():
 
 @pytest.mark.parametrize(
     "prefix",
-    ["translate English to German: ", "<2pt> ", "Fix the grammar of this text:\n\n", "summarize: "],
+    ["translate English to German: ", "<2pt> ", "Fix this text:\n\n", "\n summarize: ", "校正："],
 )
-def test_the_prefix_of_a_text_goes_before_every_piece(prefix):
+def test_a_prefix_of_the_model_goes_before_every_piece(prefix):
     for mark in "", "\ufeff":
         document = made(f"{mark}{prefix}One. Two.\n")
         prompts = [document.prompt(piece) for piece in document.cut()]
         assert prompts == [prefix + "One.", prefix + "Two."]
         assert joined(document, ["1.", "2."]) == "1. 2.\n"
+
+
+@pytest.mark.parametrize(
+    "text, doubtful",
+    [("title: My page.", "title:"), ("- eggs: I have two cats.", "- eggs:"),
+     ('"he said: I come. She left."', '"he said:'), ("Summarize: One.", "Summarize:"),
+     ("Note: this.", ""), ("校正: One.", "校正:"), ("One. <2de> Two.", ""), ("summarize:One.", "")],
+)  # fmt: skip
+def test_what_only_looks_like_a_prefix_is_text(text, doubtful):
+    for given, unsure in ({}, doubtful), ({"prefix": ""}, ""), ({"file_type": ".txt"}, ""):
+        document = made(text, **given)
+        pieces = list(document.cut())
+        assert (document.prefix, document.start, document.doubtful) == ("", 0, unsure)
+        assert joined(document, [None] * len(pieces)) == text
+        shown = "".join(document.prompt(piece) for piece in pieces).replace(" ", "")
+        assert shown == text.removeprefix("- ").replace(" ", "")
 
 
 def test_a_prefix_that_is_given_is_not_looked_for():
@@ -132,6 +153,38 @@ def test_the_language_decides_about_abbreviations():
 )
 def test_sentences_of_several_languages(language, text, wanted):
     assert len(sources(text, source_language=language)) == wanted
+
+
+@pytest.mark.parametrize("space", ["\u202f", "\u00a0", "\u3000", "\u2028", "\x85", " "])
+def test_white_space_of_several_bytes_behind_a_capital(space):
+    text = f"Plan B{space}. It is good.{space}Plan B{space}. So is it."
+    document = made(text)
+    found = [document.source(piece) for piece in document.cut()]
+    assert found == [f"Plan B{space}.", "It is good.", f"Plan B{space}.", "So is it."]
+    assert joined(document, found) == text
+
+
+class PanicException(BaseException):
+    """As Rust's is to Python."""
+
+
+@pytest.mark.parametrize("error", [PanicException("byte 8"), ValueError("x"), RuntimeError()])
+def test_a_paragraph_on_which_sentencex_fails_is_one_sentence(monkeypatch, capsys, error):
+    sentencex = pytest.importorskip("sentencex")
+    real = sentencex.get_sentence_boundaries
+
+    def failing(language, text):
+        if "B" in text:
+            raise error
+        return real(language, text)
+
+    monkeypatch.setattr(sentencex, "get_sentence_boundaries", failing)
+    assert sources("One. Two.\nPlan B. It is good.") == ["One.", "Two.", "Plan B. It is good."]
+    told = "warning: sentencex failed; a paragraph is taken as one sentence\n"
+    assert capsys.readouterr().err == told
+    error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        sources("B")
 
 
 # ---- lines ---------------------------------------------------------------------------------------

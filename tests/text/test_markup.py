@@ -10,7 +10,17 @@ from random import Random
 import pytest
 from markdown_it import MarkdownIt
 
-from markup_files import NEWLINES, SRT, VTT, WHOLE, answered, decoded, generated
+from markup_files import (
+    NEWLINES,
+    ODD_SPACES,
+    ODD_TIMES,
+    SRT,
+    VTT,
+    WHOLE,
+    answered,
+    decoded,
+    generated,
+)
 from mlx_t5.errors import UserError
 from mlx_t5.text.markup import LINE_CHARACTERS, SUFFIXES, Span, rewrapped, spans, unwrapped
 
@@ -108,10 +118,25 @@ def test_what_stays_of_markdown(text, expected):
         ("I <3 you", ["I <3 you"]),
         ("R&amp;D and &lt;", ["and"]),
         ("12\n…", []),
+        ("Vraiment ?\nOui !", ["Vraiment ? Oui !"]),
+        ("A -> B -->\n5:00 -> six\n1:2 --> 3", ["A -> B --> 5:00 -> six 1:2 --> 3"]),
+        ("At 00:00:05,000 --> no\n2:00:05.5 or 00:05.000 yes", ["At", "no", "or", "yes"]),
     ],
 )
 def test_what_stays_of_a_cue(cue, expected):
     assert decoded(f"1\n00:00:01,000 --> 00:00:02,000\n{cue}\n", ".srt") == expected
+
+
+@pytest.mark.parametrize("times", ODD_TIMES)
+@pytest.mark.parametrize("suffix", [".srt", ".vtt"])
+def test_odd_times_stay_and_begin_a_cue(suffix, times):
+    cues = [f"{number}\n{times.format(number, number + 1)}\n{{}}\n" for number in range(1, 5)]
+    for gap in "\n", "" if suffix == ".srt" else "\n":
+        text = "WEBVTT\n\n" * (suffix == ".vtt") + gap.join(cues)
+        words = ["One.", "Two\nlines.", "Three.", "Four."]
+        assert decoded(text.format(*words), suffix) == [word.replace("\n", " ") for word in words]
+        changed = answered(text.format(*words), suffix, str.swapcase)
+        assert changed == text.format(*map(str.swapcase, words))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -165,6 +190,23 @@ def test_files_that_are_no_subtitles_are_refused(text, suffix, cause):
         spans(text, suffix)
 
 
+def test_webvtt_without_times_has_nothing_to_decode():
+    for text in "WEBVTT", "WEBVTT\n\nNOTE nothing was said\n":
+        assert spans(text, ".vtt") == []
+        assert answered(text, ".vtt", str.upper) == text
+
+
+@pytest.mark.parametrize("mark, most", [("- ", 23), ("> ", 47), ("1. ", 23)])
+def test_markdown_is_decoded_however_deep_it_nests_or_refused(mark, most):
+    depths = range(1, most + 1)
+    nested = "".join(f"{' ' * len(mark) * (n - 1)}{mark}level {n}\n" for n in depths)
+    quoted = "".join(f"{mark * n}level {n}\n\n" for n in depths)
+    for text in quoted, nested if mark != "> " else quoted:
+        assert decoded(text, ".md") == [f"level {n}" for n in depths]
+    with pytest.raises(UserError, match="more than 23 lists or 47 quotes in each other"):
+        spans(mark * (most + 1) + "text", ".md")
+
+
 def test_an_answer_has_as_many_lines_as_its_source():
     assert rewrapped("Hello there,\r\nmy friend.", "Bonjour mon ami") == "Bonjour\r\nmon ami"
     assert rewrapped("a\nb\nc", "one two") == "one\ntwo"
@@ -173,6 +215,12 @@ def test_an_answer_has_as_many_lines_as_its_source():
     assert rewrapped("今日は\n良い天気", "「今天」天气很好。") == "「今天」天\n气很好。"
     assert rewrapped("a\nb", "") == ""
     assert rewrapped("a\nb", "a b") == "a\nb"
+
+
+@pytest.mark.parametrize("space", ODD_SPACES)
+def test_other_white_space_of_an_answer_stays(space):
+    answer = f"{space}one two{space}! {space} three{space}"
+    assert rewrapped("a\nb", answer) == f"{space}one two{space}!\n{space} three{space}"
 
 
 def test_lines_that_would_be_long_become_more():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from string import ascii_letters
 
 import pytest
 
@@ -36,6 +37,20 @@ def test_files_come_back_whatever_their_split(suffix, split):
         for limit in (None, 2):
             assert joined(document(text, suffix, split, limit), str) == text
         assert joined(document(text, suffix, split), lambda source: None) == text  # as errors
+
+
+SWAPPED = {ord(a): b for a, b in zip(ascii_letters, ascii_letters.swapcase(), strict=True)}
+TYPESET = dict.fromkeys(map(ord, " \t\r\n>"))  # what breaks lines
+
+
+@pytest.mark.parametrize("suffix", WHOLE)
+def test_all_but_the_words_stays_where_every_word_is_changed(suffix):
+    for seed in range(100):
+        text = generated(suffix, seed)
+        changed = joined(
+            document(text, suffix, "sentences"), lambda source: source.translate(SWAPPED)
+        )
+        assert text.translate(TYPESET).lower() == changed.translate(TYPESET).lower()
 
 
 @pytest.mark.parametrize("limit", [None, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from convert import convert
 from families import torch, transformers
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.errors import UserError
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names
@@ -284,6 +286,29 @@ def test_what_is_dropped_is_dropped_from_the_adapters_input_alone(made):
     assert mx.array_equal(Matrix.of(layer).times(x), whole)
 
 
+def test_a_row_of_zeros_has_no_direction_and_stays(made, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    lora, zeros = replace(LORA, use_dora=True), "encoder.block.0.layer.0.SelfAttention.v.weight"
+    base = tmp_path / "base"
+    shutil.copytree(made("flan").folder, base)
+    tensors = load_file(base / "model.safetensors")
+    tensors[zeros][3] = 0
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    model, _ = load(base, "float32")
+    adapt(model, lora)
+    learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
+    state, _ = learner.step(learner.begin(), [our_batch(model)])
+    state, loss = learner.step(state, [our_batch(model)])
+    assert np.isfinite(loss)
+    learner.put(state.weights)
+    path = write_adapter(tmp_path / "dora", model, state.weights, lora, -1)
+    merged, _ = load(base, "float32", adapter=path)
+    np.testing.assert_allclose(logits(merged), logits(model), rtol=2e-4, atol=2e-4)
+    changed = merged.encoder.layers[0].self_attention.v.weight
+    assert not mx.any(changed[3]).item() and mx.all(mx.any(changed[4:], axis=1)).item()
+
+
 @pytest.mark.parametrize("dora", [False, True])
 def test_a_quantised_model_is_adapted_as_what_its_bits_say(made, tmp_path, dora):
     options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
@@ -305,6 +330,18 @@ def test_a_quantised_model_is_adapted_as_what_its_bits_say(made, tmp_path, dora)
     check_gradients(slopes, right, 2e-3)
 
 
+@pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8"])
+def test_a_quantised_model_writes_with_the_adapter_merged_as_it_was_trained(made, tmp_path, mode):
+    """In the folder's own bits much of what was trained was rounded away."""
+    options = {"quantize": True, "q_mode": mode, "q_group_size": 32 if mode == "affine" else None}
+    folder = convert(made("flan").folder, tmp_path / "small", "float32", **options)
+    model, _, weights = adapted(made, "flan", LORA, folder=folder)
+    path = write_adapter(tmp_path / "lora", model, weights, LORA, -1)
+    plain, merged = (load(folder, "float32", adapter=a)[0] for a in (None, path))
+    differences = [np.abs(logits(m) - logits(model)).mean() for m in (merged, plain)]
+    assert differences[0] < 0.03 * differences[1]
+
+
 def test_the_last_layers_alone_are_trained(made):
     model, _ = load(made("byt5").folder, "float32")
     unfreeze_last(model, 1)
@@ -313,6 +350,25 @@ def test_the_last_layers_alone_are_trained(made):
         "encoder.layers.5", "decoder.layers.1"
     }  # fmt: skip
     assert len(changes(model.config, LORA, -1)) == len(paths(model.config)) > 20
+
+
+@pytest.mark.parametrize(
+    "entries, num_layers, message",
+    [
+        ({"target_modules": ("q", "relative_attention_bias")}, -1, "s relative_attention_bias: th"),
+        ({"target_modules": ("q", "typo", "v", "wi")}, -1, "--target-modules typo wi: this model"),
+        ({"target_modules": ("q", "all-linear")}, -1, "--target-modules all-linear: .* alone"),
+        ({"target_modules": ("q", "block.0.layer.0.SelfAttention.v")}, 1, "SelfAttention.v: this"),
+        ({"target_modules": "no.pattern"}, -1, "--target-modules no.pattern: this model"),
+        ({"r": 33}, -1, "--r 33 is too large: .* of encoder.block.0.* is 32; give at most"),
+        ({"r": 2147483648, "target_modules": ("wo",)}, -1, "--r 2147483648 .*DenseReluDense.wo is"),
+    ],
+)
+def test_layers_and_ranks_that_cannot_be(made, entries, num_layers, message):
+    model, _ = load(made("flan").folder, "float32")
+    with pytest.raises(UserError, match=message):
+        adapt(model, replace(LORA, **entries), num_layers)
+    assert "lora_A" not in model.encoder.layers[0].self_attention.q
 
 
 @pytest.mark.parametrize("record", [{"model": "a/b"}, {"model": "a/b", "adapter": "c"}, None])

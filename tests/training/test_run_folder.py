@@ -52,6 +52,11 @@ def test_an_earlier_run_is_resumed_only_when_asked_for_and_with_the_same_answers
     assert again.open(ANSWERS, {"iters": 20}, resume=True) and again.state(NONE) is None
     assert not again.open(ANSWERS, {"iters": 20}, resume=True)
     (folder.path / SETTINGS).unlink()
+    for file in folder.path.iterdir():
+        file.unlink()
+    (folder.path / ".DS_Store").touch()
+    assert not again.open(ANSWERS, TRAINING, resume=True)  # as if it were new
+    (folder.path / SETTINGS).unlink()
     (folder.path / "mine.txt").touch()
     with pytest.raises(UserError, match="is no folder of an earlier run"):  # a stranger's
         again.open(ANSWERS, TRAINING, resume=True)

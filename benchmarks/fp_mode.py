@@ -1,0 +1,55 @@
+"""What a target's passes cost with its layers in an fp mode, whose kernels differ from affine's.
+
+On an M1 or M2 every position of a pass reads affine weights again, and weights in an fp mode once
+for 5 positions (`use_qmv_wide` in MLX's backend/metal/quantized.cpp). So drafts may pay there with
+4 bits as well.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mlx_t5.backend import ON_CUDA, cpu_only, mx, nn
+from mlx_t5.checkpoints.quantization import Quantization, quantize_predicate
+from mlx_t5.drafting.costs import ladder, timer
+from model import T5
+
+MODE = "mxfp4"
+POINTS = (1, 5, 2, 4, 6, 8)  # positions M
+
+
+def measured(target: T5, source: int, seconds: float) -> dict[str, Any] | None:
+    """Quantises a target's layers in place, and times its passes before and after.
+
+    Args:
+        target: not quantised; changed.
+        source: tokens of the prompt.
+        seconds: to take, about.
+
+    Returns:
+        The mode, how many times as fast a pass over one position is in it ("speed_up"), and v(M)
+        ("v"); None where nothing is measured: without a GPU of Apple's, or quantised already.
+    """
+    way = Quantization.from_options(mode=MODE)
+
+    def fits(path: str, layer: nn.Module) -> bool:
+        return quantize_predicate(path) and way.fits(layer.weight.shape)
+
+    quantized = any("scales" in layer for _, layer in target.named_modules())
+    if cpu_only() or ON_CUDA or quantized:
+        return None
+    before = ladder(timer(target, time.perf_counter, source=source), POINTS[:1], seconds / 4)
+    nn.quantize(target, way.group_size, way.bits, mode=way.mode, class_predicate=fits)
+    target.join()
+    mx.eval(target.parameters())
+    after = ladder(timer(target, time.perf_counter, source=source), POINTS, seconds)
+    v = {m: taken / after[1] for m, taken in after.items()}
+    return {"mode": MODE, "speed_up": before[1] / after[1], "v": v}
+
+
+def written(record: dict[str, Any] | None) -> str:
+    """The cell of the report."""
+    if record is None:
+        return "–"
+    return f"{record['mode']}: {record['speed_up']:.2f}, v(5) {record['v'][5]:.2f}"

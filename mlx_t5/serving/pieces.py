@@ -1,0 +1,195 @@
+"""A document in the server: cut into pieces as they are needed, and joined as they are done.
+
+Both take time, so they happen in a thread of their own. Few pieces are in hand at a time, however
+many a text has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any, cast
+
+from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.rows import Chunk, Result
+from mlx_t5.serving.answers import EventStream, speculation
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import Update
+from mlx_t5.serving.schemas import Piece
+from mlx_t5.serving.tokenizing import TokenizerThread
+from mlx_t5.text.documents import Cutting, Document
+from mlx_t5.text.prompts import token_ids
+
+log = logging.getLogger(__name__)
+
+MAX_TOKENS = 2_000_000  # of all prompts of a document; a body of 1 MiB has 1,000,000 of ByT5's
+LEAST_TOKENS = 40  # that a prompt counts as, so there are at most 50,000
+PIECES_AT_ONCE = 64  # counted, between which the thread has time for others
+HANDED_IN = 3  # pieces on their way for each that may be in the batch
+
+
+class Pieces:
+    """A document's pieces on their way; its methods are for the documents' thread.
+
+    Attributes:
+        answers: what has become of them.
+        count: how many there are, if none is too long.
+    """
+
+    def __init__(
+        self, document: Document, read: Callable[[str], list[int]], count: int, detailed: bool
+    ):
+        """Takes a document, what reads a prompt's tokens, and whether to say who wrote a text's."""
+        self.answers, self.count = Answers(document), count
+        self._read, self._detailed = read, detailed
+        self._prompts, self._tokens = self.answers.prompts(), 0
+        self._early, self._done = dict[int, Update](), 0
+
+    def draw(self, most: int) -> list[list[int]]:
+        """The tokens of so many further prompts, or of those that are left.
+
+        Raises:
+            ApiError: with them the document has too many.
+        """
+        ids = [self._read(prompt) for prompt in islice(self._prompts, most)]
+        self._tokens += sum(max(len(prompt), LEAST_TOKENS) for prompt in ids)
+        require_few(self._tokens)
+        return ids
+
+    def advance(
+        self, updates: Sequence[Update], most: int, _: Any = None
+    ) -> tuple[list[Update], list[list[int]]]:
+        """Joins answers, and draws prompts in the place of theirs.
+
+        Args:
+            updates: of pieces that are done, in any order.
+            most: pieces that are on their way at a time.
+
+        Returns:
+            What the document has gained, in the order of the text, and the prompts.
+
+        Raises:
+            ApiError: as of `draw`, or no piece could be decoded.
+        """
+        self._done += len(updates)
+        self._early |= {update.index: update for update in updates}
+        gained = []
+        while update := self._early.pop(len(self.answers.result.pieces), None):
+            gained.append(self._joined(update))
+        return gained, self.draw(most - self.answers.drawn + self._done)
+
+    def _joined(self, update: Update) -> Update:
+        """What the document gains with a piece."""
+        answers, result = self.answers, None
+        text = answers.add(cast(Result, update.chunk.result))
+        if answers.complete:
+            text, result = text + answers.finish(), answers.result
+            if result.error:
+                raise ApiError(500, result.error)
+        fields = vars(answers.result.pieces[-1])
+        piece = {name: value for name, value in fields.items() if value is not None}
+        piece |= {"speculation": speculation(update)} if self._detailed else {}
+        stats = vars(answers.stats) | {"pieces": max(self.count, answers.drawn)}
+        chunk = Chunk(text, [], [], [], answers.stats, result)
+        return Update(0, chunk, [], {"pieces": [piece], "stats": stats})
+
+
+async def cut(
+    thread: TokenizerThread,
+    text: str,
+    cutting: Cutting,
+    limit: int,
+    prefixes: Sequence[str],
+    detailed: bool = False,
+) -> Pieces:
+    """Begins to cut a text.
+
+    Args:
+        thread: the documents'.
+        text: of one prompt.
+        cutting: how to cut it.
+        limit: tokens of a piece at most.
+        prefixes: of the model's own tasks.
+        detailed: whether to say who wrote each token.
+
+    Raises:
+        ApiError: the text cannot be cut, or has no piece or too many.
+    """
+
+    @lru_cache(maxsize=4)  # cutting has counted a piece's tokens, and the next one's, to yield it
+    def read(prompt: str) -> list[int]:
+        return token_ids(prompt, thread.tokenizer, thread.vocab_size)
+
+    def begin(_: Any) -> tuple[Document, int, Document]:
+        document = Document(text, cutting, lambda prompt: len(read(prompt)), limit, prefixes)
+        least = max(LEAST_TOKENS, len(read(document.prefix + "a")))
+        return document, least, Document(text, cutting, lambda prompt: 0, prefixes=prefixes)
+
+    def some(_: Any) -> int:
+        return sum(1 for _ in islice(pieces, PIECES_AT_ONCE))
+
+    document, least, counted = await thread.run(begin)
+    if document.doubtful:
+        log.info("what may be a prefix is decoded as text; task or a system message gives one")
+    pieces, count = counted.cut(), 0
+    while more := await thread.run(some):
+        count += more
+        require_few(count * least)
+    if not count:
+        raise ApiError(400, "there is no word in the text; write what to work on", "prompt")
+    return Pieces(document, read, count, detailed)
+
+
+def require_few(tokens: int) -> None:
+    """Raises `ApiError` if the prompts of a document have too many tokens."""
+    if tokens > MAX_TOKENS:
+        most = f"more than {MAX_TOKENS} tokens (one counts as {LEAST_TOKENS} at least)"
+        message = f"the pieces of the text, each with its prefix, have {most}; send it in parts"
+        raise ApiError(400, message, "prompt", "context_length_exceeded")
+
+
+class DocumentStream(EventStream):
+    """The events of a document's job, as what its text gains."""
+
+    def __init__(self, pieces: Pieces, first: list[list[int]], thread: TokenizerThread, *job: Any):
+        """Hands in a document.
+
+        Args:
+            pieces: of it.
+            first: the tokens of the first of them.
+            thread: in which the others are drawn.
+            *job: as of `EventStream`.
+        """
+        super().__init__(*job)
+        self._pieces, self._thread, self._json = pieces, thread, list[str]()
+        self._jobs.extend(self.job, first, pieces.answers.whole)
+
+    async def updates(self, first: Update) -> AsyncIterator[Update]:
+        """What the text gains, in its order; the last one has the document's result."""
+        events, answers, most = [first], self._pieces.answers, HANDED_IN * self.job.size
+        while True:
+            work = partial(self._pieces.advance, events, most)
+            gained, prompts = await self._thread.run(work)
+            if prompts:
+                self._jobs.extend(self.job, prompts, answers.whole)
+            for update in gained:
+                yield update
+            if answers.complete:
+                return
+            events = [await self.next()]
+            while not self._events.empty():
+                events.append(await self.next())
+
+    async def finished(self) -> list[Update]:
+        """The last update; the pieces of all of them are for `complete`."""
+        async for update in self.updates(await self.next()):
+            (piece,) = update.fields["pieces"]
+            self._json.append(Piece(**piece).model_dump_json(exclude_unset=True))
+        return [replace(update, fields={**update.fields, "pieces": []})]
+
+    def complete(self, body: str) -> str:
+        """Puts the pieces into an answer that has none; quotes within a text are escaped."""
+        return body.replace('"pieces":[]', f'"pieces":[{",".join(self._json)}]', 1)

@@ -1,0 +1,41 @@
+"""A target in an fp mode: changed in place, timed before and after. No time is judged."""
+
+import pytest
+
+from benchmarks import fp_mode
+from mlx_t5.backend import mx, nn
+from random_models import random_t5
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    """As on a Mac's GPU."""
+    monkeypatch.setattr(fp_mode, "cpu_only", lambda: False)
+    monkeypatch.setattr(fp_mode, "ON_CUDA", False)
+
+
+@pytest.mark.parametrize("mode", ["float32", "bfloat16"])
+def test_layers_are_quantised_and_joined_and_passes_timed(mac, mode):
+    target = random_t5(mode)
+    record = fp_mode.measured(target, 5, 0.01)
+    assert record["mode"] == "mxfp4" and record["speed_up"] > 0
+    assert record["v"][1] == 1 and {1, 2, 4, 5, 6} <= set(record["v"])
+    layer = target.decoder.layers[1]
+    assert isinstance(layer.feed_forward.wo, nn.QuantizedLinear)
+    assert (
+        layer.feed_forward.wo.mode == "mxfp4" and len(layer.self_attention.block("qkv").inputs) == 1
+    )
+    assert isinstance(target.shared, nn.Embedding) and target.dtype == getattr(mx, mode)
+    assert fp_mode.written(record).startswith("mxfp4: ")
+
+
+def test_nothing_is_measured_of_quantised_layers_or_elsewhere(monkeypatch):
+    monkeypatch.setattr(fp_mode, "timer", None)
+    plain = random_t5()
+    monkeypatch.setattr(fp_mode, "cpu_only", lambda: True)
+    assert fp_mode.measured(plain, 5, 0.01) is None
+    monkeypatch.setattr(fp_mode, "cpu_only", lambda: False)
+    assert fp_mode.measured(random_t5("4 bit"), 5, 0.01) is None
+    monkeypatch.setattr(fp_mode, "ON_CUDA", True)
+    assert fp_mode.measured(plain, 5, 0.01) is None
+    assert fp_mode.written(None) == "–"

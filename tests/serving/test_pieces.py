@@ -1,0 +1,267 @@
+"""A document's pieces in the server: drawn, decoded in any order, joined; no model is needed."""
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from mlx_t5.checkpoints.generation_config import Preset
+from mlx_t5.cli.models import BUNDLED
+from mlx_t5.engine.documents import Answers
+from mlx_t5.engine.rows import Chunk, Result, Stats
+from mlx_t5.serving import pieces
+from mlx_t5.serving.answers import ChatBuilder, CompletionBuilder
+from mlx_t5.serving.api import ChatRequest, CompletionRequest
+from mlx_t5.serving.errors import ApiError
+from mlx_t5.serving.jobs import GenerationWork, JobQueue, Update
+from mlx_t5.serving.pieces import HANDED_IN, DocumentStream
+from mlx_t5.serving.service import Service
+from mlx_t5.serving.tokenizing import RequestLimits, TokenizerThread
+from mlx_t5.settings import Settings
+from mlx_t5.text.tokenizer import load_tokenizer
+
+TEXT = " She have a cat.\n\n- He has a dog.  It barks. \n"
+WORDS = ["She have a cat.", "He has a dog.", "It barks."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return TokenizerThread(load_tokenizer(BUNDLED / "target"), 3072, RequestLimits(64, 64, 8))
+
+
+def served(thread, prefix="", limit=64):
+    task = lambda name, prompts: Preset("a task", prefix)  # noqa: E731
+    own = {"max_source_tokens": limit, "prefixes": ("fix grammar: ",)}
+    return SimpleNamespace(documents=thread, task=task, **own)
+
+
+def cut(thread, prompt=TEXT, prefix="", limit=64, **fields):
+    """Its pieces, none of which has been drawn."""
+    body = CompletionRequest(prompt=prompt, **{"split": "sentences", **fields})
+    return asyncio.run(Service.cut(served(thread, prefix, limit), body))
+
+
+def chat(thread, *contents, prefix=""):
+    roles = ["system", "user"][-len(contents) :]
+    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+    body = ChatRequest(messages=messages, split="sentences")
+    return asyncio.run(Service.cut(served(thread, prefix), body))
+
+
+def drawn(some):
+    some.draw(10**6)
+    assert some.answers.whole
+    return some.answers.document
+
+
+def sources(some):
+    document = drawn(some)
+    return [document.text[piece.start : piece.end] for piece in document.pieces]
+
+
+def prompts(some):
+    document = drawn(some)
+    return [document.prompt(piece) for piece in document.pieces]
+
+
+def test_each_piece_has_the_prefix(tokenizer):
+    """Of the prompt itself, of a task, or a chat's system message."""
+    for how in (
+        lambda: cut(tokenizer, "fix grammar: " + TEXT.lstrip()),
+        lambda: cut(tokenizer, prefix="fix grammar: "),
+        lambda: chat(tokenizer, "fix grammar: " + TEXT.lstrip()),
+        lambda: chat(tokenizer, " fix grammar:\n", TEXT),
+        lambda: chat(tokenizer, "grammar:", TEXT, prefix="fix "),
+    ):
+        assert sources(how()) == WORDS
+        assert prompts(how()) == ["fix grammar: " + words for words in WORDS]
+    assert prompts(cut(tokenizer)) == prompts(chat(tokenizer, " ", TEXT)) == WORDS
+    assert sources(cut(tokenizer, split="lines")) == [
+        "She have a cat.",
+        "- He has a dog.  It barks.",
+    ]
+
+
+def test_what_looks_like_a_prefix_is_decoded_and_logged_without_its_words(tokenizer, caplog):
+    caplog.set_level("INFO")
+    assert prompts(cut(tokenizer, "fix spelling: She have a cat.")) == [
+        "fix spelling: She have a cat."
+    ]
+    (line,) = caplog.messages
+    assert "may be a prefix" in line and "spelling" not in line
+
+
+def test_the_language_of_the_source_says_where_a_sentence_ends(tokenizer):
+    text = "Er kommt am 3. Oktober. Es regnet."
+    assert len(sources(cut(tokenizer, text, source_language="de"))) == 2
+    assert len(sources(cut(tokenizer, text))) > 2
+
+
+def test_pieces_are_read_as_they_are_drawn_and_no_longer_than_the_limit(tokenizer, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECES_AT_ONCE", 1)
+    read, encode = [], tokenizer.tokenizer.encode
+    monkeypatch.setattr(
+        tokenizer.tokenizer, "encode", lambda text: (read.append(text), encode(text))[1]
+    )
+    text = "She has a cat, a dog, a horse and many more of them. 1. 2. 3. 4. 5. 6. 7."
+    found = cut(tokenizer, text, limit=12)
+    assert read == ["a"] and found.count == 8, "the prefix, to know whether there is room behind it"
+    ids = found.draw(2)
+    assert len(ids) == 2 and len(found.answers.document.pieces) == 3, "and one to know the last"
+    ids += found.draw(99)
+    assert len(read) == len(set(read)), "nothing is tokenized twice"
+    assert ids == [encode(prompt) for prompt in prompts(found)]
+    assert max(map(len, ids)) <= 12 and found.answers.whole
+    assert [piece.cut for piece in found.answers.document.pieces] == [True] * 2 + [False] * 7
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"n": 2, "temperature": 1.0}, "n"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [5]}, "prompt"),
+        ({"prompt": " \n"}, "prompt"),
+        ({"prompt": "… —"}, "prompt"),
+        ({"limit": 1}, "prompt"),
+    ],
+)
+def test_what_cannot_be_split(tokenizer, fields, param):
+    with pytest.raises(ApiError) as error:
+        cut(tokenizer, **fields)
+    assert (error.value.status, error.value.body.error.param) == (400, param)
+
+
+def test_limits_count_pieces_times_prompt_tokens(tokenizer, monkeypatch):
+    prefix, encode = "fix this, as well as you can: ", tokenizer.tokenizer.encode
+    read, sizes = [], [len(encode(prefix + words)) for words in WORDS]
+    count = lambda text: (read.append(text), encode(text))[1]  # noqa: E731
+    monkeypatch.setattr(pieces, "LEAST_TOKENS", 4)
+    monkeypatch.setattr(tokenizer.tokenizer, "encode", count)
+    monkeypatch.setattr(pieces, "MAX_TOKENS", 3 * len(encode(prefix + "a")) - 1)
+    with pytest.raises(ApiError, match="more than .* tokens .*; send it in parts"):
+        cut(tokenizer, prefix=prefix)
+    assert read == [prefix + "a"], "before any piece is read"
+    monkeypatch.setattr(pieces, "MAX_TOKENS", sum(sizes) - 1)
+    found = cut(tokenizer, prefix=prefix)
+    assert len(found.draw(2)) == 2
+    with pytest.raises(ApiError, match="send it in parts"):
+        found.draw(1)
+    monkeypatch.setattr(pieces, "MAX_TOKENS", sum(sizes))
+    assert len(cut(tokenizer, prefix=prefix).draw(9)) == 3
+    monkeypatch.setattr(pieces, "MAX_TOKENS", 11)
+    with pytest.raises(ApiError, match="one counts as 4 at least"):
+        cut(tokenizer)
+
+
+# ---- on their way --------------------------------------------------------------------------------
+
+
+def update(index, text, reason="stop", error=None):
+    tokens = [] if error else [5]
+    result = Result(text, tokens, ["draft"][: len(tokens)], reason, Stats(), error)
+    chunk = Chunk(text or "", tokens, result.writers, [text][: len(tokens)], Stats(), result)
+    return Update(index, chunk, [])
+
+
+def run(some, thread, answer, size=2, kind=CompletionBuilder, streamed=False):
+    """Events or the whole answer; `answer(i)` becomes of piece i, the last that is there first."""
+    builder = kind("a model", None, streamed, False, False)
+
+    async def client():
+        queue = JobQueue(4, 4, lambda: 0.0)
+        work = GenerationWork([], Settings(), 0, document=True)
+        first = some.draw(HANDED_IN * size)
+        stream = DocumentStream(some, first, thread, work, size, queue, asyncio.Event().wait)
+        answered = asyncio.create_task(worker(queue, stream.job))
+        if streamed:
+            found = [
+                builder.answer([builder.choice(one)], None).model_dump(exclude_unset=True)
+                async for one in stream.updates(await stream.next())
+            ]
+        else:
+            (last,) = await stream.finished()
+            body = builder.answer([builder.choice(last)], None).model_dump_json(exclude_unset=True)
+            found = json.loads(stream.complete(body))
+        await answered
+        return found
+
+    async def worker(queue, job):
+        done, most = 0, HANDED_IN * size
+        while not (job.whole and done == some.answers.drawn):
+            queue.next_round(busy=True)
+            assert len(job.prompts) <= most, "few are in hand"
+            for i in reversed(range(done, done := done + len(job.prompts))):
+                job.put(answer(i))
+            job.prompts.clear()
+            await asyncio.sleep(0.001)
+
+    return asyncio.run(client())
+
+
+def choice_of(found):
+    (choice,) = found["choices"]
+    return choice
+
+
+ANSWERS = [("Sie",), (None, "error", "no memory"), ("Es", "length")]
+JOINED = " Sie\n\n- He has a dog.  Es \n"
+
+
+def test_a_piece_that_failed_keeps_its_source_and_is_marked(tokenizer):
+    found = run(cut(tokenizer), tokenizer, lambda i: update(i, *ANSWERS[i]))
+    choice = choice_of(found)
+    assert (choice["text"], choice["finish_reason"]) == (JOINED, "length")
+    assert choice["pieces"] == [
+        {"start": 1, "end": 16, "text": "Sie", "finish_reason": "stop"},
+        {
+            "start": 20,
+            "end": 33,
+            "text": "He has a dog.",
+            "finish_reason": "error",
+            "error": "no memory",
+        },
+        {"start": 35, "end": 44, "text": "Es", "finish_reason": "length"},
+    ]
+    assert choice["stats"] == {"pieces": 3, "cut": 0, "failed": 1}
+
+
+def test_chunks_come_in_order_and_add_up_to_the_text(tokenizer):
+    document = cut(tokenizer, speculation=True)
+    how = {"kind": ChatBuilder, "streamed": True}
+    found = [*map(choice_of, run(document, tokenizer, lambda i: update(i, *ANSWERS[i]), **how))]
+    assert "".join(choice["delta"]["content"] for choice in found) == JOINED
+    assert [choice["finish_reason"] for choice in found] == [None, None, "length"]
+    assert [[p["start"] for p in choice["pieces"]] for choice in found] == [[1], [20], [35]]
+    assert [choice["stats"]["failed"] for choice in found] == [0, 1, 1]
+    assert {choice["stats"]["pieces"] for choice in found} == {3}
+    details = [choice["pieces"][0]["speculation"]["tokens"] for choice in found]
+    assert details[:2] == [[{"text": "Sie", "writer": "draft"}], []]
+
+
+def test_many_pieces_are_drawn_as_others_are_done_and_joined_beside_the_event_loop(
+    tokenizer, monkeypatch
+):
+    threads, add = set(), Answers.add
+    monkeypatch.setattr(
+        Answers, "add", lambda *how: (threads.add(threading.current_thread().name), add(*how))[1]
+    )
+    lines = [f'{i} "pieces":[] \\' for i in range(500)]
+    document = cut(tokenizer, "\n".join(lines), split="lines")
+    choice = choice_of(run(document, tokenizer, lambda i: update(i, f'"pieces":[] {i}')))
+    assert choice["text"].split("\n") == [f'"pieces":[] {i}' for i in range(500)]
+    assert [piece["text"] for piece in choice["pieces"]] == choice["text"].split("\n")
+    assert choice["stats"] == {"pieces": 500, "cut": 0, "failed": 0}
+    assert threads == {"tokenizer_0"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_document_of_which_nothing_could_be_decoded_is_an_error(tokenizer, streamed):
+    failed = lambda i: update(i, None, "error", "NaN logits")  # noqa: E731
+    with pytest.raises(ApiError, match="NaN logits") as error:
+        run(cut(tokenizer), tokenizer, failed, streamed=streamed)
+    assert error.value.status == 500
