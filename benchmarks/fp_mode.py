@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benchmarks.passes import ladder, timer
 from mlx_t5.backend import ON_CUDA, cpu_only, mx, nn
 from mlx_t5.checkpoints.quantization import Quantization, quantize_predicate
-from mlx_t5.drafting.costs import ladder, timer
 from model import T5
 
 MODE = "mxfp4"
