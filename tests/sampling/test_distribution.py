@@ -29,7 +29,7 @@ from fake_model import (
 from kinds import processed
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import COPY, Alignment, CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
 
@@ -118,7 +118,7 @@ def copying(source, seen, likely_only=False):
     alignment = Alignment(source, 0)
     alignment.follow(seen[1:])
     copy = alignment.find(1)
-    found = copy and (copy.kind == "copy" or not likely_only)
+    found = copy and (copy.kind is COPY or not likely_only)
     return always(copy.tokens[0], V)(source, seen) if found else None
 
 
