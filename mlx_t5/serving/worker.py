@@ -272,11 +272,11 @@ def warm_up(decoder: Any, batch_size: int) -> None:
     """Does what the first requests would otherwise wait for: reads weights, compiles kernels.
 
     Decodes a dummy prompt, then makes a pass of the target of every width there may be: 1 to
-    num_draft + 1 positions, or with "auto" 1 to `most_proposals()` + 1. Drafters need not propose so
-    many for a dummy prompt, so the passes are made whatever they say; and the page decodes its first
-    text regularly too, for comparison. In exact decoding all passes are of one width, and were
-    checked when it was found. On a GPU, which compiles kernels when they are first needed, it also
-    does what only some requests ask for, with as many proposals as they may.
+    num_draft + 1 positions, or with "auto" 1 to `most_proposals()` + 1. Drafters need not propose
+    so many for a dummy prompt, so the passes are made whatever they say; and the page decodes its
+    first text regularly too, for comparison. In exact decoding all passes are of one width, and
+    were checked when it was found. On a GPU, which compiles kernels when they are first needed, it
+    also does what only some requests ask for, with as many proposals as they may.
 
     Args:
         decoder: with the models.
