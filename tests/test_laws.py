@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from decoder import SpeculativeDecoder
-from fake_model import EOS, FakeModel, drafter, greedy, random_table, without
+from fake_model import EOS, FakeModel, drafter, greedy, random_table, small, without
 from kinds import (
     NUMBERS,
     PRICES,
@@ -26,11 +26,11 @@ from kinds import (
 )
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
-from mlx_t5.network.interface import WeightsRead
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from random_models import random_t5
 
+pytestmark = pytest.mark.usefixtures("costs_of_a_cpu")
 TARGET = FakeModel(table_of(), V)
 DRAFTERS = drafters(TARGET)
 FULL = ("none", "good", "copy or disagrees", "prediction")
@@ -135,7 +135,7 @@ PROMPTS = [[7, 8, 9, 1], [30, 31, 1], list(range(20, 45)) + [1], [5, 1], [50, 2,
 
 @pytest.fixture(scope="module")
 def pair():
-    return random_t5(), random_t5(noise=0.1)
+    return random_t5(), small(random_t5(noise=0.1))
 
 
 @pytest.mark.parametrize("number", [4, "auto"])
@@ -145,10 +145,6 @@ def test_one_wait_a_step_and_none_while_drafting(
     pair, temp, rules, number, monkeypatch, unchecked_indices
 ):
     """Law 2."""
-    small = WeightsRead(0, 0, "float32")  # so that "auto" drafts
-    monkeypatch.setattr(type(pair[1]), "weights_read", lambda model: small)
-    target_reads = WeightsRead(24, 10**9, "float32")
-    monkeypatch.setitem(vars(pair[0]), "weights_read", lambda: target_reads)
     engine = SpeculativeDecoder(*pair, None, number).engine(Settings())
     settings = Settings(20, temp, top_p=0.9, num_draft=number, **rules)
     inserted = [Row(prompt, settings, row_key(0, i)) for i, prompt in enumerate(PROMPTS)]

@@ -267,6 +267,28 @@ def test_with_processors_the_law_is_kept_whatever_the_draft(draft):
     compare(sampled(TABLE, UNLIKE[draft], 2, **PLAIN, **RULES), exact)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs_of_a_cpu")
+@pytest.mark.parametrize("table", [GOOD, contrary(TABLE)], ids=["good", "disagrees everywhere"])
+def test_numbers_that_follow_what_was_accepted_keep_the_law(table):
+    """They are chosen before the tokens are drawn."""
+    lengths = []
+
+    def make(model):
+        draft = drafter(table, model)
+        propose = draft.propose
+
+        def watched(committed, choices, *given):
+            lengths.extend(choice.length for choice in choices)
+            return propose(committed, choices, *given)
+
+        draft.propose = watched
+        return draft
+
+    compare(sampled(TABLE, make, "auto", **PLAIN), expected(TABLE, None, 0, 0.0, **PLAIN))
+    assert set(lengths) == {0, 1, 2}
+
+
 def test_a_wrong_rule_would_be_seen():
     """The bound is tight enough: keeping every proposal is told apart from the target's law."""
     kept = sampled(TABLE, modelled(GOOD), 2, delta=1.0, **PLAIN)
