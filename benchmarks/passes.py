@@ -24,14 +24,14 @@ from mlx_t5.sampling.draws import Sampling, likeliest
 from mlx_t5.settings import Settings
 
 TARGET_POINTS = (1, 2, 5, 6, 16, 10, 11, 12, 13, 15, 8, 4, 32, 64)  # positions
-NEEDED = 5  # points that are measured however long it takes
+NEEDED = 5  # points without which v(M) shows nothing
 ROUNDS = 9  # more add nothing
 SOURCE_TOKENS = 16  # of the prompt that the passes attend to
 CHAIN = 4  # draft passes that follow each other, as nothing waits for the device while drafting
 
 
 def ladder(
-    seconds: Callable[[int], float], points: Sequence[int], budget: float
+    seconds: Callable[[int], float], points: Sequence[int], budget: float, needed: int = NEEDED
 ) -> dict[int, float]:
     """Seconds by number of positions, ascending; every shape runs once before it counts.
 
@@ -42,10 +42,11 @@ def ladder(
         seconds: makes a pass over so many positions and returns what it took.
         points: numbers of positions, by importance; the first is 1.
         budget: seconds for all passes; what a first run compiles is not counted.
+        needed: points that are measured however long it takes.
     """
     first: dict[int, float] = {}
     for n in points:
-        if len(first) >= NEEDED and 2 * sum(first.values()) > budget:
+        if len(first) >= needed and 2 * sum(first.values()) > budget:
             break
         seconds(n)  # may compile its kernels
         first[n] = seconds(n)

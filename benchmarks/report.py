@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import command_buffers, fp_mode, machine, printing, workload
 from benchmarks.figures import (
+    MEASURED_POSITIONS,
     Decode,
     PairCosts,
     beside_theory,
@@ -28,7 +29,7 @@ from benchmarks.figures import (
     results_of,
     source_length,
 )
-from benchmarks.passes import TARGET_POINTS, drafting, ladder, timer
+from benchmarks.passes import NEEDED, TARGET_POINTS, drafting, ladder, timer
 from benchmarks.subject import Subject, decided, decoding
 from benchmarks.workload import DRAFT, REGULAR
 from convert import convert
@@ -211,9 +212,10 @@ def measured(
     """
     log("timing passes over 1 to 64 positions")
     source = source_length(subject, prompts)
-    target_pass = timer(subject.target, clock, source=source)
-    points = dict.fromkeys([*range(1, num_draft + 2), *TARGET_POINTS])
-    passes = ladder(target_pass, list(points), LADDER_SHARE * seconds)
+    steps = range(1, num_draft + 2)  # positions of the steps that are timed below
+    points = list(dict.fromkeys([*steps, *TARGET_POINTS]))
+    target_pass = timer(subject.target, clock, source=source, slots=max(points))
+    passes = ladder(target_pass, points, LADDER_SHARE * seconds, max(NEEDED, len(steps)))
     draft_pass = drafting(subject.draft, clock, source=source)
     draft = statistics.median([draft_pass(1) for _ in range(1 + DRAFT_ROUNDS)][1:])
     share = OPENING_SHARE * seconds
@@ -233,7 +235,8 @@ def measured(
 def gains(regular: Timed, speculative: Timed, costs: PairCosts) -> dict[str, Any]:
     """What speculative decoding gained, two repeats of each, and how steady the machine was."""
     row = figures(speculative, regular) | beside_theory(speculative, regular, costs)
-    gain = {m - 1: theory.speed_up(row["alpha"], m - 1, costs.c, costs.v) for m in costs.v}
+    numbers = [m - 1 for m in costs.v if m <= MEASURED_POSITIONS]
+    gain = {n: theory.speed_up(row["alpha"], n, costs.c, costs.v) for n in numbers}
     opening, closing = regular.repeats_a_token()
     return row | {
         "best_num_draft": max(gain, key=gain.__getitem__),

@@ -79,6 +79,14 @@ def unpadded(monkeypatch):
 
 
 @pytest.fixture
+def costs_of_a_cpu(monkeypatch):
+    """What "auto" expects of passes before it has seen any is the same on every machine."""
+    from mlx_t5.drafting import costs
+
+    monkeypatch.setattr(costs, "device_kind", lambda weights: (costs.CPU, "cpu"))
+
+
+@pytest.fixture
 def unchecked_indices():
     """Without the check of indices, which waits for the device."""
     index_checks.remove()

@@ -29,7 +29,7 @@ def target(eos_bias=0.0, seed=0, **config):
 @pytest.mark.parametrize("batch_size", [1, 4, 8])
 def test_samples_of_a_prompt_come_one_after_the_other(batch_size):
     model = FakeModel(without(TABLE, EOS), V)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5)
     options = {"max_tokens": 9, "temp": 1.0, "seed": 5}
     samples = decoder.generate(SOURCES[:2], num_samples=3, batch_size=batch_size, **options)
     # The streams are those of a call with every prompt written three times.
@@ -63,7 +63,7 @@ def test_stream_adds_up_to_generate():
 
 def test_two_streams_of_one_decoder_do_not_disturb_each_other():
     model = target(eos_bias=-3.0)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5)
     one, two = decoder.stream(SOURCES[0], 12), decoder.stream(SOURCES[1], 12)
     collected = ([], [])
     for chunks in zip(one, two, strict=False):

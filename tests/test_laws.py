@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from decoder import SpeculativeDecoder
-from fake_model import EOS, FakeModel, drafter, greedy, random_table, without
+from fake_model import EOS, FakeModel, drafter, greedy, random_table, small, without
 from kinds import (
     NUMBERS,
     PRICES,
@@ -30,6 +30,7 @@ from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from random_models import random_t5
 
+pytestmark = pytest.mark.usefixtures("costs_of_a_cpu")
 TARGET = FakeModel(table_of(), V)
 DRAFTERS = drafters(TARGET)
 FULL = ("none", "good", "copy or disagrees", "prediction")
@@ -102,11 +103,12 @@ def test_the_batches_above_show_something():
     finish(engine)
     assert {writer for row in mixed for writer in row.writers} == {"copy", "draft", "target"}
     assert sum(row.stats.target_calls for row in mixed) > 1.5 * len(TARGET.calls)
-    engine = engine_of("disagrees everywhere", "a CPU")
-    engine.insert(rows_of("greedy", "a CPU"))
-    TARGET.calls.clear()
-    finish(engine)
-    assert len({len(tokens[0]) for _, tokens in TARGET.calls}) > 1
+    for sampling in SAMPLING:
+        engine = engine_of("disagrees everywhere", "a CPU")
+        engine.insert(rows_of(sampling, "a CPU"))
+        TARGET.calls.clear()
+        finish(engine)
+        assert len({len(tokens[0]) for _, tokens in TARGET.calls}) > 2
 
 
 class Waits:
@@ -133,16 +135,20 @@ PROMPTS = [[7, 8, 9, 1], [30, 31, 1], list(range(20, 45)) + [1], [5, 1], [50, 2,
 
 @pytest.fixture(scope="module")
 def pair():
-    return random_t5(), random_t5(noise=0.1)
+    return random_t5(), small(random_t5(noise=0.1))
 
 
+@pytest.mark.parametrize("number", [4, "auto"])
 @pytest.mark.parametrize("rules", [{}, RULES["all"]], ids=["plain", "processed"])
 @pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_one_wait_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch, unchecked_indices):
+def test_one_wait_a_step_and_none_while_drafting(
+    pair, temp, rules, number, monkeypatch, unchecked_indices
+):
     """Law 2."""
-    engine = SpeculativeDecoder(*pair, None, 4).engine(Settings())
-    settings = Settings(20, temp, top_p=0.9, **rules)
-    engine.insert([Row(prompt, settings, row_key(0, i)) for i, prompt in enumerate(PROMPTS)])
+    engine = SpeculativeDecoder(*pair, None, number).engine(Settings())
+    settings = Settings(20, temp, top_p=0.9, num_draft=number, **rules)
+    inserted = [Row(prompt, settings, row_key(0, i)) for i, prompt in enumerate(PROMPTS)]
+    engine.insert(inserted)
     waits = Waits(monkeypatch)
     propose, while_drafting = engine.drafter.propose, []
 
@@ -160,6 +166,7 @@ def test_one_wait_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch,
         last_steps += len(engine.rows) < running  # of some row: it asks whether the pass has failed
     assert waits.count == steps + last_steps and steps > last_steps > 1
     assert while_drafting == [0] * steps
+    assert all(row.stats.drafted for row in inserted)
 
 
 def test_every_draft_pass_is_handed_over_as_soon_as_it_is_described(pair, monkeypatch):

@@ -117,7 +117,7 @@ def test_greedy_output_is_that_of_transformers(pair, rules):
 
 
 def test_the_drafts_in_these_tests_are_neither_perfect_nor_useless(pair):
-    results = SpeculativeDecoder(pair.target, pair.draft).generate(PROMPTS, LONGEST)
+    results = SpeculativeDecoder(pair.target, pair.draft, None, 5).generate(PROMPTS, LONGEST)
     rate = sum(r.stats.accepted for r in results) / sum(r.stats.drafted for r in results)
     assert 0.2 < rate < 0.95
     assert len({token for result in results for token in result.tokens}) > 6
@@ -132,7 +132,8 @@ def test_rounding_may_only_break_ties(pair, mode):
     if mode == "4 bit":
         nn.quantize(target, group_size=32, bits=4, class_predicate=quantize_predicate)
     regular = SpeculativeDecoder(target).generate(PROMPTS, max_tokens=LONGEST)
-    ours = SpeculativeDecoder(target, pair.draft).generate(PROMPTS, max_tokens=LONGEST)
+    decoder = SpeculativeDecoder(target, pair.draft, None, 5)
+    ours = decoder.generate(PROMPTS, max_tokens=LONGEST)
     for prompt, a, b in zip(PROMPTS, regular, ours, strict=True):
         check_first_difference(target, prompt, a.tokens, b.tokens)
 

@@ -52,7 +52,7 @@ def bad_values(name):
     """Every wrong kind of value, and what is out of range."""
     kind = SETTINGS[name].range.kind
     wrong = [v for v in NOT_NUMBERS if not (kind is bool and isinstance(v, bool | np.bool_))]
-    if name == "num_draft":  # None: what suits the device
+    if name == "num_draft":  # None: "auto"
         wrong = [value for value in wrong if value is not None]
     if name == "seed":  # several of them may be given
         wrong = [value for value in wrong if not isinstance(value, list | tuple | mx.array)]
@@ -190,7 +190,7 @@ def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
 
 def test_a_minimum_above_the_maximum_is_the_maximum():
     model = FakeModel(random_table(V, eos_bias=3), V)
-    decoder = SpeculativeDecoder(model, drafter(good(model.table), model))
+    decoder = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5)
     most = decoder.generate(SOURCE, max_tokens=6, min_tokens=10**20)
     assert most.tokens == decoder.generate(SOURCE, max_tokens=6, min_tokens=6).tokens
     assert len(most.tokens) == 6 > len(decoder.generate(SOURCE, max_tokens=6).tokens)
@@ -202,7 +202,7 @@ def test_a_minimum_above_the_maximum_is_the_maximum():
 )
 def test_huge_numbers_decode_as_large_ones(settings):
     model = FakeModel(TABLE, V)
-    decoder = SpeculativeDecoder(model, drafter(good(TABLE), model))
+    decoder = SpeculativeDecoder(model, drafter(good(TABLE), model), None, 5)
     for prompts in ([SOURCE], iter([SOURCE])):
         (result,) = decoder.generate(prompts, max_tokens=9, **settings)
         assert (result.tokens, result.finish_reason) == greedy(model, SOURCE, 9)

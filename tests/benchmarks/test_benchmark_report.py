@@ -9,7 +9,10 @@ import pytest
 
 import benchmark
 from benchmarks import report
+from benchmarks.figures import MEASURED_POSITIONS
+from benchmarks.passes import NEEDED
 from benchmarks.report import affordable, exactness, in_turns
+from benchmarks.subject import Subject
 from benchmarks.workload import DRAFT, REGULAR
 from mlx_t5.backend import ON_CUDA, cpu_only
 from mlx_t5.cli.models import BUNDLED
@@ -125,6 +128,15 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     steps = ("loading", "timing", "opening", "again", "closing", "buffers", "fp mode")
     said = [err.find(what) for what in steps]
     assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
+
+
+@pytest.mark.parametrize("num_draft", [2, 20, 66])
+def test_however_slow_every_step_is_one_that_was_timed(num_draft, capsys):
+    """Also where it has more proposals than v(M) is shown for."""
+    subject = Subject.load(PAIR[1], PAIR[3], "float32")
+    row = report.measured(subject, ["fix grammar: I has two cat."], num_draft, 0.0)
+    assert len(row["passes"]) == max(NEEDED, num_draft + 1)
+    assert row["predicted"] > 0 and row["best_num_draft"] < MEASURED_POSITIONS
 
 
 def test_without_a_name_the_bundled_pair_is_grown_once(in_a_folder_of_its_own, monkeypatch):

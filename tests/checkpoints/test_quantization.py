@@ -95,8 +95,8 @@ def test_embedding_and_head_in_8_bits(made, tmp_path, tied, options):
     logits, expected = model(ids, ids), dense(ids, ids)
     assert mx.abs(logits - expected).max() < 1e-4 * mx.abs(expected).max()
     regular = SpeculativeDecoder(model).generate([[5, 3, 9, 1]], max_tokens=12)[0]
-    drafted = SpeculativeDecoder(model, plain).generate([[5, 3, 9, 1]], max_tokens=12)[0]
-    assert drafted.tokens == regular.tokens
+    drafted = SpeculativeDecoder(model, plain, None, 5).generate([[5, 3, 9, 1]], max_tokens=12)[0]
+    assert drafted.tokens == regular.tokens and drafted.stats.drafted
 
 
 def test_of_many_tokens_the_embedding_gets_8_bits(tiny, tmp_path, monkeypatch, capsys):

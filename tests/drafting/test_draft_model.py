@@ -7,7 +7,9 @@ from decoder import Engine, SpeculativeDecoder
 from draws import check_draws, keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.draft_model import DRAFT, DraftModel
+from mlx_t5.drafting.proposals import NOTHING, Choice, Offer
+from mlx_t5.drafting.source_copy import COPY
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import round_up, source_width
@@ -31,7 +33,7 @@ def started(draft, sources=(SOURCE,)):
 
 
 def drafted(lengths):
-    return [{"draft": n} for n in lengths]
+    return [Choice(Offer(DRAFT), n) for n in lengths]
 
 
 def continuation(table, seen, count):
@@ -52,9 +54,11 @@ def test_proposes_its_own_greedy_continuation():
 
 def test_a_row_that_is_to_get_no_drafts_gets_none():
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE, SOURCE, SOURCE))
-    limits = [{"copy": 2}, {"draft": 1, "copy": 2}, {}]
-    assert draft.propose([[0]] * 3, limits, sampling(3), None).lengths == [0, 1, 0]
-    assert draft.propose([[0]] * 3, [{}] * 3, sampling(3), None) is None
+    copied = Choice(Offer(COPY, [3, 4]), 2)
+    choices = [copied, *drafted([1]), NOTHING]
+    assert draft.propose([[0]] * 3, choices, sampling(3), None).lengths == [0, 1, 0]
+    choices = [copied, *drafted([0]), NOTHING]
+    assert draft.propose([[0]] * 3, choices, sampling(3), None) is None
 
 
 def test_catches_up_with_whatever_was_committed():
@@ -92,8 +96,9 @@ def test_what_was_proposed_and_not_verified_is_proposed_again():
 def test_the_drafts_cache_is_as_large_as_the_rows_that_are_left_need():
     draft = DraftModel(*(load(BUNDLED / name, "float32")[0] for name in ("draft", "target")))
     engine = Engine(draft.target, draft)
-    long = Row([5] * 90 + [EOS], Settings(max_tokens=70, min_tokens=70), row_key(0, 0))
-    short = Row([9, EOS], Settings(max_tokens=75, min_tokens=75), row_key(0, 1))
+    seventy, more = (Settings(max_tokens=n, min_tokens=n, num_draft=5) for n in (70, 75))
+    long = Row([5] * 90 + [EOS], seventy, row_key(0, 0))
+    short = Row([9, EOS], more, row_key(0, 1))
     engine.insert([long])
     while long.decided < 66:
         engine.step()
@@ -158,10 +163,12 @@ def test_output_is_the_targets_whatever_the_drafts_width(width):
     model = FakeModel(random_table(V, eos_bias=-1), V)
     draft = drafter(random_table(width), model, width)
     source = [3, V - 1]
-    result = SpeculativeDecoder(model, draft).generate(source, max_tokens=15)
+    decoder = SpeculativeDecoder(model, draft, None, 5)
+    result = decoder.generate(source, max_tokens=15)
     assert (result.tokens, result.finish_reason) == greedy(model, source, 15)
-    samples = SpeculativeDecoder(model, draft).generate([source] * 20, max_tokens=9, temp=1.0)
+    samples = decoder.generate([source] * 20, max_tokens=9, temp=1.0)
     assert any(V - 1 in sample.tokens for sample in samples)
+    assert result.stats.drafted and all(sample.stats.drafted for sample in samples)
 
 
 OWN = [EOS, 2, 5, 6]  # the tokens of a draft with a vocabulary of its own

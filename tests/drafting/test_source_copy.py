@@ -7,8 +7,15 @@ from decoder import Engine, SpeculativeDecoder
 from draws import keys, settings
 from fake_model import EOS, FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
-from mlx_t5.drafting.draft_model import Copy, Proposal
+from mlx_t5.drafting.draft_model import DRAFT
+from mlx_t5.drafting.proposals import NOTHING, Offer, Proposal
 from mlx_t5.drafting.source_copy import (
+    COPY,
+    FIRST_COPY,
+    FIRST_PREDICTION,
+    PREDICTION,
+    WEAK_COPY,
+    WEAK_PREDICTION,
     Alignment,
     CopyOrDraft,
     SourceCopy,
@@ -134,33 +141,32 @@ def test_copies_are_likely_where_half_of_the_last_four_tokens_were_copies():
         alignment.follow(output)
         return alignment.find(1).kind
 
-    assert [kind(SENTENCE[:n]) for n in range(4)] == ["first copy", "copy", "copy", "copy"]
-    assert kind([X]) == "weak copy"
-    assert kind([X, B]) == "copy"
-    assert kind([A, B, X]) == "copy"  # one edit
-    assert kind([A, B, X, Y]) == "copy"
-    assert kind([A, B, X, Y, Z]) == "weak copy"
-    assert kind([A, X, Y, Z, D]) == "weak copy"
+    assert [kind(SENTENCE[:n]) for n in range(4)] == [FIRST_COPY, COPY, COPY, COPY]
+    assert kind([X]) == WEAK_COPY
+    assert kind([X, B]) == COPY
+    assert kind([A, B, X]) == COPY  # one edit
+    assert kind([A, B, X, Y]) == COPY
+    assert kind([A, B, X, Y, Z]) == WEAK_COPY
+    assert kind([A, X, Y, Z, D]) == WEAK_COPY
     # A phrase of the output that recurs is as good.
-    assert kind([20, 21, 22, 23, 24, 25, 20, 21, 22]) == "copy"
+    assert kind([20, 21, 22, 23, 24, 25, 20, 21, 22]) == COPY
 
 
 def predicted(prediction, output, source=(), length=3):
     alignment = Alignment(source, 0)
     alignment.predict(prediction)
     alignment.follow(output)
-    found = alignment.find(length)
-    return (found.kind, found.tokens) if found else None
+    return alignment.find(length)
 
 
 def test_a_prediction_is_read_from_its_beginning_and_found_again():
-    assert predicted(SENTENCE, []) == ("first prediction", [A, B, C])
-    assert predicted(SENTENCE, [A, B]) == ("prediction", [C, D, E])
-    assert predicted(SENTENCE, [A, B, X]) == ("prediction", [D, E, F])  # a replacement
-    assert predicted(SENTENCE, [A, B, X, C]) == ("prediction", [D, E, F])  # an insertion
-    assert predicted(SENTENCE, [X, Y, Z, D]) == ("weak prediction", [E, F, G])  # one match
+    assert predicted(SENTENCE, []) == (FIRST_PREDICTION, [A, B, C])
+    assert predicted(SENTENCE, [A, B]) == (PREDICTION, [C, D, E])
+    assert predicted(SENTENCE, [A, B, X]) == (PREDICTION, [D, E, F])  # a replacement
+    assert predicted(SENTENCE, [A, B, X, C]) == (PREDICTION, [D, E, F])  # an insertion
+    assert predicted(SENTENCE, [X, Y, Z, D]) == (WEAK_PREDICTION, [E, F, G])  # one match
     assert predicted(SENTENCE, [X]) is None  # nothing speaks for it
-    assert predicted(SENTENCE, [*SENTENCE[:-1]]) == ("prediction", [EOS])
+    assert predicted(SENTENCE, [*SENTENCE[:-1]]) == (PREDICTION, [EOS])
     assert predicted(SENTENCE, SENTENCE[:-1] + [X]) is None
     # Nothing but the prediction is copied.
     assert predicted(SENTENCE, [20, 21, 22, 23, 20, 21, 22]) is None
@@ -186,12 +192,12 @@ def test_the_tokens_of_a_prediction_that_a_text_has_are_counted(text, counts):
 
 def test_a_prediction_stands_before_the_source():
     source = [X, Y, Z, C, 20, EOS]
-    assert predicted(SENTENCE, [A], source) == ("prediction", [B, C, D])
-    assert predicted(SENTENCE, [X], source) == ("weak copy", [Y, Z, C])
-    assert predicted(SENTENCE, [X, Y, Z, C], source) == ("copy", [20, EOS])
+    assert predicted(SENTENCE, [A], source) == (PREDICTION, [B, C, D])
+    assert predicted(SENTENCE, [X], source) == (WEAK_COPY, [Y, Z, C])
+    assert predicted(SENTENCE, [X, Y, Z, C], source) == (COPY, [20, EOS])
     # It is not read on into the source.
-    assert predicted([A, B], [A], source, 5) == ("prediction", [B])
-    assert predicted([A, B], [20, 21, 22, 23, 20, 21, 22], source) == ("copy", [23, 20, 21])
+    assert predicted([A, B], [A], source, 5) == (PREDICTION, [B])
+    assert predicted([A, B], [20, 21, 22, 23, 20, 21, 22], source) == (COPY, [23, 20, 21])
 
 
 def test_what_is_proposed():
@@ -199,19 +205,21 @@ def test_what_is_proposed():
     copy.insert([SENTENCE, [A, EOS], SENTENCE, SENTENCE])
     rows = [[0, A, B], [0], [0, *SENTENCE[:-1], X, Y], [0, X]]
     copy.note(rows)
-    limits = [{"copy": 2}, {"first copy": 1}, {"copy": 5, "weak copy": 5}, {"copy": 3}]
-    proposal = copy.propose(rows, limits, None, None)
+    offers = copy.offers()
+    assert offers == [
+        [Offer(COPY, SENTENCE[2:])],
+        [Offer(FIRST_COPY, [A, EOS])],
+        [],
+        [Offer(WEAK_COPY, SENTENCE[1:])],
+    ]
+    (first,), (second,), _, (last,) = offers
+    choices = [first.first(2), second.first(1), NOTHING, last.first(0)]
+    proposal = copy.propose(rows, choices, None, None)
     assert (proposal.lengths, proposal.q) == ([2, 1, 0, 0], None)
     assert proposal.tokens.tolist() == [[C, D], [A, 0], [0, 0], [0, 0]]
-    # What could have been copied is known also where there was no room for it.
-    assert proposal.copies[1:] == [
-        Copy("first copy", [A, EOS]),
-        None,
-        Copy("weak copy", SENTENCE[1:]),
-    ]
-    nothing = copy.propose(rows, [{"copy": 0}] * 4, None, None)
-    assert (nothing.tokens, nothing.lengths) == (None, [0] * 4)
-    assert copy.propose(rows, [{"draft": 3}] * 4, None, None) is None, "not looked for"
+    assert second.first(9).length == 2, "there are no more"
+    for choice in (NOTHING, first.first(0), Offer(DRAFT).first(3)):
+        assert copy.propose(rows, [choice] * 4, None, None) is None
 
 
 def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
@@ -220,11 +228,16 @@ def test_the_combination_asks_the_draft_for_rows_that_copy_nothing():
     both.insert([SENTENCE] * 3)
     rows = [[0, A, B], [0, X], [0, *SENTENCE[:-1], X, Y]]
     both.note(rows)
-    sampling = settings(3, temp=0.0)
-    usual = both.propose(rows, [dict.fromkeys(both.default_kinds, 2)] * 3, sampling, None)
-    assert (usual.lengths, usual.writers) == ([2, 2, 2], ["copy", "draft", "draft"])
-    every = both.propose(rows, [dict.fromkeys(both.kinds, 2)] * 3, sampling, None)
-    assert every.writers == ["copy", "copy", "draft"]
+    sampling, offers = settings(3, temp=0.0), both.offers()
+    kinds = [[offer.kind for offer in offered] for offered in offers]
+    assert kinds == [[COPY, DRAFT], [WEAK_COPY, DRAFT], [DRAFT]]
+    for places, writers in (([0, 1, 0], "copy draft draft"), ([0, 0, 0], "copy copy draft")):
+        chosen = [offered[i].first(2) for offered, i in zip(offers, places, strict=True)]
+        proposal = both.propose(rows, chosen, sampling, None)
+        assert (proposal.lengths, proposal.writers) == ([2, 2, 2], writers.split())
+    proposal = both.propose(rows, [offers[0][0].first(2), NOTHING, NOTHING], sampling, None)
+    assert (proposal.lengths, proposal.writers[0], proposal.q) == ([2, 0, 0], "copy", None)
+    assert both.propose(rows, [NOTHING] * 3, sampling, None) is None
 
 
 def test_a_task_prefix_is_skipped():
@@ -266,7 +279,8 @@ def drafters_for(model):
 
 def test_copying_pays_where_the_output_follows_the_source():
     model = FakeModel(editing_table(7, change=0.1), V)
-    stats = [r.stats for r in SpeculativeDecoder(model, SourceCopy()).generate(SOURCES[3:] * 2)]
+    decoder = SpeculativeDecoder(model, SourceCopy(), None, 5)
+    stats = [result.stats for result in decoder.generate(SOURCES[3:] * 2)]
     assert all(s.tokens_per_call > 2 for s in stats)
     assert all(s.speculation.copied == s.drafted for s in stats)
     assert all(s.speculation.copied_accepted == s.accepted for s in stats)
@@ -286,11 +300,12 @@ def test_the_draft_model_rests_while_all_rows_copy():
 
 
 def test_merged_proposals_are_certain_where_they_copy():
-    tokens, none = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]]), [None] * 3
-    copies = Proposal(tokens, None, [3, 0, 1], none, ["copy"] * 3, mx.array([3, 0, 1]))
+    tokens = mx.array([[7, 8, 9], [0, 0, 0], [5, 0, 0]])
+    copies = Proposal(tokens, None, [3, 0, 1], ["copy"] * 3, mx.array([3, 0, 1]))
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
     draft.insert([[3]] * 3)
-    drafts = draft.propose([[0]] * 3, [{}, {"draft": 2}, {}], settings(3), keys(3))
+    choices = [NOTHING, Offer(DRAFT).first(2), NOTHING]
+    drafts = draft.propose([[0]] * 3, choices, settings(3), keys(3))
     both = merged(copies, drafts)
     assert both.lengths == both.valid_lengths.tolist() == [3, 2, 1]
     assert both.tokens[0].tolist() == [7, 8, 9]

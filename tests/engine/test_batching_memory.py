@@ -126,7 +126,7 @@ def test_who_runs_out_of_memory_leaves_the_batch_as_it_was(monkeypatch, whose):
     model = FakeModel(without(random_table(V), 1), V)
     draft = drafter(good(model.table), model)
     engine = Engine(model, draft)
-    first, second, third = rows([3, 50, 4], max_tokens=8)
+    first, second, third = rows([3, 50, 4], max_tokens=8, num_draft=5)
     engine.insert([first])
 
     def failing(*args):

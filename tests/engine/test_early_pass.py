@@ -56,7 +56,7 @@ def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals
     engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
     if ranks > 1:
         engine.early = early_pass.EarlyPass.of(SharedBy(model, ranks))
-    (row,) = inserted = rows(SOURCES[:1], max_tokens=9)
+    (row,) = inserted = rows(SOURCES[:1], max_tokens=9, num_draft=5)
     row.prediction = [3, 4] if proposals == "predicted" else []
     engine.insert(inserted)
     engine.step()

@@ -29,7 +29,7 @@ from fake_model import (
 from kinds import processed
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy
+from mlx_t5.drafting.source_copy import COPY, Alignment, CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
 from mlx_t5.settings import Settings
 
@@ -118,7 +118,7 @@ def copying(source, seen, likely_only=False):
     alignment = Alignment(source, 0)
     alignment.follow(seen[1:])
     copy = alignment.find(1)
-    found = copy and (copy.kind == "copy" or not likely_only)
+    found = copy and (copy.kind is COPY or not likely_only)
     return always(copy.tokens[0], V)(source, seen) if found else None
 
 
@@ -265,6 +265,28 @@ UNLIKE = {
 def test_with_processors_the_law_is_kept_whatever_the_draft(draft):
     exact = expected(processed(TABLE, RULES), None, 0, 0.0, **PLAIN)
     compare(sampled(TABLE, UNLIKE[draft], 2, **PLAIN, **RULES), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs_of_a_cpu")
+@pytest.mark.parametrize("table", [GOOD, contrary(TABLE)], ids=["good", "disagrees everywhere"])
+def test_numbers_that_follow_what_was_accepted_keep_the_law(table):
+    """They are chosen before the tokens are drawn."""
+    lengths = []
+
+    def make(model):
+        draft = drafter(table, model)
+        propose = draft.propose
+
+        def watched(committed, choices, *given):
+            lengths.extend(choice.length for choice in choices)
+            return propose(committed, choices, *given)
+
+        draft.propose = watched
+        return draft
+
+    compare(sampled(TABLE, make, "auto", **PLAIN), expected(TABLE, None, 0, 0.0, **PLAIN))
+    assert set(lengths) == {0, 1, 2}
 
 
 def test_a_wrong_rule_would_be_seen():

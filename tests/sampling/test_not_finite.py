@@ -86,7 +86,7 @@ def test_a_draft_that_breaks_decides_nothing(kind, temp, delta):
     model = FakeModel(TABLE, V)
     broken = drafter(breaking(kind, good(TABLE), place=0), model)
     options = {"max_tokens": 9, "temp": temp, "delta": delta}
-    results = SpeculativeDecoder(model, broken).generate([BAD, FINE], **options)
+    results = SpeculativeDecoder(model, broken, None, 5).generate([BAD, FINE], **options)
     assert [r.finish_reason for r in results] == ["length", "length"]
     if temp or delta:
         assert results[0].stats.accepted == 0
@@ -107,7 +107,7 @@ def forbidding(tokens, logits):
 @pytest.mark.parametrize("processor", [spoiled, forbidding])
 def test_a_processor_that_returns_no_number_is_named(processor, temp):
     model = FakeModel(TABLE, V)
-    decoder = SpeculativeDecoder(model, drafter(good(TABLE), model))
+    decoder = SpeculativeDecoder(model, drafter(good(TABLE), model), None, 5)
     options = {"temp": temp, "max_tokens": 6, "logits_processors": (processor,)}
     with pytest.raises(UserError, match="check the logits_processors, then the weights"):
         decoder.generate(BAD, **options)

@@ -7,7 +7,7 @@ import pytest
 
 from decoder import SpeculativeDecoder
 from fake_model import drafter, good
-from fake_serving import ENDLESS, FLAT, PATIENCE, Gated, Served, V, until
+from fake_serving import ENDLESS, PATIENCE, Gated, Served, V, until
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.worker import Worker
 
@@ -24,9 +24,7 @@ def serve():
 
     def serve(model=None, max_batch=4, max_queue=8, tokenizer=None, start=True, **options):
         model = model or Gated(ENDLESS, V)
-        decoder = SpeculativeDecoder(
-            model, drafter(good(model.table), model), tokenizer, costs=FLAT
-        )
+        decoder = SpeculativeDecoder(model, drafter(good(model.table), model), tokenizer, 5)
         worker = Worker(lambda: decoder, max_batch, max_queue, Metrics(), **options)
         served.append((worker, model))
         if start:

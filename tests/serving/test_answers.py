@@ -8,7 +8,7 @@ import pytest
 from byte_tokenizers import PIECES, SPECIAL, bytes_alone, pieces_and_bytes
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
-from fake_serving import FLAT, PATIENCE, Client
+from fake_serving import PATIENCE, Client
 from mlx_t5.serving.answers import CompletionBuilder, TokenSpelling
 from mlx_t5.serving.jobs import Update
 from mlx_t5.serving.metrics import Metrics
@@ -46,7 +46,7 @@ def served(request):
     tokenizer, tokens = list(models())[request.param == "bytes"]
     model = FakeModel(favouring(tokens, len(tokenizer)), len(tokenizer))
     draft = drafter(good(model.table), model)
-    decoder = SpeculativeDecoder(model, draft, tokenizer, num_draft=3, costs=FLAT)
+    decoder = SpeculativeDecoder(model, draft, tokenizer, num_draft=3)
     worker = Worker(lambda: decoder, 1, 1, Metrics())
     worker.start()
 

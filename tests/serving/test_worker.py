@@ -5,10 +5,10 @@ import pytest
 import mlx_t5.serving.worker as worker_module
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
-from fake_serving import ENDLESS, FLAT, PATIENCE, Gated, V, hold, until
+from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.drafting.adaptive import Adaptive
-from mlx_t5.drafting.costs import longest
+from mlx_t5.drafting.adaptive import Outcomes
+from mlx_t5.drafting.costs import StepCosts, most_proposals
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.layers import PASSES
@@ -56,7 +56,7 @@ def test_jobs_with_different_settings_share_a_batch_and_write_what_they_write_al
     for prompt, options, together in zip(prompts, requests, results, strict=True):
         options = dict(options)
         settings = {n: options.pop(n) for n in ("delta", "num_draft") if n in options}
-        alone = SpeculativeDecoder(model, drafter(good(model.table), model)).generate(
+        alone = SpeculativeDecoder(model, drafter(good(model.table), model), None, 5).generate(
             [prompt],
             num_samples=options.pop("samples", 1),
             prediction=[options.pop("prediction", None)],
@@ -275,9 +275,9 @@ def test_it_warms_up_passes_of_every_width_that_there_will_be(num_draft, kind):
     model = FakeModel(ENDLESS, V)
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
     model.passes = 0
-    warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft, costs=FLAT), 2)
+    warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft), 2)
     assert model.passes == PASSES, "layers are compiled at once"
-    most = longest() if num_draft == AUTO else num_draft
+    most = most_proposals() if num_draft == AUTO else num_draft
     widths = {len(tokens[0]) for _, tokens in model.calls}
     if cpu_only():
         assert widths == (set(range(1, most + 2)) if drafters[kind] else {1})
@@ -306,10 +306,11 @@ def test_a_gpu_has_kernels_compiled_for_every_kind_of_request(cpu, exact, monkey
     monkeypatch.setattr(worker_module, "cpu_only", lambda: cpu)
     model = FakeModel(ENDLESS, V)
     draft = drafter(good(model.table), model)
-    decoder = SpeculativeDecoder(model, draft, num_draft=AUTO if not exact else 2, costs=FLAT)
+    decoder = SpeculativeDecoder(model, draft, num_draft=AUTO if not exact else 2)
     decoder.exact = exact
     asked, generate, encode = [], decoder.generate, model.encode
-    monkeypatch.setattr(Adaptive, "learn", pytest.fail)  # nothing from a dummy text
+    for place, learn in ((Outcomes, "add"), (StepCosts, "note")):  # nothing from a dummy text
+        monkeypatch.setattr(place, learn, pytest.fail)
 
     def noted(prompts, **settings):
         results = generate(prompts, **settings)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from starlette.testclient import TestClient
 
 from fake_model import FakeModel, random_table, without
-from mlx_t5.drafting.costs import Costs
 from mlx_t5.serving.app import create_app
 from mlx_t5.serving.jobs import GenerationWork, Job, Update
 from mlx_t5.serving.metrics import Metrics
@@ -19,7 +18,6 @@ from serving_process import Asked
 
 V = 7
 ENDLESS = without(random_table(V), 1)
-FLAT = Costs({1: 1.0, 16: 1.0}, {1: 0.1})
 PATIENCE = 30  # seconds for what takes none; no test waits so long unless it fails
 
 

@@ -5,7 +5,17 @@ from functools import lru_cache
 import numpy as np
 
 from decoder import SpeculativeDecoder
-from fake_model import EOS, FakeModel, always, contrary, drafter, good, random_table
+from fake_model import (
+    EOS,
+    FakeModel,
+    PassClock,
+    always,
+    contrary,
+    drafter,
+    good,
+    random_table,
+    small,
+)
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
@@ -13,7 +23,6 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.settings import Settings
-from simulated_decoding import COSTS, costs
 
 V = 12
 FOLLOWING = 2  # a source that begins with this is repeated by the target, mostly
@@ -26,7 +35,13 @@ PREDICTIONS = [
 PREDICTED = ("prediction", "prediction or disagrees")
 NUMBERS = [4, 2, 1, 6, 3]
 WRITTEN = [EOS, 4, 5, 6, 8, 9, 11]  # the tokens of drafts with a vocabulary of their own
-PRICES = {"cheap": costs(0.01, lambda n: 1 + 0.005 * (n - 1)), **COSTS}
+# Seconds of a draft pass, and of the target's by its positions, where the number is "auto".
+PRICES = {
+    "cheap": (0.01, lambda n: 1 + 0.005 * (n - 1)),
+    "a GPU": (0.05, lambda n: 1 + 0.4 * ((n - 1) // 5) + 0.01 * n),
+    "a CPU": (0.1, lambda n: 0.8 + 0.2 * n),
+    "a CPU that pays for every position": (0.1, float),
+}
 
 
 def favour_rising(tokens, logits):
@@ -70,7 +85,7 @@ def drafters(target, table=None):
     table = table or random_table(V, eos_bias=-1.0)
     good_draft, contrary_draft = drafter(good(table), target), drafter(contrary(table), target)
     target.encoder = object()
-    sharing = FakeModel(good(table), V)  # it must not be asked to encode
+    sharing = small(FakeModel(good(table), V))  # it must not be asked to encode
     sharing.shares_with, sharing.encode = target, None
     return {
         "none": None,
@@ -100,9 +115,13 @@ def predictions_of(kind):
 
 def decoder_of(target, kind, number=5):
     """A decoder with drafts of a kind; `number` may be a price, for "auto"."""
-    if number in PRICES:
-        return SpeculativeDecoder(target, kind, None, "auto", costs=PRICES[number])
-    return SpeculativeDecoder(target, kind, None, number)
+    if number not in PRICES:
+        return SpeculativeDecoder(target, kind, None, number)
+    draft_pass, verify = PRICES[number]
+    passes = [(target, verify)]
+    if kind and kind.model:
+        passes.append((kind.model, lambda _: draft_pass))
+    return SpeculativeDecoder(target, kind, None, "auto", clock=PassClock(*passes))
 
 
 def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kind="none"):

@@ -1,0 +1,60 @@
+"""Seconds of single passes: which are timed, in what time, and as a step makes them."""
+
+import pytest
+
+from benchmarks.passes import CHAIN, NEEDED, ROUNDS, TARGET_POINTS, drafting, ladder, timer
+from fake_model import FakeModel, random_table
+
+BUDGET = 0.4  # seconds
+
+
+class Machine:
+    """Passes that take a given time; the first of a shape compiles its kernels as well."""
+
+    def __init__(self, takes, compiling=0.1):
+        self.takes, self.compiling, self.passes, self.spent = takes, compiling, [], 0.0
+
+    def seconds(self, positions):
+        compiling = 0.0 if positions in self.passes else self.compiling
+        self.passes.append(positions)
+        self.spent += self.takes(positions)
+        return self.takes(positions) + compiling
+
+
+def test_every_shape_runs_once_before_it_counts():
+    machine = Machine(lambda n: 0.001 * (1 + n // 6))
+    measured = ladder(machine.seconds, TARGET_POINTS, BUDGET)
+    assert sorted(TARGET_POINTS) == list(measured)
+    assert measured == pytest.approx({n: 0.001 * (1 + n // 6) for n in measured})
+    assert machine.spent <= BUDGET
+
+
+def test_a_slow_model_is_measured_at_what_matters_most():
+    for needed in (NEEDED, 9):
+        machine = Machine(lambda n: 1.0 + 0.1 * n)
+        measured = ladder(machine.seconds, TARGET_POINTS, BUDGET, needed)
+        assert set(measured) == set(TARGET_POINTS[:needed])
+        assert len(machine.passes) == 2 * needed
+
+
+def test_a_round_on_a_slower_machine_counts_like_the_others():
+    """What another program takes for a while changes all passes alike, and so no ratio."""
+    rounds = iter([1.0] * 8 + [5.0] * 4 + [1.0] * 100)
+    measured = ladder(lambda n: n * next(rounds), (1, 2, 3, 4), 10_000.0)
+    assert measured == pytest.approx({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
+
+
+def test_more_rounds_than_tell_anything_are_not_made():
+    machine = Machine(lambda n: 1e-9)
+    ladder(machine.seconds, TARGET_POINTS, BUDGET)
+    assert len(machine.passes) == (ROUNDS + 1) * len(TARGET_POINTS)
+
+
+def test_passes_are_timed_as_a_step_makes_them():
+    """The target's over all positions, to what the host waits for; a draft's in a chain of some."""
+    model, clock = FakeModel(random_table(5), 5), iter([10.0, 18.0, 20.0, 28.0])
+    assert timer(model, lambda: next(clock))(5) == 8.0
+    assert model.calls == [([0], [[0] * 5])]
+    model.calls.clear()
+    assert drafting(model, lambda: next(clock))(4) == 8.0 / CHAIN
+    assert [offsets for offsets, _ in model.calls] == [[i] * 4 for i in range(CHAIN)]
