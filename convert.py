@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mlx_t5.cli.arguments import Parser, not_installed, run
 from mlx_t5.cli.uploading import add_upload_option, check_repository, conversion_card, upload
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 
 try:
     from mlx_t5.backend import mx
@@ -170,7 +170,7 @@ def convert(
                 write_config(partial, raw, dtype, recipe, steps)
                 copy_modules(folder, partial)
     except OSError as error:
-        raise UserError(f"cannot convert {source} to {path}: {error}") from error
+        raise UserError(f"cannot convert {source} to {path}: {reason(error)}") from error
     return path
 
 

@@ -333,25 +333,21 @@ def _load(
         ours = {name: name for name in shapes} if is_mlx else select_tensors(config, stored)
         names = set(ours.values())
         encoder_only = target is None and not has_decoder(names)
-        model = T5(config, HEAD in names, encoder_only, target)
+        new = partial(T5, config, HEAD in names, encoder_only, target)
+        model, quantization = new(), raw.get("quantization") if is_mlx else None
         plain = shapes_of(model)
-        quantization = raw.get("quantization") if is_mlx else None
         if quantization:
             quantize(model, quantization, names)
         check({name: shapes[stored_name] for stored_name, name in ours.items()}, shapes_of(model))
-        if adapter is not None:
-            hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
-            layers = {name: plain[mine] for name, mine in hub_names.items()}
-            lora = files.enter_context(open_adapter(adapter, layers))
-            if quantization:
-                model = T5(config, HEAD in names, encoder_only, target)
-                quantize(model, lora.quantization(quantization, hub_names), names)
+        hub_names = {name: mine for name, mine in tensor_names(config).items() if mine in plain}
+        layers = {name: plain[mine] for name, mine in hub_names.items()}
+        lora = files.enter_context(open_adapter(adapter, layers))
+        if quantization and adapter is not None:
+            quantize(model := new(), lora.quantization(quantization, hub_names), names)
         if ranks.size > 1:
             shard(model, ranks)
-        if is_mlx and ranks.size == 1:
-            tensors = read_mlx(folder)
-        else:
-            tensors = read_shards(stored, ours, ranks, uncut=adapter is not None)
+        whole, uncut = is_mlx and ranks.size == 1, adapter is not None
+        tensors = read_mlx(folder) if whole else read_shards(stored, ours, ranks, uncut)
         if adapter is not None:
             merged = lora.merged(tensors, hub_names, names, quantization)
             tensors = ((name, cut(name, array, ranks)) for name, array in merged)

@@ -33,7 +33,7 @@ from mlx_t5.checkpoints.output_folder import check_output_folder, require_apart
 from mlx_t5.checkpoints.small_files import place
 from mlx_t5.checkpoints.stored_tensor import READABLE
 from mlx_t5.cli.arguments import Parser, run
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.weights import HEAD, cast, read_config, tensor_names
 from model import expected_parameters, select_tensors
@@ -135,7 +135,7 @@ def grow(
             sources = (tensor.source for tensor in tensors if tensor.source)
             small = sum(math.prod(checkpoint.shape(name)) for name in sources)
     except OSError as error:
-        raise UserError(f"cannot write {path} from {source}: {error}") from error
+        raise UserError(f"cannot write {path} from {source}: {reason(error)}") from error
     return small, sum(math.prod(tensor.content.shape) for tensor in tensors)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 
 PARTIAL = ".partial-"  # before the name of a file that is being written
 
@@ -72,7 +72,5 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     except (OSError, RuntimeError) as error:  # the latter is what MLX makes of a full disk
         with contextlib.suppress(OSError):
             partial.unlink()
-        reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
-        raise UserError(
-            f"cannot write {path} ({reason}); make room there and go on with --resume"
-        ) from None
+        cause = f"cannot write {path} ({getattr(error, 'strerror', None) or reason(error)})"
+        raise UserError(f"{cause}; make room there and go on with --resume") from None

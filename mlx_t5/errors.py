@@ -5,6 +5,7 @@ Nothing here imports MLX, so that a command line can refuse its options before i
 
 from __future__ import annotations
 
+import re
 import reprlib
 
 LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
@@ -42,6 +43,14 @@ def shown(value: object, longest: int = 100) -> str:
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
+def reason(error: BaseException) -> str:
+    """What an exception says, in one line, without the system's number or MLX's function."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = re.sub(r"^\[[\w:]+\] ", "", str(error).strip().split("\n")[0])
+    return text or type(error).__name__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the machine or the GPU has run out of memory."""
     if isinstance(error, MemoryError):
@@ -60,7 +69,7 @@ class RanksApart(Exception):
     """
 
     def __init__(self, cause: BaseException):
-        super().__init__(str(cause).split("\n")[0] or type(cause).__name__)
+        super().__init__(reason(cause))
         self.lost = is_lost_rank(cause)
 
 

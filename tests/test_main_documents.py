@@ -110,7 +110,7 @@ def test_the_bundled_models_tasks(run):
 
 
 def test_what_only_looks_like_a_prefix_is_decoded_and_told_once(run, file):
-    note = 'note: "title:" at the beginning is decoded as text'
+    note = 'note: "title:" is decoded as text'
     for options in (
         ["--prompt", "title: My page.", "--json"],
         file("title: My page.\n"),

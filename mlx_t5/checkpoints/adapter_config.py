@@ -48,14 +48,6 @@ _WITHOUT_EFFECT = frozenset(
     "fan_in_fan_out inference_mode loftq_config lora_dropout lora_ga_config megatron_config "
     "peft_version revision runtime_config task_type".split()
 )
-# What PEFT 0.21 merges into a T5, and what it does not either.
-_MERGED_BY_PEFT = frozenset(
-    "kasa_config modules_to_save monteclora_config target_parameters trainable_token_indices "
-    "use_bdlora use_qalora velora_config".split()
-)
-_NEVER_MERGED = frozenset(
-    "alora_invocation_tokens arrow_config layer_replication lora_bias".split()
-)
 
 
 def adapter_folder(name: str | Path) -> Path:
@@ -199,11 +191,8 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
     for name, value in raw.items():
         # An entry unknown here may be a number or a name, which others refer to, but no switch.
         if name not in _CHECKED | _WITHOUT_EFFECT and (value is True or _holds(value)):
-            what = f"{CONFIG}: {shown(name)} {shown(value)} cannot be merged"
-            if name in _NEVER_MERGED:
-                raise UserError(f"{what} into a T5, by PEFT neither; train without it")
-            cure = "it" if name in _MERGED_BY_PEFT else "it, if it can,"
-            raise UserError(f"{what} here; merge {cure} with PEFT")
+            what = f"{CONFIG}: {shown(name)} {shown(value)}"
+            raise UserError(f"{what} cannot be merged here; merge it with PEFT, where PEFT can")
 
 
 def _refuse_start(start: object) -> None:
@@ -215,9 +204,7 @@ def _refuse_start(start: object) -> None:
     if isinstance(kind, str) and kind.startswith(_CONVERTIBLE_STARTS):
         cure = "save the adapter with path_initial_model_for_weight_conversion"
         raise UserError(f"{what} changes the base model as well; {cure}")
-    if kind == "loftq":
-        raise UserError(f"{what} changes the base model as well, which cannot be merged here")
-    raise UserError(f"{what} is not known")
+    raise UserError(f"{what} cannot be merged here: it may change the base model as well")
 
 
 def _refuse_unused_blocks(raw: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from mlx_t5.checkpoints.quantization import (
     changed_settings,
     layer_settings,
 )
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, reason, shown
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
@@ -200,7 +200,7 @@ def save_adapter(
             mx.save_safetensors(file, named, {"format": "pt"})
             write_json(partial_folder / CONFIG, _ENTRIES | dict(entries))
     except (OSError, RuntimeError) as error:  # the latter is what MLX makes of a full disk
-        raise UserError(f"cannot write {path}: {error}") from error
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
     return path
 
 

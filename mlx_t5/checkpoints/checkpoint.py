@@ -18,7 +18,7 @@ from mlx_t5.checkpoints.safetensors_file import read_header
 from mlx_t5.checkpoints.small_files import read_object, require_own
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_file import read_torch
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, reason, shown
 
 SAFETENSORS = "model.safetensors"
 TORCH = "pytorch_model.bin"
@@ -148,7 +148,7 @@ def open_checkpoint(
             if index.is_file():
                 return _open_sharded(index, root)
     except OSError as error:
-        raise UserError(f"cannot read the checkpoint: {error}") from error
+        raise UserError(f"cannot read the checkpoint: {reason(error)}") from error
     there = sorted(shown(path.name) for path in folder.glob("[!.]*"))
     raise UserError(
         f"{folder}: no {names[0]} or {names[1]}, nor an index of either"

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlx_t5.backend import mx, nn
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 
 # mode -> the (bits, group sizes) it knows, the defaults of mlx-lm first
 MODES = MappingProxyType(
@@ -215,16 +215,12 @@ def change_weight(
     weight, scales, offsets = (arrays.get(f"{path}.{part}") for part in PARTS)
     if scales is None:
         return {f"{path}.weight": change(weight)}
-    floating = mx.issubdtype(scales.dtype, mx.floating)
-    common = [array for array in (scales, offsets) if array is not None]
-    if floating:  # the other modes' scales are exact in any type
-        common = [array.astype(mx.float32) for array in common]
+    if offsets is not None:  # the other modes' scales are exact in any type
+        scales, offsets = scales.astype(mx.float32), offsets.astype(mx.float32)
     try:
-        plain = mx.dequantize(weight, *common, **settings)
+        plain = mx.dequantize(weight, scales, offsets, **settings)
     except ValueError as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"{path} cannot be dequantised ({reason}): fetch the model again") from None
-    changed = change(plain)
-    changed = changed.astype(scales.dtype) if floating else changed
-    parts = mx.quantize(changed, **changed_settings(settings))
+        cause = f"{path} cannot be dequantised ({reason(error)})"
+        raise UserError(f"{cause}: fetch the model again") from None
+    parts = mx.quantize(change(plain), **changed_settings(settings))
     return {f"{path}.{part}": array for part, array in zip(PARTS, parts, strict=False)}

@@ -19,7 +19,7 @@ from pathlib import Path
 from mlx_t5.checkpoints.limits import MAX_TENSORS
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.checkpoints.torch_pickle import MAX_HEAD, MAX_PICKLE, Machine, Tensor
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, reason, shown
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -67,7 +67,7 @@ def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]
                 raise UserError("its data.pkl is too large for a list of tensors")
             state = Machine(io.BytesIO(archive.read(roots[0]))).run()
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
-        raise UserError(f"damaged archive ({error}): fetch it again") from error
+        raise UserError(f"damaged archive ({reason(error)}): fetch it again") from error
     places = {}
     size = path.stat().st_size
     with open(path, "rb") as file:

@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory
+from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory, reason
 from mlx_t5.ranges import Range, written
 from mlx_t5.settings import SETTINGS, Settings
 
@@ -26,6 +26,9 @@ LOOKUP = "lookup"  # as --draft-model: copying from the source
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+NO_MEMORY = (
+    "out of memory; take a smaller or a quantised model, shorter prompts, or fewer at a time"
+)
 # On a command line, regular decoding is asked for by another option than 0 proposals.
 NUM_DRAFT = replace(
     SETTINGS["num_draft"].range, least=1, expected="a whole number, at least 1, or auto"
@@ -72,12 +75,12 @@ def run(
     except ImportError as error:
         message = not_installed(error, requirements)
     except (UserError, OSError) as error:
-        message = str(error)
+        message = str(error) if isinstance(error, UserError) else reason(error)
     except (RuntimeError, MemoryError, RanksApart) as error:
         if is_lost_rank(error):
             message = "another rank has ended; start again"
         elif is_out_of_memory(error):
-            message = no_memory(error)
+            message = NO_MEMORY
         else:
             raise
     log(f"error: {message}")
@@ -91,21 +94,14 @@ def log(line: str) -> None:
 
 def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:
     """What to tell whoever starts a command without the packages that it needs."""
-    reason = str(error).strip().split("\n")[0].rstrip(".:")
+    cause = reason(error).rstrip(".:")
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        reason = f"{package} is not installed"
+        cause = f"{package} is not installed"
         listed = (ROOT / requirements).read_text(encoding="utf-8").replace("-", "_")
         if not re.search(rf"^{package}\b", listed, re.MULTILINE):
             requirements = "requirements.txt"
-    return f"{reason}; pip install -r {requirements}"
-
-
-def no_memory(error: BaseException) -> str:
-    """What to tell whoever's models or prompts do not fit into memory."""
-    reason = str(error).strip().split("\n")[0].rstrip(".")
-    cure = "take a smaller or a quantised model, shorter prompts, or fewer at a time"
-    return f"out of memory ({reason}); {cure}" if reason else f"out of memory; {cure}"
+    return f"{cause}; pip install -r {requirements}"
 
 
 def open_streams() -> None:
@@ -153,7 +149,7 @@ def between(low: float, high: float) -> Callable[[str], float]:
 
 def add_number(
     group: argparse._ActionsContainer,
-    *names: str,
+    names: str,
     type: Callable[[str], Any],
     default: Any,
     help: str,
@@ -163,7 +159,7 @@ def add_number(
 
     Args:
         group: what to add it to.
-        names: of the option.
+        names: of the option, with a space between.
         type: as argparse has it.
         default: where the option is absent.
         help: what it does; the default is added, unless it is None.
@@ -173,7 +169,7 @@ def add_number(
     shown = " ".join(map(str, default)) if several else default
     suffix = "" if default is None else f" (default: {shown})"
     group.add_argument(
-        *names,
+        *names.split(),
         type=type,
         default=default,
         nargs="+" if several else None,
@@ -211,8 +207,8 @@ def add_setting(
     metavar = option[2].upper()
     if allowed.kind is bool:
         metavar, default = f"{{{','.join([*FLAGS, *allowed.besides])}}}", str(default).lower()
-    names = (setting.flag, option) if setting.flag else (option,)
-    add_number(group, *names, type=within(allowed), default=default, help=help, metavar=metavar)
+    names = f"{setting.flag or ''} {option}"
+    add_number(group, names, within(allowed), default, help, metavar)
 
 
 def add_models(group: argparse._ActionsContainer) -> None:

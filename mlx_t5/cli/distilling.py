@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+from functools import partial
 
 from mlx_t5.cli.arguments import LOOKUP, Parser, add_number, add_setting, at_least, within
 from mlx_t5.cli.training import add_course, check_output
@@ -74,9 +74,7 @@ def _add_draft(parser: Parser) -> None:
 
 
 def _add_training(parser: Parser) -> None:
-    def number(name: str, type: Any, default: Any, help: str) -> None:
-        add_number(parser, name, type=type, default=default, help=help)
-
+    number = partial(add_number, parser)
     number("--iters", at_least(0), 1000, "training steps at most; 0 trains nothing")
     number("--batch-size", at_least(1), 32, "prompts a step")
     rate = Range(float, 1e-6, 1.0, "a number from 1e-6 to 1")

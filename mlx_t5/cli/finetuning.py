@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,7 @@ def _add_adapter(parser: Parser) -> None:
         help="layers with an adapter, such as q v wi_0 wo (default: all-linear: all of them)",
     )
 
-    def number(name: str, type: Any, default: Any, help: str) -> None:
-        add_number(parser, name, type=type, default=default, help=help)
-
+    number = partial(add_number, parser)
     number("--r", at_least(1), 16, "rank of an adapter")
     number("--lora-alpha", between(0, 1e6), 32.0, "its strength, which is divided by the rank")
     number("--lora-dropout", between(0, 0.9), 0.0, "the share of its input that it does not see")
@@ -82,9 +81,7 @@ def _add_adapter(parser: Parser) -> None:
 
 
 def _add_training(parser: Parser) -> None:
-    def number(name: str, type: Any, default: Any, help: str) -> None:
-        add_number(parser, name, type=type, default=default, help=help)
-
+    number = partial(add_number, parser)
     number("--iters", at_least(1), 1000, "training steps at most")
     number("--batch-size", at_least(1), 16, "pairs a step")
     _add_rates(parser)
@@ -104,8 +101,7 @@ def _add_training(parser: Parser) -> None:
 
 
 def _add_rates(parser: Parser) -> None:
-    def number(name: str, type: Any, help: str) -> None:
-        add_number(parser, name, type=type, default=None, help=help)
+    number = partial(add_number, parser)
 
     def choice(name: str, choices: Sequence[str], default: str | None, help: str) -> None:
         parser.add_argument(name, choices=choices, default=default, help=help)
@@ -116,6 +112,7 @@ def _add_rates(parser: Parser) -> None:
     number(
         "--learning-rate",
         within(Range(float, 1e-8, 1.0, "a number from 1e-8 to 1")),
+        None,
         f"the largest, of {ADAFACTOR} relative to a tensor's scale (default: for adapters "
         f"{adapters[ADAMW]:g} with {ADAMW} and {adapters[ADAFACTOR]:g} with {ADAFACTOR}, for whole "
         f"models {whole[ADAMW]:g} and {whole[ADAFACTOR]:g})",
@@ -123,7 +120,7 @@ def _add_rates(parser: Parser) -> None:
     schedules = f"how the rate goes on behind the warm-up; {RELATIVE} is {ADAFACTOR}'s own rate"
     help = f"{schedules} (default: linear, to nothing)"
     choice("--lr-scheduler-type", ("linear", "constant", RELATIVE), "linear", help)
-    number("--warmup-steps", at_least(0), "steps until then (default: a twentieth of all)")
+    number("--warmup-steps", at_least(0), None, "steps until then (default: a twentieth of all)")
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,7 @@ def log(line: str) -> None:
 
 def add_course(parser: Parser, seeded: str) -> None:
     """Adds the options that say when a training does what; `seeded` is what the seed is of."""
-
-    def number(name: str, type: Any, default: int, help: str) -> None:
-        add_number(parser, name, type=type, default=default, help=help)
-
+    number = partial(add_number, parser)
     number("--steps-per-eval", at_least(1), 100, "steps between evaluations on held-out prompts")
     number("--save-every", at_least(1), 100, "steps after which the state is written")
     seeds = Range(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}")

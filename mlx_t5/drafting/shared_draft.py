@@ -28,7 +28,7 @@ from mlx_t5.checkpoints.output_folder import check_output_folder, require_apart
 from mlx_t5.checkpoints.quantization import Quantization, Recipe
 from mlx_t5.checkpoints.small_files import MODULES, SENTENCE_SETTINGS, place
 from mlx_t5.checkpoints.stored_tensor import READABLE
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 from mlx_t5.network.draft_vocabulary import TABLE
 from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.layers import keep_float32
@@ -115,7 +115,7 @@ def save_draft(
             write_shards(partial, shards, Parameter.chunks, "mlx", "writing")
             write_json(partial / "config.json", config)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error}") from error
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
     return path
 
 

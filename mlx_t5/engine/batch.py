@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mlx_t5.network.exact import ExactTarget
     from mlx_t5.network.interface import Seq2Seq
 
-FAILED_PASS = "the device failed in this text's last pass ({}); decode fewer texts at a time"
-
 
 class Batch:
     """Rows in flight, with the target's cache and the settings of all of them.
@@ -123,7 +121,7 @@ class Batch:
                     mx.synchronize()
             except RuntimeError as error:
                 for row in self.rows:
-                    row.fail(FAILED_PASS.format(error))
+                    row.fail(f"the last pass failed ({error}); decode fewer texts at a time")
         self.keep([i for i, row in enumerate(self.rows) if row.finish_reason is None])
 
     def keep(self, rows: Sequence[int]) -> None:

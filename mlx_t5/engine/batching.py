@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import PASS_POSITIONS, in_halves
+
+if TYPE_CHECKING:
+    from mlx_t5.engine.batch import Batch
 
 PROMPTS_A_ROW = 8  # prompts in hand for each row in flight
 # Source tokens, padding included, that join between two steps at most, if it is more than one
@@ -92,11 +96,9 @@ class Queue:
     def _insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> bool:
         """Inserts rows, at first all, then halves of them; False once one has to wait."""
         if ahead:
-            try:
+            with suppress(RuntimeError, MemoryError):  # what MLX raises when it cannot allocate
                 self.engine.insert(rows, ahead)
                 return True
-            except (RuntimeError, MemoryError):  # what MLX raises when it cannot allocate
-                pass
         return all(in_halves(self._insert_all, rows, self._refuse))
 
     def _insert_all(self, rows: Sequence[Row]) -> list[bool]:

@@ -20,10 +20,7 @@ from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Cutting, Document
 from mlx_t5.text.tokenizer import encode
 
-DOUBTFUL = (
-    'note: "{}" at the beginning is decoded as text; if it is a prefix, give it with --prefix (in '
-    'Python prefix=; "" says there is none)'
-)
+DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefix (Python: prefix=)'
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory, shown
+from mlx_t5.errors import UserError, is_lost_rank, is_out_of_memory, reason, shown
 
 if TYPE_CHECKING:
     from mlx_t5.network.ranks import Ranks
@@ -81,8 +81,8 @@ def one_voice(options: Callable[[], Options], command: Callable[[Options], int])
         time.sleep(MEANWHILE)
         if not (isinstance(error, Disagreement) or is_lost_rank(error)):
             expected = isinstance(error, (UserError, OSError)) or is_out_of_memory(error)
-            reason = str(error).split("\n")[0] if expected else f"internal error: {error!r}"
-            print(f"error: {UserError(f'rank {rank}: {reason}')}", file=log, flush=True)
+            cause = reason(error) if expected else f"internal error: {error!r}"
+            print(f"error: {UserError(f'rank {rank}: {cause}')}", file=log, flush=True)
         return BAD_INPUT
 
 
@@ -104,9 +104,8 @@ def join() -> Ranks:
             return Ranks(mx.distributed.init(strict=True))
         except RuntimeError as error:
             if time.monotonic() > end:
-                reason = shown(str(error).split("\n")[0])
-                cure = f"ranks cannot reach each other ({reason}); start with: {LAUNCH}"
-                raise UserError(cure) from None
+                cause = f"ranks cannot reach each other ({shown(reason(error))})"
+                raise UserError(f"{cause}; start with: {LAUNCH}") from None
         time.sleep(0.5)
 
 
@@ -136,9 +135,9 @@ def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
             raise
         failed = error
     reports = ranks.gathered([None if failed is None else _told(failed), facts])
-    for rank, (reason, _) in enumerate(reports):
-        if reason is not None:
-            raise Disagreement(f"rank {rank}: {reason}" if rank else reason) from failed
+    for rank, (cause, _) in enumerate(reports):
+        if cause is not None:
+            raise Disagreement(f"rank {rank}: {cause}" if rank else cause) from failed
     for rank, (_, reported) in enumerate(reports):
         for name, fact in reports[0][1].items():
             if reported.get(name) != fact:
@@ -146,5 +145,4 @@ def agreeing(ranks: Ranks) -> Iterator[dict[str, str]]:
 
 
 def _told(error: BaseException) -> str:
-    reason = str(error).split("\n")[0] or type(error).__name__
-    return f"out of memory ({reason})" if is_out_of_memory(error) else reason
+    return "out of memory" if is_out_of_memory(error) else reason(error)

@@ -99,9 +99,7 @@ class T5Config:
             )
         given: dict[str, Any] = {}
         for field in fields(cls):
-            value = raw.get(field.name)
-            if field.name in ("more_eos_token_ids", "task_prefixes"):
-                continue  # they come from other entries
+            value = None if field.default == () else raw.get(field.name)  # from other entries
             if field.name == "eos_token_id" and isinstance(value, list):
                 value, *more = _end_tokens(value)
                 given["more_eos_token_ids"] = tuple(more)

@@ -20,7 +20,7 @@ from mlx_t5.checkpoints.checkpoint import (
     stored_dtype,
 )
 from mlx_t5.checkpoints.small_files import read_object
-from mlx_t5.errors import UserError, is_out_of_memory, shown
+from mlx_t5.errors import UserError, is_out_of_memory, reason, shown
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.layers import keep_float32
 from mlx_t5.network.ranks import Ranks
@@ -182,8 +182,7 @@ def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
         general = {key: entry[key] for key in ("group_size", "bits", "mode") if key in entry}
         nn.quantize(model, **general, class_predicate=settings)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"config.json: cannot apply its quantization: {reason}") from None
+        raise UserError(f"config.json: cannot apply its quantization: {reason(error)}") from None
 
 
 def read_mlx(folder: Path) -> Iterator[tuple[str, mx.array]]:
@@ -241,8 +240,8 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        reason = str(error).split("\n")[0]
-        raise UserError(f"cannot load the weights ({reason}); are the files damaged?") from None
+        cause = f"cannot load the weights ({reason(error)})"
+        raise UserError(f"{cause}; are the files damaged?") from None
     model.load_weights(weights)
 
 

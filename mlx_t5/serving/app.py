@@ -8,7 +8,7 @@ import mimetypes
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -29,7 +29,9 @@ from mlx_t5.serving.errors import (
 )
 from mlx_t5.serving.http_server import PUBLIC_PATHS, Middleware, has_key
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.service import Service
+
+if TYPE_CHECKING:
+    from mlx_t5.serving.service import Service
 
 PAGE = Path(__file__).parent / "page"
 LAST_STEPS = 10  # seconds

@@ -142,29 +142,27 @@ class GenerationBatches:
         return {number for number, one in self._job_rows.items() if one.job is job}
 
     def _draw(self) -> None:
-        """Makes rows of documents' pieces, in turns."""
+        """Makes rows of documents' pieces, in turns, as far as they can join."""
         others = any(not one.job.work.document for one in self._job_rows.values())
-        self._allowed = min(self._allowed + PIECE_TOKENS, batching.MAX_JOINING_TOKENS)
-        self._allowed = self._allowed if others else 0
+        most = batching.MAX_JOINING_TOKENS
+        allowed = min(self._allowed + PIECE_TOKENS, most) if others else most
         turns = deque(self._documents)
         while turns:
             job = turns.popleft()
-            if job.prompts and self._may_wait(job, others):
-                self._allowed -= len(job.prompts[0])
+            tokens = min(len(job.prompts[0]), most) if job.prompts else 0
+            if 0 < tokens <= allowed and self._has_room(job, others):
+                allowed -= tokens
                 self._begin(job, [job.prompts.popleft()])
                 turns.append(job)
         self._documents.rotate(-1)
+        self._allowed = allowed if others else 0
 
-    def _may_wait(self, job: Job, others: bool) -> bool:
-        """Whether a document's next piece can join, or beside others at least wait for a place."""
-        own, most = self._rows_of(job), batching.MAX_JOINING_TOKENS
-        tokens = min(len(job.prompts[0]), most)
-        if len(own) == job.size or (others and tokens > self._allowed):
-            return False
-        queue = self._queues.get(job.work.settings.num_beams)
+    def _has_room(self, job: Job, others: bool) -> bool:
+        """Whether a piece has a place; beside others, one of each document may wait for it."""
+        own, queue = self._rows_of(job), self._queues.get(job.work.settings.num_beams)
         if queue and len(queue.engine.rows) + len(queue.waiting) >= self._max_batch:
-            return others and own.isdisjoint(map(id, queue.waiting))
-        return not queue or tokens + sum(len(row.ids) for row in queue.waiting) <= most
+            return others and own.isdisjoint(map(id, queue.waiting)) and len(own) < job.size
+        return len(own) < job.size
 
     def step(self) -> None:
         """Makes a step of every batch, and reports what it gave."""

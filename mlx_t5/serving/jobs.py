@@ -31,9 +31,6 @@ REST_SECONDS = 10  # between two rounds with nothing to do
 IDLE_SECONDS = 0.05  # the same of ranks, as waiting in a collective is work
 
 
-# ---- out -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TokenLogprob:
     """One written token.
@@ -67,9 +64,6 @@ class Update:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-# ---- in ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class GenerationWork:
     """Prompts to decode with the same settings, with beams or without.
@@ -83,8 +77,7 @@ class GenerationWork:
         stream: whether updates are sent while rows grow; otherwise one a text, at its end.
         pieces: whether chunks are to say which text each token completed.
         logprobs: alternatives a token, None for no log-probabilities.
-        document: whether its job's prompts are the pieces of one text, where one that fails ends no
-            other.
+        document: whether they are the pieces of one text, where one that fails ends no other.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -167,10 +160,10 @@ class Job:
         unfinished: how many of `size` are not done.
         cancelled: whether nobody waits for it any longer, as from the thread's next round on.
         submitted: when, by the queue's clock.
-        prompts: of a document, the pieces that are no rows yet.
+        prompts: of a document, those that are no rows yet.
         whole: of a document, whether no more of them will come.
-        keys: of a generation, the random keys of the rows that are still to be made.
-        texts: of a generation, how many its rows so far are to have.
+        keys: of a generation, those of the rows to be made.
+        texts: of a generation, how many the rows that were made are to have.
     """
 
     work: Any
@@ -187,9 +180,6 @@ class Job:
 
     def __post_init__(self) -> None:
         self.unfinished = self.size
-
-
-# ---- between -------------------------------------------------------------------------------------
 
 
 class JobQueue:
@@ -300,10 +290,10 @@ class JobQueue:
         """
         with self._changed:
             timeout = REST_SECONDS if self._ranks.size == 1 else IDLE_SECONDS
-            self._changed.wait_for(lambda: busy or self._has_news(), timeout)
-            new, self._new = self._new, []
+            told = lambda: self._new or self._more or self._withdrawn  # noqa: E731
+            self._changed.wait_for(lambda: busy or told() or not (self.open or self._jobs), timeout)
             news = self._more, self._withdrawn, not (self.open or self._jobs)
-            self._more, self._withdrawn = [], []
+            new, self._new, self._more, self._withdrawn = self._new, [], [], []
         if self._ranks.size > 1:
             new, news = self._shared(new, news)
         more, cancelled, last = news
@@ -315,9 +305,6 @@ class JobQueue:
             if number in self._jobs:
                 self._jobs[number].cancelled = True
         return None if last else new
-
-    def _has_news(self) -> bool:
-        return bool(self._new or self._more or self._withdrawn or not (self.open or self._jobs))
 
     def _shared(self, new: list[Job], news: Any) -> tuple[list[Job], Any]:
         """What rank 0 knows, on every rank."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, reason, shown
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.interface import Seq2Seq
@@ -124,11 +124,8 @@ class Answers:
             try:
                 labelled += self._read(shard)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                reason = shown(str(error).split("\n")[0])
-                raise UserError(
-                    f"{self._file(shard)} is damaged ({reason}); remove it, and its prompts are "
-                    "answered again"
-                ) from None
+                cause = f"{self._file(shard)} is damaged ({shown(reason(error))})"
+                raise UserError(f"{cause}; remove it, and its prompts are answered again") from None
         return labelled
 
     def _read(self, shard: int) -> list[LabelledExample]:

@@ -22,7 +22,7 @@ from mlx_t5.checkpoints.folder import (
 )
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.drafting.shared_draft import Parameter, stored_dtype_of
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, reason
 from mlx_t5.names import ADAPTED, source_of
 from mlx_t5.network.adapting import Adapters
 from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
@@ -146,7 +146,7 @@ def write_model(path: Path, model: Any, source: Path) -> Path:
             config |= {name: stored for name in ("torch_dtype", "dtype") if name in raw}
             write_json(folder / "config.json", config)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error}") from error
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
     return path
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import lock, replace_file
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, reason, shown
 from mlx_t5.training.learner import Arrays, State
 
 SETTINGS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"
@@ -210,8 +210,8 @@ class RunFolder:
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
-            reason = shown(str(error).split("\n")[0])
-            raise UserError(f"{self.path / name} is damaged ({reason}); remove {damaged}") from None
+            cause = f"{self.path / name} is damaged ({shown(reason(error))})"
+            raise UserError(f"{cause}; remove {damaged}") from None
 
 
 def _by_name(state: State) -> Arrays:

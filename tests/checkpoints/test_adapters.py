@@ -150,7 +150,6 @@ def test_a_quantised_weight_is_quantised_again_in_8_bits(tiny, tmp_path, options
         parts = [stored.get(f"{path}.{part}") for part in ("weight", "scales", "biases")]
         wide = [p if p is None or p.dtype != mx.bfloat16 else p.astype(mx.float32) for p in parts]
         weight = mx.dequantize(*wide, **how).astype(mx.float32) + mx.array(b * a)
-        weight = weight.astype(mx.bfloat16) if how["mode"] == "affine" else weight
         new = mx.quantize(weight, max(how["group_size"], 32), 8)
         names = (f"{path}.weight", f"{path}.scales", f"{path}.biases")
         changed |= dict(zip(names, new, strict=True))
@@ -238,7 +237,7 @@ def refuse_both(tiny, folder, tmp_path, message):
 def test_peft_merges_what_it_is_said_to_merge(made, tmp_path, entries):
     reference = made("t5")
     adapters.by_peft(reference.model, tmp_path / "lora", **{"target_modules": ["q"], **entries})
-    with pytest.raises(UserError, match="cannot be merged here; merge it with PEFT$"):
+    with pytest.raises(UserError, match="cannot be merged here; merge it with PEFT"):
         load(reference.folder, adapter=tmp_path / "lora")
 
 
@@ -250,7 +249,9 @@ def test_peft_does_not_merge_what_it_is_said_not_to(made, tmp_path, entries):
     (tmp_path / "lora").mkdir(exist_ok=True)
     own = {**adapters.PLAIN, **entries}
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(own))
-    with pytest.raises(UserError, match="cannot be merged into a T5, by PEFT neither"):
+    with pytest.raises(
+        UserError, match="cannot be merged here; merge it with PEFT, where PEFT can"
+    ):
         load(made("t5").folder, adapter=tmp_path / "lora")
 
 

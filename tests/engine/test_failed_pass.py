@@ -14,7 +14,7 @@ from model import T5
 V = 11
 TABLE = random_table(V, eos_bias=0.5)
 SOURCES = [[5], [2, 3, 4, 5, 6, 2], [3, 3], [6, 5, 4, 3], [7, 2], [8]]
-TOLD = r"the device failed in this text's last pass \(Insufficient Memory\); decode fewer"
+TOLD = r"the last pass failed \(Insufficient Memory\); decode fewer texts at a time"
 
 
 class Failing:

@@ -37,3 +37,28 @@ def test_ranks_take_the_same_jobs_and_lose_them_in_the_same_round():
     assert first == second
     known = [(work, work.count) for work in WORK]
     assert first == ([[(*job, gone) for job in known] for gone in (False, True)], 0)
+
+
+def test_ranks_get_the_same_pieces_of_a_document_and_stop_when_it_is_whole():
+    def work(ranks):
+        queue, rounds = JobQueue(4, 8, time.monotonic, ranks), []
+        given = GenerationWork([], Settings(), 0, document=True)
+        if ranks.rank == 0:
+            asked = Job(given, 2, print)
+            queue.add(asked)
+            queue.extend(asked, [[5, 1], [6, 1]], False)
+            queue.close("stopping")
+        (job,) = queue.next_round(busy=False)
+        rounds.append((job.work, list(job.prompts), job.whole))
+        if ranks.rank == 0:
+            queue.extend(asked, [[7, 1]], True)
+        assert queue.next_round(busy=False) == [], "a document is on its way"
+        rounds.append((list(job.prompts), job.whole))
+        queue.release(job, 2)
+        assert queue.next_round(busy=False) is None
+        return given, rounds
+
+    first, second = Meeting(2).run(work)
+    assert first == second
+    given, rounds = first
+    assert rounds == [(given, [[5, 1], [6, 1]], False), ([[5, 1], [6, 1], [7, 1]], True)]

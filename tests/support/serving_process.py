@@ -85,7 +85,9 @@ class Server(Asked):
         end = time.monotonic() + seconds
         while not (value := condition()):
             assert self._process.poll() is None, self.log
-            assert time.monotonic() < end, self.log
+            if time.monotonic() > end:
+                self._process.kill()  # whoever was to close it may not have it yet
+                raise AssertionError(self.log)
             time.sleep(0.01)
         return value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -16,7 +15,6 @@ from convert import convert
 from families import torch, transformers
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
 from mlx_t5.checkpoints.adapter_config import LoraConfig
-from mlx_t5.errors import UserError
 from mlx_t5.network.linear import Matrix
 from mlx_t5.network.sharing import plain_weights
 from mlx_t5.network.weights import tensor_names
@@ -24,10 +22,6 @@ from mlx_t5.training.answers import given
 from mlx_t5.training.batches import collate
 from mlx_t5.training.fine_tuning import (
     adapt,
-    base_name,
-    changes,
-    paths,
-    unfreeze_last,
     write_adapter,
     write_model,
 )
@@ -340,40 +334,3 @@ def test_a_quantised_model_writes_with_the_adapter_merged_as_it_was_trained(made
     plain, merged = (load(folder, "float32", adapter=a)[0] for a in (None, path))
     differences = [np.abs(logits(m) - logits(model)).mean() for m in (merged, plain)]
     assert differences[0] < 0.03 * differences[1]
-
-
-def test_the_last_layers_alone_are_trained(made):
-    model, _ = load(made("byt5").folder, "float32")
-    unfreeze_last(model, 1)
-    names = set(Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights)
-    assert {".".join(name.split(".")[:3]) for name in names} == {
-        "encoder.layers.5", "decoder.layers.1"
-    }  # fmt: skip
-    assert len(changes(model.config, LORA, -1)) == len(paths(model.config)) > 20
-
-
-@pytest.mark.parametrize(
-    "entries, num_layers, message",
-    [
-        ({"target_modules": ("q", "relative_attention_bias")}, -1, "s relative_attention_bias: th"),
-        ({"target_modules": ("q", "typo", "v", "wi")}, -1, "--target-modules typo wi: this model"),
-        ({"target_modules": ("q", "all-linear")}, -1, "--target-modules all-linear: .* alone"),
-        ({"target_modules": ("q", "block.0.layer.0.SelfAttention.v")}, 1, "SelfAttention.v: this"),
-        ({"target_modules": "no.pattern"}, -1, "--target-modules no.pattern: this model"),
-        ({"r": 33}, -1, "--r 33 is too large: .* of encoder.block.0.* is 32; give at most"),
-        ({"r": 2147483648, "target_modules": ("wo",)}, -1, "--r 2147483648 .*DenseReluDense.wo is"),
-    ],
-)
-def test_layers_and_ranks_that_cannot_be(made, entries, num_layers, message):
-    model, _ = load(made("flan").folder, "float32")
-    with pytest.raises(UserError, match=message):
-        adapt(model, replace(LORA, **entries), num_layers)
-    assert "lora_A" not in model.encoder.layers[0].self_attention.q
-
-
-@pytest.mark.parametrize("record", [{"model": "a/b"}, {"model": "a/b", "adapter": "c"}, None])
-def test_an_adapter_names_the_base_that_its_weights_belong_to(tmp_path, record):
-    """With an adapter merged into it, a folder is no longer the model of its Hub id."""
-    (tmp_path / "config.json").write_text(json.dumps({"converted_from": record}))
-    expected = "a/b" if record == {"model": "a/b"} else str(tmp_path)
-    assert base_name(tmp_path) == expected

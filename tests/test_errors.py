@@ -1,0 +1,58 @@
+"""What an exception says to the user: its words, without those of the program that raised it."""
+
+import errno
+
+import pytest
+
+import convert
+import finetune
+import main
+from mlx_t5.backend import mx
+from mlx_t5.errors import reason
+
+LONG = "x" * 300  # a name that no file system takes
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a/b"), "No space left on device: a/b"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (OSError("not whole"), "not whole"),
+        (
+            RuntimeError("[write] Unable to write 5 bytes to file."),
+            "Unable to write 5 bytes to file.",
+        ),
+        (RuntimeError("[metal::load] no\nmore"), "no"),
+        (ValueError("[1] of 2"), "of 2"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_an_error_in_one_line(error, said):
+    assert reason(error) == said
+
+
+def test_mlx_names_its_functions_in_brackets(tmp_path):
+    (tmp_path / "a.safetensors").touch()
+    with pytest.raises(RuntimeError, match=r"^\[") as raised:
+        mx.load(str(tmp_path / "a.safetensors"))
+    assert not reason(raised.value).startswith("[")
+
+
+@pytest.mark.parametrize(
+    "program, options",
+    [
+        (main, f"--prompt a --model {LONG}"),
+        (main, f"--prompt a --model demo/target --adapter-path {LONG}"),
+        (main, f"--prompt a --model demo/target --output-file {LONG}"),
+        (convert, f"--model {LONG}"),
+        (convert, f"--model demo/target --mlx-path {LONG}"),
+        (finetune, f"--model demo/target --output new --data {LONG}"),
+    ],
+)
+def test_what_the_system_refuses_is_said_without_its_number(program, options, capsys):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        assert program.main(options.split()) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ") and "File name too long: " in last and "Errno" not in last
