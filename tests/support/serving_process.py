@@ -19,7 +19,7 @@ import httpx
 import server
 
 ROOT = Path(server.__file__).parent
-CACHE = tempfile.TemporaryDirectory()  # what "auto" measures is for all servers of the tests
+CACHE = tempfile.TemporaryDirectory()  # of kernels, for all servers of the tests
 LOOKUP_TOO = (
     *("--draft-model", str(ROOT / "demo" / "draft") + "+lookup"),
     *("--dtype", "float32", "--num-draft", "5"),
