@@ -28,6 +28,7 @@ from mlx_t5.settings import AUTO
 from mlx_t5.sizes import readable
 
 if TYPE_CHECKING:
+    from decoder import SpeculativeDecoder
     from mlx_t5.training.answers import LabelledExample, Tokens
     from mlx_t5.training.examples import Example
     from mlx_t5.training.trainer import Evaluation
@@ -172,7 +173,7 @@ class Distillation:
     ) -> Iterator[Tokens | None]:
         """What the target answers, in order; None where that fails."""
         end = self.target.config.eos_token_id
-        for result in self._decoded(None, examples, ANSWERS_AT_ONCE, indices=indices):
+        for result in self._decoded(self._decoder(None), examples, ANSWERS_AT_ONCE, indices):
             ended = (end,) if result.finish_reason == "stop" else ()
             yield None if result.error else (*result.tokens, *ended)
 
@@ -236,7 +237,8 @@ class Distillation:
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
 
-        results = list(self._decoded(self.draft, self.held_out, EVALUATED_AT_ONCE, NUM_DRAFT))
+        decoder = self._decoder(self.draft, NUM_DRAFT)
+        results = list(self._decoded(decoder, self.held_out, EVALUATED_AT_ONCE))
         decoded = [not result.error for result in results]
         if not any(decoded):
             raise UserError(f"no held-out prompt could be decoded: {results[0].error}")
@@ -274,9 +276,8 @@ class Distillation:
         drafts[LOOKUP] = SourceCopy(self.tokenizer)
 
         def decoding(name: str) -> Any:
-            return lambda turn: list(
-                self._decoded(drafts.get(name), self.held_out[turn : turn + 1], 1)
-            )
+            decoder = self._decoder(drafts.get(name))  # which learns what pays, as users' do
+            return lambda turn: list(self._decoded(decoder, self.held_out[turn : turn + 1], 1))
 
         log("measuring …")
         if not self.evaluated:  # which leaves out what cannot be decoded
@@ -287,19 +288,21 @@ class Distillation:
         self.card = lambda name: draft_card(name, *models, report(*facts, name))
         return report(*facts)
 
-    def _decoded(
-        self,
-        draft: Any,
-        examples: Sequence[Example],
-        batch_size: int,
-        num_draft: int | str = AUTO,
-        indices: Iterable[int] = (),
-    ) -> Iterator[Any]:
-        """Results of the target with a draft or without."""
+    def _decoder(self, draft: Any, num_draft: int | str = AUTO) -> SpeculativeDecoder:
+        """Of the target, with a draft or without."""
         from decoder import SpeculativeDecoder
 
+        return SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
+
+    def _decoded(
+        self,
+        decoder: SpeculativeDecoder,
+        examples: Sequence[Example],
+        batch_size: int,
+        indices: Iterable[int] = (),
+    ) -> Iterator[Any]:
+        """What the decoder makes of examples."""
         args = self.args
-        decoder = SpeculativeDecoder(self.target, draft, self.tokenizer, num_draft)
         seeds = [args.seed + i for i in indices or [0] * len(examples)]
         settings = {"temp": args.temp, "max_tokens": args.max_tokens}
         yield from decoder.results([e.source for e in examples], seeds, batch_size, **settings)

@@ -18,7 +18,6 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting import costs
 from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
@@ -59,7 +58,6 @@ def quickly():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"LEAST_TURNS": 1, "REPEATS": 1, "BUDGET_SECONDS": 0}.items():
             patch.setattr(verdict, name, value)
-        patch.setattr(costs, "BUDGET_SECONDS", 0)
         patch.setattr(answers, "SHARD", 16)
         patch.setattr(vocabulary, "ENOUGH", 0.8)  # so few answers have few tokens
         yield
@@ -217,7 +215,6 @@ def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
             yield replace(found, error="no memory") if len(source) % 2 else found
 
     monkeypatch.setattr(SpeculativeDecoder, "results", without_odd_ones)
-    monkeypatch.setattr(costs, "measure", lambda *_: costs.Costs({1: 1.0, 16: 1.0}, {1: 0.1}))
     pair = replace(models.choose_pair(None, None, None), draft=unlike(tmp_path / "other"))
     monkeypatch.setattr(models, "choose_pair", lambda *_, **__: pair)
     options = ["--max-tokens", "3", "--iters", "1", "--decoder-layers", "2"]

@@ -45,8 +45,6 @@ def session(tmp_path, monkeypatch, request, load_once):
     """A session that works through one page as a reader would."""
     monkeypatch.setattr(model, "load", load_once)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    # The pages show what a CPU proposes by default, wherever this runs.
-    monkeypatch.setattr("mlx_t5.drafting.adaptive.cpu_only", lambda: True)
     folder = tmp_path / "t5-mlx"
     folder.mkdir()
     return snippets.Session(folder, lambda port: request.getfixturevalue("server").url)

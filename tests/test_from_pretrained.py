@@ -77,7 +77,7 @@ def python(tmp_path):
 
 @pytest.mark.slow
 def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
-    pair = f'decoded("{TARGET}", dtype="float32")'
+    pair = f'decoded("{TARGET}", dtype="float32", num_draft=5)'
     with serve(FakeHub(repositories)) as hub:
         (result,), err = python(hub, pair)
         assert result[1] and len(result[0]) == 12
@@ -90,7 +90,7 @@ def test_a_pair_by_its_id_is_read_as_it_is(repositories, python, tmp_path):
             hub,
             f'decoded("{TARGET}", draft=None, dtype="float32")',
             f'decoded("{TARGET}", "{DRAFT}+lookup", dtype="float32", num_draft=2)',
-            f'decoded("{TARGET}", "lookup", dtype="float32", delta=0)',
+            f'decoded("{TARGET}", "lookup", dtype="float32", delta=0, num_draft=5)',
             f'decoded("{TARGET}", "none", "old", "float32")',
             f'tell(load("{TARGET}", revision="old")[0].folder.parent.name)',
             'decoded("me/byt5-mlx", "none")',

@@ -71,6 +71,7 @@ def test_a_rank_that_is_killed_ends_all(draft):
 def test_a_server_answers_over_ranks_and_ends_with_rank_0(draft):
     port = free_ports(1)
     options = ["--port", str(port), "--dtype", "float32", "--draft-model", draft]
+    options += ["--num-draft", "5"]
     started = launch(2, "server.py", "--model", str(BUNDLED / "target"), *options)
     assert started.stderr
     while line := started.stderr.readline():
@@ -125,7 +126,7 @@ def test_a_document_is_decoded_by_ranks_that_share_a_model(draft, tmp_path):
     name, out = tmp_path / "in.txt", tmp_path / "out.txt"
     name.write_bytes(b"She have two cat. I has a dog.\r\n\r\n***\r\n")
     options = ["--draft-model", draft, "--split", "sentences", "--prefix", "fix grammar: "]
-    options += ["--dtype", "float32", "--input-file", str(name)]
+    options += ["--dtype", "float32", "--num-draft", "5", "--input-file", str(name)]
     _, err = finish(launch(2, "main.py", *options, "--output-file", str(out)), SECONDS)
     assert out.read_bytes() == b"She has two cats. I have a dog.\r\n\r\n***\r\n"
     assert "2 pieces · " in err

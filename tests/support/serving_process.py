@@ -20,7 +20,7 @@ import server
 from standard_error import messages
 
 ROOT = Path(server.__file__).parent
-CACHE = tempfile.TemporaryDirectory()  # what "auto" measures is for all servers of the tests
+CACHE = tempfile.TemporaryDirectory()  # of kernels, for all servers of the tests
 LOOKUP_TOO = (
     *("--draft-model", str(ROOT / "demo" / "draft") + "+lookup"),
     *("--dtype", "float32", "--num-draft", "5"),
