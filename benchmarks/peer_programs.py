@@ -11,7 +11,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -58,7 +58,7 @@ class Answer:
 
 
 class Program(ABC):
-    """What decodes greedily, and times itself, so that no message between processes counts."""
+    """What decodes, and times itself, so that no message between processes counts."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Program(ABC):
 
     @abstractmethod
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """The tokens of each prompt, without start and end.
 
@@ -75,19 +75,26 @@ class Program(ABC):
             num_draft: proposals a step; 0 without a draft, "auto" as many as the program likes.
             max_tokens: generated at most, the end token included.
             batch_size: prompts decoded together at most.
+            **how: temp, and perhaps top_k or top_p; without them decoding is greedy.
 
         Raises:
             UserError: the program cannot do that.
         """
 
     def timed(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, first: bool
+        self,
+        prompts: Ids,
+        num_draft: int | str,
+        max_tokens: int,
+        batch_size: int,
+        first: bool,
+        **how: float,
     ) -> Answer:
         """Decodes and takes the time; `first` is whether the first tokens are timed too."""
 
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
-            tokens = self.decode(prompts, num_draft, max_tokens, batch_size)
+            tokens = self.decode(prompts, num_draft, max_tokens, batch_size, **how)
             return tokens, time.perf_counter() - began
 
         tokens, seconds = clocked(max_tokens)
@@ -137,7 +144,12 @@ class MlxT5(Program):
         return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in folders.items()]
 
     def decode(
-        self, prompts: Ids | Sequence[str], num_draft: int | str, max_tokens: int, batch_size: int
+        self,
+        prompts: Ids | Sequence[str],
+        num_draft: int | str,
+        max_tokens: int,
+        batch_size: int,
+        **how: Any,
     ) -> list[list[int]]:
         """As `Program.decode`; texts are one document."""
         from benchmarks.subject import decoding, sentences
@@ -150,7 +162,8 @@ class MlxT5(Program):
         if num_draft not in self.decoders:
             bare = replace(self.subject, tokenizer=None)  # ids to ids, as the others do
             self.decoders[num_draft] = bare.decoder(way, num_draft)
-        decode = decoding(self.decoders[num_draft], [prompts], batch_size, max_tokens=max_tokens)
+        how |= {"max_tokens": max_tokens}
+        decode = decoding(self.decoders[num_draft], [prompts], batch_size, **how)
         return [result.tokens for result in decode(0)]
 
 
@@ -214,7 +227,7 @@ class Transformers(Program):
         }
 
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """As `Program.decode`; prompts of alike length are decoded together."""
         more = {}
@@ -226,21 +239,25 @@ class Transformers(Program):
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         tokens: list[list[int]] = [[] for _ in prompts]
         for batch in cut(order, batch_size):
-            rows = self._generate([prompts[i] for i in batch], max_tokens, **more)
+            rows = self._generate([prompts[i] for i in batch], max_tokens, how, **more)
             for i, row in zip(batch, rows, strict=True):
                 tokens[i] = row
         return tokens
 
-    def _generate(self, prompts: Ids, max_tokens: int, **more: Any) -> list[list[int]]:
-        """One batch; `more` goes to `generate`."""
+    def _generate(
+        self, prompts: Ids, max_tokens: int, how: Mapping[str, float], **more: Any
+    ) -> list[list[int]]:
+        """One batch, sampled if `how` says so; `more` goes to `generate`."""
         from transformers import GenerationConfig
 
         special = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
         ids = {name: getattr(self.target.config, name, None) for name in special}
         saved = self.target.generation_config
         ids = {name: getattr(saved, name) if n is None else n for name, n in ids.items()}
+        sampling = {"top_k": 0, "temperature": how["temp"], "do_sample": True} if how else {}
+        sampling |= {name: value for name, value in how.items() if name != "temp"}
         config = GenerationConfig(
-            do_sample=False, num_beams=1, max_new_tokens=max_tokens, use_cache=True, **ids
+            num_beams=1, max_new_tokens=max_tokens, use_cache=True, **ids, **sampling
         )
         end, pad = ids["eos_token_id"], ids["pad_token_id"]
         sources = [self.torch.tensor(prompt, device=self.device) for prompt in prompts]
@@ -328,15 +345,18 @@ class CTranslate2(Program):
         }
 
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """As `Program.decode`; the program itself sorts prompts by length."""
         if num_draft:
             raise UserError("CTranslate2 has no speculative decoding")
+        names = {"temp": "sampling_temperature", "top_k": "sampling_topk", "top_p": "sampling_topp"}
+        sampling = {names[name]: value for name, value in ({"top_k": 0} | how).items() if how}
         results = self.translator.translate_batch(
             [[self.tokens[i] for i in ids] for ids in prompts],
             beam_size=1,
             max_decoding_length=max_tokens,
             max_batch_size=batch_size,
+            **sampling,
         )
         return [[self.ids[token] for token in result.hypotheses[0]] for result in results]

@@ -15,6 +15,9 @@ of other kinds (OpenBLAS's spin for 0.03 s) come to rest in the pause before eac
 With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput. With
 --document they are the sentences of one text, which this project cuts and joins. Other programs are
 given the sentences, in batches, and `regular` decodes them one by one.
+
+With --sampling programs decode without a draft, greedily and by `SAMPLING`. Sampled texts differ,
+so what a step takes is compared: first tokens are timed in batches too.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ ASSISTED = "transformers assisted"
 CT2 = "CTranslate2 greedy"
 OTHERS = (GREEDY, CT2)  # what every variant is compared with, beside regular decoding
 PROJECT = "this project"
+SAMPLING: Mapping[str, Mapping[str, float]] = {
+    "temp 1": {"temp": 1.0},
+    "top-k 50": {"temp": 1.0, "top_k": 50},
+    "top-p 0.9": {"temp": 1.0, "top_p": 0.9},
+}
 PROGRAMS = {  # the classes that run in processes
     PROJECT: "benchmarks.peer_programs:MlxT5",
     "transformers": "benchmarks.peer_programs:Transformers",
@@ -88,6 +96,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_prompts(parser, 16, "mixed")
     what = "the prompts are sentences of one task: make one document of them"
     parser.add_argument("--document", action="store_true", help=what)
+    what = f"without a draft, greedily and by {', '.join(SAMPLING)}"
+    parser.add_argument("--sampling", action="store_true", help=what)
     workload.add_num_draft(parser, [5, AUTO], "the draft's and, if a number, assisted generation's")
     what = "prompts decoded together, one table each"
     add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
@@ -113,6 +123,8 @@ def run(args: argparse.Namespace, command: str) -> int:
         ids = project.call("encode", texts=prompts)
         processes = {PROJECT: project} | {name: others[name] for name in programs}
         variants = all_variants(processes, args.num_draft)
+        if args.sampling:
+            variants = sampled(variants)
         if args.document:
             variants = of_document(variants, prompts)
         for size in args.batch_size:
@@ -188,6 +200,16 @@ def all_variants(
     }
 
 
+def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
+    """Those without a draft, greedy and by `SAMPLING`."""
+    greedy = {name: variants[name] for name in (REGULAR, *OTHERS) if name in variants}
+    return greedy | {
+        f"{name.removesuffix(' greedy')}, {how}": partial(decode, **settings)
+        for how, settings in SAMPLING.items()
+        for name, decode in greedy.items()
+    }
+
+
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
     """This project's variants for the document that the first prompts make, and `OTHERS`.
 
@@ -225,7 +247,8 @@ def compare(
     """
     single = batch_size == 1 and not args.document
     turns = workload.cut(ids, 1 if single else len(ids))
-    keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": single}
+    first = single or args.sampling
+    keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": first}
     left_out: dict[str, str] = {}
     attempts = {
         name: or_left_out(name, partial(decode, **keywords), left_out)
@@ -300,7 +323,9 @@ def summarise(timed: Mapping[str, Timed]) -> list[dict]:
             "speed_up": speed_up(regular, times),
             "over": {other: speed_up(total[other], times) for other in OTHERS if other in total},
             "tokens_per_second": 1 / times.seconds_a_token(),
-            "different": differing(times.outcomes, regular.outcomes),
+            "different": None
+            if name.endswith(tuple(SAMPLING))
+            else differing(times.outcomes, regular.outcomes),
             "seconds": times.seconds,
             "tokens": times.outcomes[-1],
         }

@@ -47,6 +47,9 @@ def test_all_write_the_same(project, transformers, ctranslate2, ids, longest):
         for program in (transformers, ctranslate2):
             assert program.decode(ids[::-1], 0, longest, batch_size) == expected[::-1]
             assert program.decode(ids, 0, longest, batch_size) == expected
+    for program in (project, transformers, ctranslate2):  # one token to choose from
+        assert program.decode(ids, 0, longest, 2, temp=2.0, top_k=1) == expected
+        assert program.decode(ids, 0, longest, 2, temp=2.0, top_p=1e-6) == expected
 
 
 def test_what_a_program_cannot_do(transformers, ctranslate2, ids):
