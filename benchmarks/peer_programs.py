@@ -11,7 +11,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -81,20 +81,12 @@ class Program(ABC):
             UserError: the program cannot do that.
         """
 
-    def timed(
-        self,
-        prompts: Ids,
-        num_draft: int | str,
-        max_tokens: int,
-        batch_size: int,
-        first: bool,
-        **how: float,
-    ) -> Answer:
-        """Decodes and takes the time; `first` is whether the first tokens are timed too."""
+    def timed(self, max_tokens: int, first: bool, **keywords: Any) -> Answer:
+        """`decode` with the time it takes; `first` is whether the first tokens are timed too."""
 
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
-            tokens = self.decode(prompts, num_draft, max_tokens, batch_size, **how)
+            tokens = self.decode(max_tokens=max_tokens, **keywords)
             return tokens, time.perf_counter() - began
 
         tokens, seconds = clocked(max_tokens)
@@ -144,12 +136,7 @@ class MlxT5(Program):
         return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in folders.items()]
 
     def decode(
-        self,
-        prompts: Ids | Sequence[str],
-        num_draft: int | str,
-        max_tokens: int,
-        batch_size: int,
-        **how: Any,
+        self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
         """As `Program.decode`; texts are one document."""
         from benchmarks.subject import decoding, sentences
@@ -230,7 +217,9 @@ class Transformers(Program):
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """As `Program.decode`; prompts of alike length are decoded together."""
-        more = {}
+        more: dict[str, Any] = {}
+        if how:
+            more = {"do_sample": True, "top_k": 0, "temperature": how.pop("temp"), **how}
         if num_draft:
             if len(prompts) > 1:
                 raise UserError("assisted generation takes one prompt at a time")
@@ -239,25 +228,21 @@ class Transformers(Program):
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         tokens: list[list[int]] = [[] for _ in prompts]
         for batch in cut(order, batch_size):
-            rows = self._generate([prompts[i] for i in batch], max_tokens, how, **more)
+            rows = self._generate([prompts[i] for i in batch], max_tokens, **more)
             for i, row in zip(batch, rows, strict=True):
                 tokens[i] = row
         return tokens
 
-    def _generate(
-        self, prompts: Ids, max_tokens: int, how: Mapping[str, float], **more: Any
-    ) -> list[list[int]]:
-        """One batch, sampled if `how` says so; `more` goes to `generate`."""
+    def _generate(self, prompts: Ids, max_tokens: int, **more: Any) -> list[list[int]]:
+        """One batch; `more` goes to `generate`."""
         from transformers import GenerationConfig
 
         special = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
         ids = {name: getattr(self.target.config, name, None) for name in special}
         saved = self.target.generation_config
         ids = {name: getattr(saved, name) if n is None else n for name, n in ids.items()}
-        sampling = {"top_k": 0, "temperature": how["temp"], "do_sample": True} if how else {}
-        sampling |= {name: value for name, value in how.items() if name != "temp"}
         config = GenerationConfig(
-            num_beams=1, max_new_tokens=max_tokens, use_cache=True, **ids, **sampling
+            do_sample=False, num_beams=1, max_new_tokens=max_tokens, use_cache=True, **ids
         )
         end, pad = ids["eos_token_id"], ids["pad_token_id"]
         sources = [self.torch.tensor(prompt, device=self.device) for prompt in prompts]
@@ -348,15 +333,12 @@ class CTranslate2(Program):
         self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """As `Program.decode`; the program itself sorts prompts by length."""
-        if num_draft:
-            raise UserError("CTranslate2 has no speculative decoding")
-        names = {"temp": "sampling_temperature", "top_k": "sampling_topk", "top_p": "sampling_topp"}
-        sampling = {names[name]: value for name, value in ({"top_k": 0} | how).items() if how}
+        if num_draft or how:
+            raise UserError("CTranslate2 has no speculative decoding, and is only greedy here")
         results = self.translator.translate_batch(
             [[self.tokens[i] for i in ids] for ids in prompts],
             beam_size=1,
             max_decoding_length=max_tokens,
             max_batch_size=batch_size,
-            **sampling,
         )
         return [[self.ids[token] for token in result.hypotheses[0]] for result in results]

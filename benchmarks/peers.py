@@ -15,9 +15,6 @@ of other kinds (OpenBLAS's spin for 0.03 s) come to rest in the pause before eac
 With --batch-size above 1 a turn is all prompts, so many of them decoded together: throughput. With
 --document they are the sentences of one text, which this project cuts and joins. Other programs are
 given the sentences, in batches, and `regular` decodes them one by one.
-
-With --sampling programs decode without a draft, greedily and by `SAMPLING`. Sampled texts differ,
-so what a step takes is compared: first tokens are timed in batches too.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from typing import Any
 from benchmarks import printing, workload
 from benchmarks.peer_process import Process
 from benchmarks.peer_programs import Answer, Ids
-from benchmarks.workload import DRAFT, REGULAR
+from benchmarks.workload import DRAFT, REGULAR, SAMPLING
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
@@ -46,11 +43,6 @@ ASSISTED = "transformers assisted"
 CT2 = "CTranslate2 greedy"
 OTHERS = (GREEDY, CT2)  # what every variant is compared with, beside regular decoding
 PROJECT = "this project"
-SAMPLING: Mapping[str, Mapping[str, float]] = {
-    "temp 1": {"temp": 1.0},
-    "top-k 50": {"temp": 1.0, "top_k": 50},
-    "top-p 0.9": {"temp": 1.0, "top_p": 0.9},
-}
 PROGRAMS = {  # the classes that run in processes
     PROJECT: "benchmarks.peer_programs:MlxT5",
     "transformers": "benchmarks.peer_programs:Transformers",
@@ -96,8 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_prompts(parser, 16, "mixed")
     what = "the prompts are sentences of one task: make one document of them"
     parser.add_argument("--document", action="store_true", help=what)
-    what = f"without a draft, greedily and by {', '.join(SAMPLING)}"
-    parser.add_argument("--sampling", action="store_true", help=what)
+    parser.add_argument("--sampling", action="store_true", help="no draft; greedily and sampled")
     workload.add_num_draft(parser, [5, AUTO], "the draft's and, if a number, assisted generation's")
     what = "prompts decoded together, one table each"
     add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
@@ -201,13 +192,11 @@ def all_variants(
 
 
 def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
-    """Those without a draft, greedy and by `SAMPLING`."""
-    greedy = {name: variants[name] for name in (REGULAR, *OTHERS) if name in variants}
-    return greedy | {
-        f"{name.removesuffix(' greedy')}, {how}": partial(decode, **settings)
-        for how, settings in SAMPLING.items()
-        for name, decode in greedy.items()
-    }
+    """This project and transformers without a draft, greedy and sampled."""
+    greedy = {name: variants[name] for name in (REGULAR, GREEDY) if name in variants}
+    names = [(name, how) for name in greedy for how in SAMPLING]
+    rows = {f"{name.removesuffix(' greedy')} with {how}": (name, how) for name, how in names}
+    return greedy | {row: partial(greedy[n], **SAMPLING[how]) for row, (n, how) in rows.items()}
 
 
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
@@ -323,9 +312,7 @@ def summarise(timed: Mapping[str, Timed]) -> list[dict]:
             "speed_up": speed_up(regular, times),
             "over": {other: speed_up(total[other], times) for other in OTHERS if other in total},
             "tokens_per_second": 1 / times.seconds_a_token(),
-            "different": None
-            if name.endswith(tuple(SAMPLING))
-            else differing(times.outcomes, regular.outcomes),
+            "different": None if " with " in name else differing(times.outcomes, regular.outcomes),
             "seconds": times.seconds,
             "tokens": times.outcomes[-1],
         }

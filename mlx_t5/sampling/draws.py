@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
 LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
 CANDIDATES = 1024  # likeliest tokens that top-p looks at; if they do not reach it, at all of them
+LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long
 BLOCK = 128  # tokens that `sample` draws as one first
 PER_COLUMN = 8  # numbers of which `highest` looks at the largest first
 
@@ -74,7 +75,6 @@ class Sampling:
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
         top_p = [s.top_p if s.temp > 0 and s.top_p < 1 else mx.inf for s in settings]
-        open_ended = (0, True) in [(k, p < 1) for k, p in zip(top_k, top_p, strict=True)]
         joint = [t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
         all_greedy = all(t == 0 for t in temp)
         return cls(
@@ -90,7 +90,7 @@ class Sampling:
             any_lenient=any(d > 0 for d in delta),
             most_k=max(top_k),
             any_top_p=any(p < 1 for p in top_p),
-            candidates=CANDIDATES if open_ended else 0,
+            candidates=CANDIDATES * any(p < 1 for k, p in zip(top_k, top_p, strict=True) if not k),
             processing=processing,
             keys=mx.stack(list(keys)) if keys and not all_greedy else None,
             by_position=0 if all_greedy else by_position,
@@ -178,74 +178,72 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
         sampling: settings of the B rows.
 
     Returns:
-        (B, T, V) float32, each row summing to one; and (B, T) bool, where the candidates fall short
-        of top-p: all tokens stay there, and `Sampling.exhaustive` has it. None if that cannot be.
+        (B, T, V) float32, each row summing to one; and `short`, (B, T) bool, where the candidates
+        do not reach top-p: nothing is left out there, and `Sampling.exhaustive` is needed. None if
+        that cannot be.
     """
     greedy = (sampling.temp == 0)[:, None, None]
     # Distances to the largest logit are negative: however small temp is, none becomes +inf.
     distance = logits - mx.max(logits, axis=-1, keepdims=True)
-    scaled = distance / mx.where(greedy, 1.0, sampling.temp[:, None, None])
-    p, short = mx.softmax(scaled, axis=-1, precise=True), None
+    log2 = distance * (LOG2_E / mx.where(greedy, 1.0, sampling.temp[:, None, None]))
+    weights, short = mx.power(2.0, log2), None
     if most := min(max(sampling.most_k, sampling.candidates), logits.shape[-1]):
-        p, short = _filtered(p, scaled, sampling, most)
+        weights, short = _filtered(weights, log2, sampling, most)
     if sampling.any_greedy:
-        p = mx.where(greedy, one_hot(likeliest(logits), logits.shape[-1]), p)
-    return p, short
+        weights = mx.where(greedy, one_hot(likeliest(logits), logits.shape[-1]), weights)
+    return weights / _total(weights), short
 
 
 def _filtered(
-    p: mx.array, scaled: mx.array, sampling: Sampling, most: int
+    weights: mx.array, log2: mx.array, sampling: Sampling, most: int
 ) -> tuple[mx.array, mx.array | None]:
-    """`probabilities` after top-k and top-p.
+    """What top-k, then top-p leave of weights (B, T, V), and `short` as of `probabilities`.
 
     Args:
-        p: (B, T, V), before both.
-        scaled: (B, T, V), their logits less the largest.
+        weights: relative to the likeliest token's.
+        log2: their logarithms.
         sampling: settings of the B rows.
         most: candidates of the row that has most.
     """
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
-    likely, likeliest_p = highest(scaled, most), mx.max(p, axis=-1, keepdims=True)
+    likely, short = highest(log2, most), None
     # What a row keeps depends on its own candidates, whatever others have.
     first = most - mx.clip(mx.where(top_k > 0, top_k, sampling.candidates), 1, most)
     if sampling.most_k:
         places = mx.broadcast_to(first, (*likely.shape[:-1], 1))
         least = mx.take_along_axis(likely, places, axis=-1)
-        p = p * (scaled >= mx.where(top_k > 0, least, -mx.inf))
-        top_p = top_p * mx.where(top_k > 0, _total(p), 1.0)
-    short = None
+        weights = weights * (log2 >= mx.where(top_k > 0, least, -mx.inf))
     if sampling.any_top_p:
-        # No exponential of V numbers again: p is that of the likeliest times exp(scaled).
-        mass = mx.exp(likely) * likeliest_p * (mx.arange(most) >= first)
+        mass = mx.power(2.0, likely) * (mx.arange(most) >= first)
         # A token stays while the mass in front of it is below top_p: the nucleus is
         # the smallest set that reaches top_p, and holds one token at least.
         in_front = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
-        least = mx.min(mx.where(in_front < top_p, likely, mx.inf), axis=-1, keepdims=True)
-        short = in_front[..., :1] + mass[..., :1] < top_p
-        p = p * (scaled >= mx.where(short, -mx.inf, least))
+        enough = top_p * _total(weights)
+        least = mx.min(mx.where(in_front < enough, likely, mx.inf), axis=-1, keepdims=True)
+        short = in_front[..., :1] + mass[..., :1] < enough
+        weights = weights * (log2 >= mx.where(short, -mx.inf, least))
         short = (short & (top_k == 0) & (top_p < mx.inf))[..., 0]
-    short = short if most < scaled.shape[-1] else None
-    return p / mx.where((top_k > 0) | (top_p < mx.inf), _total(p), 1.0), short
+    return weights, short if most < log2.shape[-1] else None
 
 
-def _total(p: mx.array) -> mx.array:
+def _total(weights: mx.array) -> mx.array:
     """Sums (B, T, 1) of (B, T, V): on GPUs the order in `mx.sum` depends on how many there are."""
-    return mx.cumsum(p, axis=-1)[..., -1:]
+    return mx.cumsum(weights, axis=-1)[..., -1:]
 
 
 def highest(x: mx.array, count: int) -> mx.array:
-    """The largest numbers of (..., V), ascending (..., count).
+    """The largest of numbers (..., V), ascending (..., count).
 
-    Written in a few rows, they are in as many columns, those with the largest maxima.
+    Of numbers in columns, they are in the `count` columns with the largest maxima, or equal those.
     """
     if PER_COLUMN * count < x.shape[-1]:
-        x = cut(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
+        x = in_blocks(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
         best = mx.argpartition(-mx.max(x, axis=-2), count - 1, axis=-1)[..., None, :count]
         x = mx.take_along_axis(x, best, axis=-1).flatten(-2)
     return mx.sort(mx.topk(x, count, axis=-1), axis=-1)
 
 
-def cut(x: mx.array, size: int, filler: float) -> mx.array:
+def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
     """(..., V) as (..., parts, size); the last part is filled up."""
     if missing := -x.shape[-1] % size:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=filler)
@@ -287,7 +285,7 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
     Returns:
         Tokens (B,) int32.
     """
-    blocks = cut(weights, BLOCK, 0.0)
+    blocks = in_blocks(weights, BLOCK, 0.0)
     count = blocks.shape[1] + BLOCK + 1
     u = _each_key(lambda key: mx.random.uniform(shape=(count,), key=key), keys)
     of_blocks, of_tokens = mx.split(waiting_times(u), [blocks.shape[1]], axis=-1)

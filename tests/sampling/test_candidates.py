@@ -92,7 +92,7 @@ def test_ties_at_every_threshold_stay_and_nothing_else(logits, settings, exhaust
 @pytest.mark.parametrize("logits", LOGITS)
 def test_a_row_keeps_the_same_whatever_the_others_ask_for(logits, monkeypatch):
     monkeypatch.setattr(draws, "CANDIDATES", 8)
-    rows = [{}, {"top_k": 5}, {"top_p": 0.6}, {"top_k": 200, "top_p": 0.9}, {"temp": 0.0}]
+    rows = [{}, {"top_k": 5}, {"top_p": 0.6}, {"top_k": 500, "top_p": 0.9}, {"temp": 0.0}]
     rows = [{"temp": 1.0} | row for row in rows]
     logits = mx.array(np.float32(LOGITS[logits]))[None, None]
     alone = [probabilities(logits, mixed(row)) for row in rows]
