@@ -20,7 +20,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.backend import announce_kernels, mx, nn, tree_flatten
+from mlx_t5.backend import announce_kernels, mx, nn
 from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import read_pooling
@@ -29,7 +29,7 @@ from mlx_t5.network.attention import biases, source_biases
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import settle
-from mlx_t5.network.interface import WeightsRead, require_decoder
+from mlx_t5.network.interface import require_decoder
 from mlx_t5.network.layers import checkpointed, encoder_layer, heads, layer_for, residual_dtype
 from mlx_t5.network.linear import Matrix, matrices
 from mlx_t5.network.memory import cache_bytes, encoder_bytes, loaded_bytes, room_for_weights
@@ -156,16 +156,6 @@ class T5(Stacks):
             k, v = heads(self.local_config, [matrix.times(x) for matrix in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
-
-    def weights_read(self) -> WeightsRead:
-        """What a pass of `decode` reads: the layers as they are then, and the output head."""
-        blocks = self.decoder.blocks
-        arrays = [leaf for _, leaf in tree_flatten([blocks, self.head])]
-        size = sum(array.nbytes for array in arrays if isinstance(array, mx.array))
-        output = blocks[0][-1].output
-        quantization = getattr(output, "base", output).quantization
-        kind = quantization[-1] if quantization else str(self.dtype).split(".")[-1]
-        return WeightsRead(len(blocks), size, kind)
 
     @property
     def dtype(self) -> mx.Dtype:

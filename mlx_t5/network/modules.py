@@ -12,9 +12,10 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from mlx_t5.backend import mx, nn
+from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.network.attention import RelativeBias
 from mlx_t5.network.config import T5Config
+from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.layers import PASSES, Block, Blocks, Norm
 from mlx_t5.network.linear import Matrix, join, matrices
 
@@ -120,6 +121,16 @@ class Stacks(nn.Module):
             if "wi_0" in layer.feed_forward:
                 join(*layer.feed_forward.inputs())
             mx.clear_cache()  # of the single ones, in whose place the next layer's can be joined
+
+    def weights_read(self) -> WeightsRead:
+        """What a pass of `decode` reads: the layers as they are then, and the output head."""
+        blocks = self.decoder.blocks
+        arrays = [leaf for _, leaf in tree_flatten([blocks, self.head])]
+        size = sum(array.nbytes for array in arrays if isinstance(array, mx.array))
+        output = blocks[0][-1].output
+        quantization = getattr(output, "base", output).quantization
+        kind = quantization[-1] if quantization else str(self.dtype).split(".")[-1]
+        return WeightsRead(len(blocks), size, kind)
 
     def update(self, *args: Any, **options: Any) -> Stacks:
         """As of `nn.Module`."""
