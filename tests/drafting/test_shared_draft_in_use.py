@@ -55,7 +55,8 @@ def test_main_writes_what_the_target_writes_alone(run, either):
     _, expected, _ = run(*OPTIONS, "--regular-decode", "--json")
     texts = [json.loads(line)["text"] for line in expected.splitlines()]
     for name, more in ((str(draft), ["--exact"]), (f"{draft}+lookup", [])):
-        status, out, err = run(*OPTIONS, "--draft-model", name, "--json", *more)
+        given = ["--draft-model", name, "--num-draft", "5", "--json", *more]
+        status, out, err = run(*OPTIONS, *given)
         records = [json.loads(line) for line in out.splitlines()]
         assert (status, [r["text"] for r in records]) == (0, texts)
         assert sum(r["stats"]["accepted"] for r in records) > 10
