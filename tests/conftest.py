@@ -63,12 +63,13 @@ def respelled(monkeypatch):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> list[str]:
-    """Options that name a random target and a random draft, in float32 on every device."""
+    """Options that name a random target and draft, which proposes 5 tokens, in float32."""
     from command_line import byte_model
 
     root = tmp_path_factory.mktemp("models")
     target, draft = byte_model(root / "target"), byte_model(root / "draft", noise=0.1)
-    return ["--model", str(target), "--draft-model", str(draft), "--dtype", "float32"]
+    names = ["--model", str(target), "--draft-model", str(draft)]
+    return [*names, "--dtype", "float32", "--num-draft", "5"]
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def main(tmp_path):
     def run(hub: FakeHub, *options: str, **environment: str) -> tuple[int, str, str]:
         command = [sys.executable, str(ROOT / "main.py"), "--model", TARGET, "--prompt", "a"]
         done = subprocess.run(
-            [*command, "-m", "12", "--dtype", "float32", *options],
+            [*command, "-m", "12", "--dtype", "float32", "--num-draft", "5", *options],
             cwd=tmp_path,
             env=hub.environment(tmp_path / "hf") | environment,
             capture_output=True,

@@ -20,6 +20,8 @@ MODEL = [
     str(ROOT / "demo" / "draft"),
     "--dtype",
     "float32",
+    "--num-draft",
+    "5",
 ]
 TASK = "translate English to French: "
 SOURCE = (

@@ -57,7 +57,8 @@ def test_main_writes_what_the_target_writes_alone(run, either):
     _, expected, _ = run(*OPTIONS, "--regular-decode", "--json")
     texts = [json.loads(line)["text"] for line in expected.splitlines()]
     for name, more in ((f"{draft}+lookup", []), (str(draft), ["--exact"])):
-        status, out, err = run(*OPTIONS, "--draft-model", name, "--json", *more)
+        given = ["--draft-model", name, "--num-draft", "5", "--json", *more]
+        status, out, err = run(*OPTIONS, *given)
         assert status == 0, err
         records = [json.loads(line) for line in out.splitlines()]
         assert [r["text"] for r in records] == texts
