@@ -30,7 +30,8 @@ def test_the_table_compares_with_one_at_a_time_repeat_by_repeat():
 def test_both_servers_write_every_client_the_same(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "figures.json"
-    argv = ["--clients", "1", "3", "--count", "5", "--repeats", "1", "--json", str(file)]
+    argv = ["--clients", "1", "3", "--count", "5", "--repeats", "1", "--num-draft", "5"]
+    argv += ["--json", str(file)]
     assert benchmark.main(["server", *argv, "--dtype", "float32"]) == 0
     command, head, _, _, _, *rows = capsys.readouterr().out.splitlines()
     assert command.startswith("python benchmark.py server")
