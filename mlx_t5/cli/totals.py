@@ -73,8 +73,4 @@ class Totals:
             parts.append(f"{stats.speculation.copied_accepted} copied")
         if stats.target_calls:
             parts.append(f"{stats.tokens_per_call:.2f} tokens per target call")
-        if stats.drafted:
-            steps = [(n, k) for n, k in enumerate(stats.speculation.steps_by_length) if k]
-            lengths = ", ".join(str(n) for n, _ in steps)
-            parts.append(f"steps of {lengths} proposals: {', '.join(str(k) for _, k in steps)}")
         return parts

@@ -18,15 +18,15 @@ Symbols: B rows, gamma proposals, N the numbers that are considered.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlx_t5.drafting.costs import MOST, Expected, Grid, Shape, StepCosts, grid, most_proposals
-from mlx_t5.drafting.proposals import NOTHING, Choice, Drafter, Kind, Offer
+from mlx_t5.drafting.experience import Experience
+from mlx_t5.drafting.proposals import NOTHING, Choice, Drafter, Offer
 from mlx_t5.network.exact import ExactTarget
 from mlx_t5.network.exactness import LONGEST_AUTO
 from mlx_t5.settings import AUTO
@@ -37,55 +37,7 @@ if TYPE_CHECKING:
 
 NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
 FIRST = 7  # proposals at most, until more than so many were accepted
-MEMORY = 80.0  # verified proposals after which an old one counts 1/e
-OTHERS = 20.0  # proposals of other rows that count for a row at most
 LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
-TRIAL_SHARE = 0.02  # of the time, spent on drafts that are not expected to pay
-LEAST_PRICE = 0.02  # of a trial, in steps
-
-
-@dataclass
-class Outcomes:
-    """What became of proposals, the latest counting most."""
-
-    accepted: float = 0.0
-    rejected: float = 0.0
-
-    def add(self, verified: int, accepted: int) -> None:
-        """Takes the outcome of a step into account."""
-        fade = (1 - 1 / MEMORY) ** verified
-        self.accepted = self.accepted * fade + accepted
-        self.rejected = self.rejected * fade + verified - accepted
-
-
-@dataclass
-class Experience:
-    """What was seen of proposals, by one row or by all greedy ones.
-
-    Attributes:
-        outcomes: by kind.
-        credit: seconds that may be spent on trying a draft.
-        idle: steps since a draft was asked.
-    """
-
-    outcomes: dict[Kind, Outcomes] = field(default_factory=lambda: defaultdict(Outcomes))
-    credit: float = 0.0
-    idle: int = 0
-
-    def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
-        """a and b of the beta distribution of alpha for a row with this experience."""
-        own, shared = self.outcomes[kind], others.outcomes[kind]
-        a = kind.accepted + max(shared.accepted - own.accepted, 0.0)
-        b = kind.rejected + max(shared.rejected - own.rejected, 0.0)
-        scale = min(1.0, OTHERS / (a + b))
-        return a * scale + own.accepted, b * scale + own.rejected
-
-    def affords(self, price: float, step: float) -> bool:
-        """Whether a trial that loses so many seconds is due; a usual step takes `step`."""
-        price = max(price, LEAST_PRICE * step)
-        due = self.credit >= price
-        self.credit += -price if due else TRIAL_SHARE * step
-        return due
 
 
 class Adaptive:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_t5.drafting.adaptive import Experience
+from mlx_t5.drafting.experience import Experience
 from mlx_t5.settings import AUTO, Settings
 
 if TYPE_CHECKING:

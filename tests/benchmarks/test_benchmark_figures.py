@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import figures
-from benchmarks.figures import PairCosts, cost_meter, weights_read
+from benchmarks.figures import PairCosts, cost_meter
 from benchmarks.passes import CHAIN
 from benchmarks.subject import Subject
 from mlx_t5.backend import mx, nn
@@ -118,10 +118,10 @@ def test_the_weights_that_a_pass_reads():
     expected = 3 * layer + 8 + 32 * 2 + 32 * 8
     # A head of its own is read instead of the embedding, which is only looked up.
     for model in (T5(CONFIG, separate_head=True), T5(CONFIG)):
-        assert weights_read(model) == 4 * expected
+        assert model.weights_read().bytes == 4 * expected
     model.set_dtype(mx.bfloat16)
-    assert weights_read(model) == 2 * expected
+    assert model.weights_read().bytes == 2 * expected
     model = T5(T5Config(vocab_size=32, **{**SIZES, "d_model": 64, "d_ff": 64, "num_heads": 16}))
-    before = weights_read(model)
+    before = model.weights_read().bytes
     nn.quantize(model, bits=4, class_predicate=lambda path, module: isinstance(module, nn.Linear))
-    assert 0.1 * before < weights_read(model) < 0.25 * before
+    assert 0.1 * before < model.weights_read().bytes < 0.25 * before

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mlx_t5.drafting.adaptive import Adaptive, Experience
+from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DRAFT
+from mlx_t5.drafting.experience import Experience
 from mlx_t5.drafting.proposals import Offer
 from mlx_t5.settings import AUTO
 
