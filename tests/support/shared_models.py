@@ -26,6 +26,7 @@ from mlx_t5.machines.launched import join
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.interface import WeightsRead
+from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharing import shared_draft
 from model import T5, load
 from random_models import randomise
@@ -98,7 +99,7 @@ def results(root: Path, name: str, model: Any, draft: T5) -> dict[str, Any]:
     made["sampled"] = tokens(decoder.generate(PROMPTS, temp=0.8, top_k=20, seed=4, **short))
     some = sharing.generate(PROMPTS, temp=0.8, seed=4, batch_size=2, **short)
     made["shared encoder, sampled"] = counted(some)
-    small(own, model.ranks.rank)
+    small(own, ranks_of(model).rank)
     adapting = SpeculativeDecoder(model, own, num_draft="auto")
     made["auto"] = tokens(adapting.generate(PROMPTS, **short))
     made["auto, sampled"] = counted(adapting.generate(PROMPTS, temp=0.8, seed=4, **short))
