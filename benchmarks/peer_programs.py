@@ -58,7 +58,7 @@ class Answer:
 
 
 class Program(ABC):
-    """What decodes greedily, and times itself, so that no message between processes counts."""
+    """What decodes, and times itself, so that no message between processes counts."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Program(ABC):
 
     @abstractmethod
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """The tokens of each prompt, without start and end.
 
@@ -75,19 +75,18 @@ class Program(ABC):
             num_draft: proposals a step; 0 without a draft, "auto" as many as the program likes.
             max_tokens: generated at most, the end token included.
             batch_size: prompts decoded together at most.
+            **how: temp, and perhaps top_k or top_p; without them decoding is greedy.
 
         Raises:
             UserError: the program cannot do that.
         """
 
-    def timed(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, first: bool
-    ) -> Answer:
-        """Decodes and takes the time; `first` is whether the first tokens are timed too."""
+    def timed(self, max_tokens: int, first: bool, **keywords: Any) -> Answer:
+        """`decode` with the time it takes; `first` is whether the first tokens are timed too."""
 
         def clocked(max_tokens: int) -> tuple[list[list[int]], float]:
             began = time.perf_counter()
-            tokens = self.decode(prompts, num_draft, max_tokens, batch_size)
+            tokens = self.decode(max_tokens=max_tokens, **keywords)
             return tokens, time.perf_counter() - began
 
         tokens, seconds = clocked(max_tokens)
@@ -137,7 +136,7 @@ class MlxT5(Program):
         return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in folders.items()]
 
     def decode(
-        self, prompts: Ids | Sequence[str], num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
         """As `Program.decode`; texts are one document."""
         from benchmarks.subject import decoding, sentences
@@ -150,7 +149,8 @@ class MlxT5(Program):
         if num_draft not in self.decoders:
             bare = replace(self.subject, tokenizer=None)  # ids to ids, as the others do
             self.decoders[num_draft] = bare.decoder(way, num_draft)
-        decode = decoding(self.decoders[num_draft], [prompts], batch_size, max_tokens=max_tokens)
+        how |= {"max_tokens": max_tokens}
+        decode = decoding(self.decoders[num_draft], [prompts], batch_size, **how)
         return [result.tokens for result in decode(0)]
 
 
@@ -214,10 +214,12 @@ class Transformers(Program):
         }
 
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """As `Program.decode`; prompts of alike length are decoded together."""
-        more = {}
+        more: dict[str, Any] = {}
+        if how:
+            more = {"do_sample": True, "top_k": 0, "temperature": how.pop("temp"), **how}
         if num_draft:
             if len(prompts) > 1:
                 raise UserError("assisted generation takes one prompt at a time")
@@ -328,11 +330,11 @@ class CTranslate2(Program):
         }
 
     def decode(
-        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int
+        self, prompts: Ids, num_draft: int | str, max_tokens: int, batch_size: int, **how: float
     ) -> list[list[int]]:
         """As `Program.decode`; the program itself sorts prompts by length."""
-        if num_draft:
-            raise UserError("CTranslate2 has no speculative decoding")
+        if num_draft or how:
+            raise UserError("CTranslate2 has no speculative decoding, and is only greedy here")
         results = self.translator.translate_batch(
             [[self.tokens[i] for i in ids] for ids in prompts],
             beam_size=1,

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import printing, workload
 from benchmarks.peer_process import Process
 from benchmarks.peer_programs import Answer, Ids
-from benchmarks.workload import DRAFT, REGULAR
+from benchmarks.workload import DRAFT, REGULAR, SAMPLING
 from mlx_t5.cli.arguments import add_number, at_least, between
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO
@@ -88,6 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     workload.add_prompts(parser, 16, "mixed")
     what = "the prompts are sentences of one task: make one document of them"
     parser.add_argument("--document", action="store_true", help=what)
+    parser.add_argument("--sampling", action="store_true", help="no draft; greedily and sampled")
     workload.add_num_draft(parser, [5, AUTO], "the draft's and, if a number, assisted generation's")
     what = "prompts decoded together, one table each"
     add_number(parser, "--batch-size", type=at_least(1), default=[1], help=what)
@@ -113,6 +114,8 @@ def run(args: argparse.Namespace, command: str) -> int:
         ids = project.call("encode", texts=prompts)
         processes = {PROJECT: project} | {name: others[name] for name in programs}
         variants = all_variants(processes, args.num_draft)
+        if args.sampling:
+            variants = sampled(variants)
         if args.document:
             variants = of_document(variants, prompts)
         for size in args.batch_size:
@@ -188,6 +191,14 @@ def all_variants(
     }
 
 
+def sampled(variants: Mapping[str, Decode]) -> dict[str, Decode]:
+    """This project and transformers without a draft, greedy and sampled."""
+    greedy = {name: variants[name] for name in (REGULAR, GREEDY) if name in variants}
+    names = [(name, how) for name in greedy for how in SAMPLING]
+    rows = {f"{name.removesuffix(' greedy')} with {how}": (name, how) for name, how in names}
+    return greedy | {row: partial(greedy[n], **SAMPLING[how]) for row, (n, how) in rows.items()}
+
+
 def of_document(variants: Mapping[str, Decode], texts: Sequence[str]) -> dict[str, Decode]:
     """This project's variants for the document that the first prompts make, and `OTHERS`.
 
@@ -225,7 +236,8 @@ def compare(
     """
     single = batch_size == 1 and not args.document
     turns = workload.cut(ids, 1 if single else len(ids))
-    keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": single}
+    first = single or args.sampling
+    keywords = {"max_tokens": args.max_tokens, "batch_size": batch_size, "first": first}
     left_out: dict[str, str] = {}
     attempts = {
         name: or_left_out(name, partial(decode, **keywords), left_out)
@@ -300,7 +312,7 @@ def summarise(timed: Mapping[str, Timed]) -> list[dict]:
             "speed_up": speed_up(regular, times),
             "over": {other: speed_up(total[other], times) for other in OTHERS if other in total},
             "tokens_per_second": 1 / times.seconds_a_token(),
-            "different": differing(times.outcomes, regular.outcomes),
+            "different": None if " with " in name else differing(times.outcomes, regular.outcomes),
             "seconds": times.seconds,
             "tokens": times.outcomes[-1],
         }

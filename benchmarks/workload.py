@@ -26,6 +26,11 @@ HELD_OUT = BUNDLED / "heldout.jsonl"  # 1,000 of each task, alternating
 MIXED = "mixed"  # both tasks, alternating
 TASKS = ("translate", "fix", MIXED)
 DTYPES = ("bfloat16", "float16", "float32")
+SAMPLING: dict[str, dict[str, float]] = {
+    "temp 1": {"temp": 1.0},
+    "top-k 50": {"temp": 1.0, "top_k": 50},
+    "top-p 0.9": {"temp": 1.0, "top_p": 0.9},
+}
 num_draft = within(NUM_DRAFT)  # an argparse type: a number of proposals, or auto
 
 

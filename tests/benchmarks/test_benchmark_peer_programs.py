@@ -47,26 +47,31 @@ def test_all_write_the_same(project, transformers, ctranslate2, ids, longest):
         for program in (transformers, ctranslate2):
             assert program.decode(ids[::-1], 0, longest, batch_size) == expected[::-1]
             assert program.decode(ids, 0, longest, batch_size) == expected
+    for program in (project, transformers):  # one token to choose from
+        assert program.decode(ids, 0, longest, 2, temp=2.0, top_k=1) == expected
+        assert program.decode(ids, 0, longest, 2, temp=2.0, top_p=1e-6) == expected
 
 
 def test_what_a_program_cannot_do(transformers, ctranslate2, ids):
     with pytest.raises(UserError, match="one prompt at a time"):
         transformers.decode(ids, 3, 9, 2)
-    with pytest.raises(UserError, match="no speculative decoding"):
-        ctranslate2.decode(ids[:1], 3, 9, 1)
+    for num_draft, how in ((3, {}), (0, {"temp": 1.0})):
+        with pytest.raises(UserError, match="no speculative decoding"):
+            ctranslate2.decode(ids[:1], num_draft, 9, 1, **how)
 
 
 def test_a_program_times_itself_and_says_what_decides_about_its_speed(
     project, transformers, ctranslate2, ids
 ):
-    answer = project.timed(ids[:1], 0, 9, 1, True)
+    one, both = {"prompts": ids[:1], "batch_size": 1}, {"prompts": ids, "batch_size": 2}
+    answer = project.timed(9, True, num_draft=0, **one)
     (text,) = answer.tokens
     assert [text] == project.decode(ids[:1], 0, 9, 1)
     assert answer.seconds > 0 and answer.first_seconds > 0
     # The end token counts, but no more tokens than may be decided.
-    assert project.timed(ids[:1], 0, len(text) + 5, 1, False).decided == len(text) + 1
-    assert project.timed(ids[:1], 0, 2, 1, False).decided == 2
-    assert project.timed(ids, 0, 9, 2, False).first_seconds is None
+    assert project.timed(len(text) + 5, False, num_draft=0, **one).decided == len(text) + 1
+    assert project.timed(2, False, num_draft=0, **one).decided == 2
+    assert project.timed(9, False, num_draft=0, **both).first_seconds is None
     about = project.describe()
     assert about["dtype"] == "float32" and {"machine", "blas", "mlx", "threads"} <= about.keys()
     about = transformers.describe()

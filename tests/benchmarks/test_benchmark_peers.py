@@ -27,7 +27,8 @@ OPTIONS = ["--count", "3", "--repeats", "1", "--pause", "0", "--max-tokens", "6"
 
 
 def args(**more):
-    return SimpleNamespace(**{"repeats": 1, "pause": 0, "max_tokens": 9, "document": False, **more})
+    options = {"repeats": 1, "pause": 0, "max_tokens": 9, "document": False, "sampling": False}
+    return SimpleNamespace(**options | more)
 
 
 def timed(seconds, tokens=([5, 6, 7], [8]), first=None):
@@ -123,6 +124,21 @@ def test_a_document_is_beside_its_sentences_one_by_one_and_in_batches():
     title = "3 prompts, as one document, regular one by one, batch 2\n"
     assert peers.written(table, "float32").startswith(title)
     assert [peers.is_project(name) for name in sorted(ways)] == [False, True, True, True]
+
+
+def test_sampled_steps_are_beside_greedy_ones_and_no_texts_are_compared():
+    seen = []
+    every = dict.fromkeys(["regular", "draft 5", peers.GREEDY, peers.ASSISTED], backwards(seen))
+    variants = peers.sampled(every)
+    table = peers.compare(variants, [[5, 1], [6, 1]], 2, args(sampling=True))
+    rows = [f"{name} with {how}" for name in ("regular", "transformers") for how in peers.SAMPLING]
+    different = {row["way"]: row["different"] for row in table["rows"]}
+    assert different == {"regular": 0, peers.GREEDY: 0, **dict.fromkeys(rows)}
+    common = {"max_tokens", "batch_size", "first"}
+    settings = [{n: x for n, x in each.items() if n not in common} for _, each in seen]
+    assert all(settings.count(how) == 6 for how in ({}, *peers.SAMPLING.values()))
+    text = peers.written(table, "float32")
+    assert "then ms/token" in text and "not so" not in text and " | sampled |" in text
 
 
 def test_what_fails_is_left_out_with_its_reason_at_once_or_later():
