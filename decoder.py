@@ -46,7 +46,7 @@ from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exactness import exact_targets
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.ranges import FLAG, checked
-from mlx_t5.sampling.acceptance import accept
+from mlx_t5.sampling.acceptance import UNDECIDED, accept
 from mlx_t5.sampling.draws import Sampling, random_keys
 from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
@@ -92,7 +92,11 @@ class Engine(Batch):
         keys = self.sampling.step_keys([row.decided for row in self.rows])
         proposal = self._draft(keys)
         logits = self._verify(proposal)
-        outcome = self._accept(logits, proposal, keys).tolist()  # the only wait
+        outcome = self._accept(logits, proposal, keys, self.sampling).tolist()  # the only wait
+        if any(row[0] == UNDECIDED for row in outcome):  # rare: logits too flat for the candidates
+            again = self._accept(logits, proposal, keys, self.sampling.exhaustive()).tolist()
+            pairs = zip(outcome, again, strict=True)
+            outcome = [full if row[0] == UNDECIDED else row for row, full in pairs]
         self._commit(proposal, outcome, self.clock() - started)
 
     def _draft(self, keys: mx.array | None) -> Proposal:
@@ -117,16 +121,22 @@ class Engine(Batch):
         self.cache.reserve(max(positions) + tokens.shape[1])
         return self.target.decode(tokens, self.cache, positions)
 
-    def _accept(self, logits: mx.array, proposal: Proposal, keys: mx.array | None) -> mx.array:
+    def _accept(
+        self,
+        logits: mx.array,
+        proposal: Proposal,
+        keys: mx.array | None,
+        sampling: Sampling,
+    ) -> mx.array:
         """For each row how many of x are kept, then T tokens: those, and one of the target's own.
 
         Of several ranks, all take what rank 0 decides.
         """
         x, lengths, processed = proposal.tokens, proposal.valid_lengths, logits
-        if rules := self.sampling.processing:
+        if rules := sampling.processing:
             history = History.align(self.committed).then(x)
             processed = rules(history, logits, [n + 1 for n in proposal.lengths])
-        accepted, tokens = accept(processed, x, proposal.q, lengths, self.sampling, keys)
+        accepted, tokens = accept(processed, x, proposal.q, lengths, sampling, keys)
         outcome = self.ranks.of_first(mx.concatenate([accepted[:, None], tokens], axis=1))
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1:])

@@ -26,6 +26,7 @@ from kinds import (
 )
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
+from mlx_t5.sampling import draws
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from random_models import random_t5
@@ -137,9 +138,12 @@ def pair():
 
 
 @pytest.mark.parametrize("rules", [{}, RULES["all"]], ids=["plain", "processed"])
-@pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_one_wait_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch, unchecked_indices):
-    """Law 2."""
+@pytest.mark.parametrize(("temp", "candidates"), [(0.0, 1), (0.8, 1024), (0.8, 1)])
+def test_one_wait_a_step_and_none_while_drafting(
+    pair, temp, candidates, rules, monkeypatch, unchecked_indices
+):
+    """Law 2, and its exception: a step in which the candidates of top-p fall short waits again."""
+    monkeypatch.setattr(draws, "CANDIDATES", candidates)
     engine = SpeculativeDecoder(*pair, None, 4).engine(Settings())
     settings = Settings(20, temp, top_p=0.9, **rules)
     engine.insert([Row(prompt, settings, row_key(0, i)) for i, prompt in enumerate(PROMPTS)])
@@ -157,7 +161,11 @@ def test_one_wait_a_step_and_none_while_drafting(pair, temp, rules, monkeypatch,
     while engine.rows:
         engine.step()
         steps += 1
-    assert waits.count == steps > 1
+    assert steps > 1
+    if temp and candidates == 1:
+        assert steps < waits.count <= 2 * steps
+    else:
+        assert waits.count == steps
     assert while_drafting == [0] * steps
 
 

@@ -184,7 +184,7 @@ def numbers(text: str) -> set[str]:
 def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     logits = mx.array([[[300.0, 299.9, -200.0]]])
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
-    p = sampling.probabilities(logits, sampling.Sampling.of([row.settings]))
+    p, _ = sampling.probabilities(logits, sampling.Sampling.of([row.settings]))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
 
 

@@ -223,7 +223,7 @@ class DraftModel:
                 if vocabulary.ids is not None and not process:
                     token = vocabulary.ids[token]
             else:  # a row's draws depend on how many ids there are, so q is over all of them
-                q = probabilities(logits, sampling)
+                q, _ = probabilities(logits, sampling)
                 qs.append(q if process else vocabulary.spread(q, 0.0))
                 token = sample(qs[-1][:, 0], sampling.draft_keys(keys, i))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows

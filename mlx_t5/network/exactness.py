@@ -229,7 +229,7 @@ def decoder_holds(target: ExactTarget) -> bool:
 def _sampled_from(logits: mx.array) -> mx.array:
     """Probabilities (B, T, V) as rows that sample have them."""
     settings = Settings(temp=0.7, top_k=50, top_p=0.9)
-    return probabilities(logits, Sampling.of([settings] * len(logits)))
+    return probabilities(logits, Sampling.of([settings] * len(logits)))[0]
 
 
 def _equal(a: mx.array, b: mx.array) -> bool:

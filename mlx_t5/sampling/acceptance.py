@@ -47,6 +47,8 @@ from mlx_t5.sampling.draws import (
 NEGLIGIBLE_MASS = 1e-6
 # Stands for the target's own token where its logits allow none, see `draws.is_finite`.
 NO_TOKEN = -1
+# Stands for the number of proposals kept where the candidates of top-p do not suffice.
+UNDECIDED = -1
 
 
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
@@ -177,6 +179,7 @@ def accept(
         (B, gamma + 1) int32: the proposals, with the target's own token at
         position `accepted`. What stands after it is meaningless. Nothing is judged by logits that
         are not finite: the first such position ends the block, and its own token is NO_TOKEN.
+        Where `accepted` is UNDECIDED, ask again with `sampling.exhaustive()`.
     """
     finite = is_finite(logits)
     if sampling.all_greedy:
@@ -187,17 +190,23 @@ def accept(
             return accepted_length(drafts == own[:, :-1], lengths), own
     placeholder = mx.zeros((len(logits), 1), mx.int32)
     drafts = placeholder if drafts is None else mx.concatenate([drafts, placeholder], axis=1)
-    lengths = accepted_length(finite, lengths)
+    lengths, short = accepted_length(finite, lengths), None
     if sampling.all_greedy:
         accepted = accepted_length(keep_greedy(logits, drafts, sampling.delta), lengths)
     else:
-        accepted, own = _accept_sampled(logits, drafts, q, lengths, sampling, keys)
+        p, short = probabilities(logits, sampling)
+        accepted, own = _accept_sampled(logits, p, drafts, q, lengths, sampling, keys)
         own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
-    return accepted, mx.where(mx.arange(drafts.shape[1]) < accepted[:, None], drafts, own)
+    tokens = mx.where(mx.arange(drafts.shape[1]) < accepted[:, None], drafts, own)
+    if short is not None:
+        undecided = short & (mx.arange(drafts.shape[1]) <= lengths[:, None])
+        accepted = mx.where(mx.any(undecided, axis=1), UNDECIDED, accepted)
+    return accepted, tokens
 
 
 def _accept_sampled(
     logits: mx.array,
+    p: mx.array,
     drafts: mx.array,
     q: mx.array | None,
     lengths: mx.array,
@@ -208,6 +217,7 @@ def _accept_sampled(
 
     Args:
         logits: (B, T, V) float32 of the target.
+        p: (B, T, V) float32, the target's probabilities.
         drafts: (B, T) int32, gamma proposals and a placeholder.
         q: (B, gamma, V) float32, the draft's probabilities; None if it was deterministic.
         lengths: (B,) int32, how many proposals of each row are real.
@@ -217,7 +227,6 @@ def _accept_sampled(
     Returns:
         accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
     """
-    p = probabilities(logits, sampling)
     if sampling.by_position:
         return _accept_drawn(p, drafts, lengths, keys)
     replacing = fold(keys, 0, REPLACE)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.sampling.draws import in_blocks
 from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
@@ -184,9 +185,7 @@ def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
     Only chunks of values with one of the `count` largest maxima can hold one of them, so no more
     than count · `CHUNK` values are sorted.
     """
-    rows, width = values.shape
-    padded = mx.pad(values, ((0, 0), (0, -width % CHUNK)), constant_values=-mx.inf)
-    chunks = padded.reshape(rows, -1, CHUNK)
+    chunks = in_blocks(values, CHUNK, -mx.inf)
     # In rising order, so that of equal values the first comes first.
     best = mx.sort(mx.argsort(-chunks.max(axis=-1), axis=-1)[:, :count], axis=-1)[..., None]
     indices = (best * CHUNK + mx.arange(CHUNK)).flatten(1)

@@ -9,7 +9,7 @@ Symbols: B rows, T positions a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -23,19 +23,23 @@ if TYPE_CHECKING:
 # The draws of one step, told apart by the word that `fold` mixes into the key.
 ACCEPT, REPLACE, DRAFT = 0, 1, 2
 LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
+CANDIDATES = 1024  # likeliest tokens that top-p looks at; if they do not reach it, at all of them
+LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long
+BLOCK = 128  # tokens that `sample` draws as one first
+PER_COLUMN = 8  # numbers of which `highest` looks at the largest first
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Sampling settings of the rows of a batch, one entry a row.
 
-    The flags are known on the host, so that work no row asked for (sorting the
-    vocabulary, softmax over every position) is never put into the graph.
+    The flags are known on the host, so that work no row asked for (looking for the largest
+    logits, softmax over every position) is never put into the graph.
     """
 
     temp: mx.array  # (B,) float32, 0 = greedy
     top_k: mx.array  # (B,) int32, 0 = off
-    top_p: mx.array  # (B,) float32, 1 = off
+    top_p: mx.array  # (B,) float32, infinite = off
     delta: mx.array  # (B,) float32
     block: mx.array  # (B,) bool, block verification: where temp > 0 and delta = 0
     all_greedy: bool
@@ -43,7 +47,9 @@ class Sampling:
     any_block: bool
     all_block: bool
     any_lenient: bool  # some row has delta > 0
-    filtered: bool  # some row uses top-k or top-p
+    most_k: int  # the largest top-k; 0 if no row uses it
+    any_top_p: bool
+    candidates: int  # of rows with top-p and without top-k; 0 if there are none
     processing: Processing | None = None  # of the logits, before all this
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
     # Positions a step may have where each has its own draw, whatever is proposed there; 0 where
@@ -67,7 +73,8 @@ class Sampling:
             by_position: as the attribute.
         """
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
-        top_k, top_p = [s.top_k for s in settings], [s.top_p for s in settings]
+        top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
+        top_p = [s.top_p if s.temp > 0 and s.top_p < 1 else mx.inf for s in settings]
         joint = [t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
         all_greedy = all(t == 0 for t in temp)
         return cls(
@@ -81,7 +88,9 @@ class Sampling:
             any_block=any(joint),
             all_block=all(joint),
             any_lenient=any(d > 0 for d in delta),
-            filtered=any(k > 0 for k in top_k) or any(p < 1 for p in top_p),
+            most_k=max(top_k),
+            any_top_p=any(p < 1 for p in top_p),
+            candidates=CANDIDATES * any(p < 1 for k, p in zip(top_k, top_p, strict=True) if not k),
             processing=processing,
             keys=mx.stack(list(keys)) if keys and not all_greedy else None,
             by_position=0 if all_greedy else by_position,
@@ -98,6 +107,10 @@ class Sampling:
             return fold(self.keys, mx.array(positions), 0)
         each = mx.array(positions)[:, None] + mx.arange(self.by_position)
         return fold(mx.broadcast_to(self.keys[:, None], (*each.shape, 2)), each, 0)
+
+    def exhaustive(self) -> Sampling:
+        """The same, with all tokens as candidates of top-p."""
+        return replace(self, candidates=2**31 - 1)
 
     def draft_keys(self, keys: mx.array, i: int) -> mx.array:
         """Keys (B, 2) of the draw of proposal i, from those of the step.
@@ -153,7 +166,7 @@ def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
     return draw(keys)
 
 
-def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
+def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array | None]:
     """Turns logits into the probabilities that a row samples from.
 
     Temperature, then top-k, then top-p, in the order of transformers' logits
@@ -165,19 +178,76 @@ def probabilities(logits: mx.array, sampling: Sampling) -> mx.array:
         sampling: settings of the B rows.
 
     Returns:
-        (B, T, V) float32, each row summing to one.
+        (B, T, V) float32, each row summing to one; and `short`, (B, T) bool, where the candidates
+        do not reach top-p: nothing is left out there, and `Sampling.exhaustive` is needed. None if
+        that cannot be.
     """
     greedy = (sampling.temp == 0)[:, None, None]
     # Distances to the largest logit are negative: however small temp is, none becomes +inf.
     distance = logits - mx.max(logits, axis=-1, keepdims=True)
-    scaled = distance / mx.where(greedy, 1.0, sampling.temp[:, None, None])
-    if sampling.filtered:
-        floor = _smallest_kept_logit(scaled, sampling)
-        scaled = mx.where(scaled < floor, -mx.inf, scaled)
-    p = mx.softmax(scaled, axis=-1, precise=True)
+    log2 = distance * (LOG2_E / mx.where(greedy, 1.0, sampling.temp[:, None, None]))
+    weights, short = mx.power(2.0, log2), None
+    if most := min(max(sampling.most_k, sampling.candidates), logits.shape[-1]):
+        weights, short = _filtered(weights, log2, sampling, most)
     if sampling.any_greedy:
-        p = mx.where(greedy, one_hot(likeliest(logits), logits.shape[-1]), p)
-    return p
+        weights = mx.where(greedy, one_hot(likeliest(logits), logits.shape[-1]), weights)
+    return weights / _total(weights), short
+
+
+def _filtered(
+    weights: mx.array, log2: mx.array, sampling: Sampling, most: int
+) -> tuple[mx.array, mx.array | None]:
+    """What top-k, then top-p leave of weights (B, T, V), and `short` as of `probabilities`.
+
+    Args:
+        weights: relative to the likeliest token's.
+        log2: their logarithms.
+        sampling: settings of the B rows.
+        most: candidates of the row that has most.
+    """
+    top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
+    likely, short = highest(log2, most), None
+    # What a row keeps depends on its own candidates, whatever others have.
+    first = most - mx.clip(mx.where(top_k > 0, top_k, sampling.candidates), 1, most)
+    if sampling.most_k:
+        places = mx.broadcast_to(first, (*likely.shape[:-1], 1))
+        least = mx.take_along_axis(likely, places, axis=-1)
+        weights = weights * (log2 >= mx.where(top_k > 0, least, -mx.inf))
+    if sampling.any_top_p:
+        mass = mx.power(2.0, likely) * (mx.arange(most) >= first)
+        # A token stays while the mass in front of it is below top_p: the nucleus is
+        # the smallest set that reaches top_p, and holds one token at least.
+        in_front = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+        enough = top_p * _total(weights)
+        least = mx.min(mx.where(in_front < enough, likely, mx.inf), axis=-1, keepdims=True)
+        short = in_front[..., :1] + mass[..., :1] < enough
+        weights = weights * (log2 >= mx.where(short, -mx.inf, least))
+        short = (short & (top_k == 0) & (top_p < mx.inf))[..., 0]
+    return weights, short if most < log2.shape[-1] else None
+
+
+def _total(weights: mx.array) -> mx.array:
+    """Sums (B, T, 1) of (B, T, V): on GPUs the order in `mx.sum` depends on how many there are."""
+    return mx.cumsum(weights, axis=-1)[..., -1:]
+
+
+def highest(x: mx.array, count: int) -> mx.array:
+    """The largest of numbers (..., V), ascending (..., count).
+
+    Of numbers in columns, they are in the `count` columns with the largest maxima, or equal those.
+    """
+    if PER_COLUMN * count < x.shape[-1]:
+        x = in_blocks(x, -(-x.shape[-1] // PER_COLUMN), -mx.inf)  # (..., PER_COLUMN, columns)
+        best = mx.argpartition(-mx.max(x, axis=-2), count - 1, axis=-1)[..., None, :count]
+        x = mx.take_along_axis(x, best, axis=-1).flatten(-2)
+    return mx.sort(mx.topk(x, count, axis=-1), axis=-1)
+
+
+def in_blocks(x: mx.array, size: int, filler: float) -> mx.array:
+    """(..., V) as (..., parts, size); the last part is filled up."""
+    if missing := -x.shape[-1] % size:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=filler)
+    return x.reshape(*x.shape[:-1], -1, size)
 
 
 def is_finite(logits: mx.array) -> mx.array:
@@ -194,32 +264,19 @@ def likeliest(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1).view(mx.int32)  # the same 32 bits: nothing is computed
 
 
-def _smallest_kept_logit(scaled: mx.array, sampling: Sampling) -> mx.array:
-    """Smallest logit (B, T, 1) that survives top-k and then top-p."""
-    vocab_size = scaled.shape[-1]
-    descending = mx.sort(scaled, axis=-1)[..., ::-1]
-    k = mx.where(sampling.top_k > 0, mx.minimum(sampling.top_k, vocab_size), vocab_size)
-    beyond_k = mx.arange(vocab_size) >= k[:, None, None]
-    p = mx.softmax(mx.where(beyond_k, -mx.inf, descending), axis=-1, precise=True)
-    # A token stays while the mass in front of it is below top_p: the nucleus is
-    # the smallest set that reaches top_p, and holds one token at least.
-    in_front = mx.cumsum(p, axis=-1) - p
-    top_p = sampling.top_p[:, None, None]
-    dropped = beyond_k | ((in_front >= top_p) & (top_p < 1))
-    return mx.min(mx.where(dropped, mx.inf, descending), axis=-1, keepdims=True)
-
-
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     """Indicator (..., V) float32 of tokens (...)."""
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
 def sample(weights: mx.array, keys: mx.array) -> mx.array:
-    """Draws one token a row by an exponential race (the exponential form of the Gumbel-max trick).
+    """Draws one token a row: a block of the vocabulary by its sum, then a token of that block.
 
-    With an exponentially distributed time E(x) of mean 1 for each token, the token with the least
+    Each by an exponential race (the exponential form of the Gumbel-max trick). With an
+    exponentially distributed time E(x) of mean 1 for each x, the one with the least
     E(x) / weights(x) is x with probability weights(x) / sum of weights:
     https://en.wikipedia.org/wiki/Exponential_distribution#Distribution_of_the_index_of_the_minimum
+    So there are as many times as blocks and tokens of a block, and not one for each of V.
 
     Args:
         weights: (B, V) non-negative, need not sum to one.
@@ -228,9 +285,14 @@ def sample(weights: mx.array, keys: mx.array) -> mx.array:
     Returns:
         Tokens (B,) int32.
     """
-    count = weights.shape[-1] + 1
+    blocks = in_blocks(weights, BLOCK, 0.0)
+    count = blocks.shape[1] + BLOCK + 1
     u = _each_key(lambda key: mx.random.uniform(shape=(count,), key=key), keys)
-    return likeliest(weights / waiting_times(u))
+    of_blocks, of_tokens = mx.split(waiting_times(u), [blocks.shape[1]], axis=-1)
+    block = likeliest(blocks.sum(axis=-1) / of_blocks)[:, None]
+    chosen = mx.take_along_axis(blocks, block[..., None], axis=1)[:, 0]
+    token = block[:, 0] * BLOCK + likeliest(chosen / of_tokens)
+    return mx.minimum(token, weights.shape[-1] - 1)  # where weights are NaN
 
 
 def waiting_times(u: mx.array) -> mx.array:

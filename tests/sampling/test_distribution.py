@@ -31,6 +31,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import Alignment, CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Row
+from mlx_t5.sampling import draws
 from mlx_t5.settings import Settings
 
 V, MAX_TOKENS, DRAWS = 5, 3, 5_000
@@ -221,6 +222,16 @@ def test_after_temperature_top_k_and_top_p(case, sampling):
     target, law, make, num_draft = CASES[case]
     exact = expected(target, law, num_draft, 0.0, **sampling)
     compare(sampled(target, make, num_draft, **sampling), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["good draft", "disagrees everywhere", "copies", "prediction"])
+def test_where_the_likeliest_tokens_fall_short_of_top_p(case, monkeypatch):
+    monkeypatch.setattr(draws, "CANDIDATES", 2)
+    target, law, make, num_draft = CASES[case]
+    flat = {"temp": 1.5, "top_k": 0, "top_p": 0.8}
+    exact = expected(target, law, num_draft, 0.0, **flat)
+    compare(sampled(target, make, num_draft, **flat), exact)
 
 
 def fading(tokens, logits):

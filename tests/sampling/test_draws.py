@@ -20,7 +20,7 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
         scores = theirs.TopKLogitsWarper(top_k)(None, scores)
     if top_p < 1:
         scores = theirs.TopPLogitsWarper(top_p)(None, scores)
-    p = sampling.probabilities(
+    p, _ = sampling.probabilities(
         mx.array(logits)[None], settings(temp=temp, top_k=top_k, top_p=top_p)
     )
     np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
@@ -29,9 +29,9 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
 def test_probabilities_take_each_rows_own_settings():
     logits = mx.array(np.random.default_rng(2).normal(size=(4, 2, 10)).astype(np.float32))
     rows = [{}, {"temp": 1.0, "top_k": 2}, {"temp": 0.7, "top_p": 0.5}, {"temp": 2.0}]
-    together = sampling.probabilities(logits, mixed(*rows))
+    together, _ = sampling.probabilities(logits, mixed(*rows))
     for i, row in enumerate(rows):
-        alone = sampling.probabilities(logits[i : i + 1], mixed(row))
+        alone, _ = sampling.probabilities(logits[i : i + 1], mixed(row))
         np.testing.assert_allclose(together[i], alone[0], atol=1e-7)
 
 
