@@ -21,6 +21,7 @@ import numpy as np
 
 from mlx_t5 import blas
 from mlx_t5.backend import blas_name, device_info, mx, on_cpu, on_cuda
+from mlx_t5.network.ranks import ranks_of
 
 Shape: TypeAlias = tuple[int, int, int]  # of a step: B, positions of each row, draft passes
 
@@ -102,10 +103,11 @@ class Expected:
         """Of a target, which exact decoding may pad, and of a draft model if there is one."""
         self.width = getattr(target, "width", 0)
         device, row = device_kind(target.weights_read().kind)
+        seconds = [_seconds(model, device) if model else 0.0 for model in (target, draft)]
+        facts = row, *seconds, device.softmax * target.config.vocab_size
+        # Ranks whose devices differ have to choose alike, so all expect what rank 0 does.
+        row, self.pass_seconds, self.draft_seconds, self.softmax = ranks_of(target).shared(facts)
         self.v = list(V[row]), list(V[row].values())
-        self.pass_seconds = _seconds(target, device)
-        self.draft_seconds = _seconds(draft, device) if draft else 0.0
-        self.softmax = device.softmax * target.config.vocab_size
 
     def seconds(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:
         """Of steps.
@@ -163,7 +165,7 @@ class StepCosts:
     def note(self, rows: int, positions: int, passes: int, seconds: float) -> None:
         """Takes a step into account; the first of its shape may have compiled kernels."""
         shape = rows, positions, passes
-        if shape not in self._seen:
+        if shape not in self._seen or seconds <= 0:
             self._seen.add(shape)
             return
         error = math.log(seconds / self.expected(*shape))

@@ -20,7 +20,7 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
         scores = theirs.TopKLogitsWarper(top_k)(None, scores)
     if top_p < 1:
         scores = theirs.TopPLogitsWarper(top_p)(None, scores)
-    p, short = sampling.probabilities(
+    p, _ = sampling.probabilities(
         mx.array(logits)[None], settings(temp=temp, top_k=top_k, top_p=top_p)
     )
     np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
