@@ -94,11 +94,7 @@ class DraftModel:
         return [[Offer(DRAFT)]] * len(self.fed)
 
     def propose(
-        self,
-        committed: Rows,
-        choices: Sequence[Choice],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Decodes as many tokens as the most any row may get, in one lazy graph.
 

@@ -129,11 +129,7 @@ class Drafter(Protocol):
         """What each row may be proposed next; at most one offer of a draft, and one of others."""
 
     def propose(
-        self,
-        committed: Rows,
-        choices: Sequence[Choice],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Guesses what follows, without waiting for the device.
 

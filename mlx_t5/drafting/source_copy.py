@@ -186,11 +186,7 @@ class SourceCopy:
         return [[offer] if offer else [] for offer in offers]
 
     def propose(
-        self,
-        committed: Rows,
-        choices: Sequence[Choice],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Proposes what was offered; see `Drafter.propose`."""
         rows = [
@@ -241,11 +237,7 @@ class CopyOrDraft:
         return [[*copied, *drafted] for copied, drafted in offers]
 
     def propose(
-        self,
-        committed: Rows,
-        choices: Sequence[Choice],
-        sampling: Sampling,
-        keys: mx.array | None,
+        self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
     ) -> Proposal | None:
         """Asks both for what was chosen of each; see `Drafter.propose`."""
         copies = self.copy.propose(committed, choices, sampling, keys)

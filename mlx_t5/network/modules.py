@@ -124,6 +124,8 @@ class Stacks(nn.Module):
 
     def weights_read(self) -> WeightsRead:
         """What a pass of `decode` reads: the layers as they are then, and the output head."""
+        if "decoder" not in self:
+            return WeightsRead(0, 0, "")
         blocks = self.decoder.blocks
         arrays = [leaf for _, leaf in tree_flatten([blocks, self.head])]
         size = sum(array.nbytes for array in arrays if isinstance(array, mx.array))

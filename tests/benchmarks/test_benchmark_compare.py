@@ -19,6 +19,7 @@ COSTS = PairCosts({1: 0.002, 2: 0.003}, {1: 1.0, 2: 1.5}, 0.25)
 def test_a_table_as_it_is_printed():
     speeds = {"tokens_per_second": 20.04, "speed_up": Ratio(2, 1, 3), "tokens_per_call": 2.25}
     more = {"acceptance_rate": 0.625, "steps_by_accepted": [1.0, 0.0, 12.5]}
+    more["steps_by_length"] = [0.0, 13.5]
     theory = {"alpha": 0.9, "predicted": 2.5, "decode_speed_up": Ratio(2, 1, 3)}
     row = {"proposer": "draft", "way": "draft 2", "different": 0, **speeds, **more, **theory}
     regular = row | {"proposer": REGULAR, "way": REGULAR, "different": 3}
@@ -27,8 +28,8 @@ def test_a_table_as_it_is_printed():
     lines = compare.table_text(table, 4_000_000).splitlines()
     assert lines[0] == "fix: 8 prompts, temp 0, batch 1, 3 repeats"
     common = "20 | 2.00 (1.00 to 3.00)"
-    assert lines[4] == f"| regular | {common} | 2.25 |  | 1 0 12 | 3 DIFFER |"
-    assert lines[5] == f"| draft 2 | {common} | 2.25 | 62.5% | 1 0 12 | equal |"
+    assert lines[4] == f"| regular | {common} | 2.25 |  | 1 0 12 | 0 14 | 3 DIFFER |"
+    assert lines[5] == f"| draft 2 | {common} | 2.25 | 62.5% | 1 0 12 | 0 14 | equal |"
     assert lines[9:11] == ["| ms | 2.00 | 3.00 |", "| v(M) | 1.00 | 1.50 |"]
     assert lines[12].startswith("c = 0.250;") and lines[12].endswith("4.0 MB of weights, 2.0 GB/s")
     assert lines[16:] == ["| draft 2 | 0.900 | 2.50 | 2.00 (1.00 to 3.00) | 0.80 |"]
