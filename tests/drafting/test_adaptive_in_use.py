@@ -1,0 +1,123 @@
+"""How many tokens an engine proposes by itself, with fake models."""
+
+import pytest
+
+from decoder import SpeculativeDecoder
+from fake_model import EOS, FakeModel, contrary, drafter, good, random_table, without
+from mlx_t5.drafting.adaptive import Adaptive
+from mlx_t5.drafting.costs import MOST
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.engine.rows import Row
+from mlx_t5.network.ranks import Ranks
+from mlx_t5.sampling.draws import row_key
+from mlx_t5.settings import Settings
+from simulated_decoding import COSTS, Table
+
+ENDLESS = FakeModel(without(random_table(7), EOS), 7)
+SOURCE = [2, 3, 4, 5, 6, 2]
+DRAFTS = {
+    "perfect": drafter(ENDLESS.table, ENDLESS),
+    "good": drafter(good(ENDLESS.table), ENDLESS),
+    "never right": drafter(contrary(ENDLESS.table), ENDLESS),
+}
+CHEAP = Table(0.01, lambda n: 1 + 0.005 * (n - 1))
+
+
+class Ticks:
+    """A clock whose steps all take a second."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def auto(draft, prices, **options):
+    decoder = SpeculativeDecoder(ENDLESS, DRAFTS.get(draft), clock=Ticks(), **options)
+    decoder.adaptive = Adaptive(prices)
+    return decoder
+
+
+def test_it_is_the_default():
+    assert SpeculativeDecoder(ENDLESS, SourceCopy()).defaults.num_draft == "auto"
+    given = SpeculativeDecoder(ENDLESS, SourceCopy(), num_draft=3)
+    assert given.codec.settings(given.defaults, num_draft=None).num_draft == 3
+
+
+@pytest.mark.parametrize("settings", [{"temp": 1.0}, {"delta": 0.5}])
+def test_what_was_decoded_before_does_not_change_a_sampled_or_lenient_text(settings):
+    decoder = auto("good", COSTS["a CPU"])
+    first = decoder.generate(SOURCE, max_tokens=30, **settings)
+    assert first.stats.drafted
+    decoder.generate([[5], [3, 3], [6, 5, 4, 3]] * 4, max_tokens=30)
+    assert decoder.generate(SOURCE, max_tokens=30, **settings).tokens == first.tokens
+    beside = decoder.generate([SOURCE, [5], [3, 3]], max_tokens=30, **settings)
+    assert beside[0].tokens == first.tokens
+
+
+def test_good_proposals_are_asked_for_and_bad_ones_are_not():
+    assert auto("perfect", CHEAP).generate(SOURCE, 60).stats.tokens_per_call > 5
+    assert auto("never right", COSTS["a CPU"]).generate(SOURCE, 60).stats.drafted < 30
+    assert auto("none", CHEAP).generate(SOURCE, 9).stats.drafted == 0
+
+
+def test_a_draft_that_is_not_asked_is_not_called_and_catches_up_in_one_pass():
+    target = FakeModel(without(random_table(7), EOS), 7)
+    proposer = drafter(contrary(target.table), target)
+    decoder = SpeculativeDecoder(target, proposer, clock=Ticks())
+    decoder.adaptive = Adaptive(COSTS["a CPU"])
+    stats = decoder.generate(SOURCE, 200).stats
+    calls = proposer.model.calls
+    assert len(calls) == stats.drafted < 60, "one pass a proposal"
+    assert max(len(tokens[0]) for _, tokens in calls) > 5
+
+
+def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_without():
+    engine = auto("perfect", CHEAP).engine(Settings(num_draft="auto"))
+    fixed, free = (Row(SOURCE, Settings(41, num_draft=n), row_key(0, 0)) for n in (3, "auto"))
+    engine.insert([fixed, free])
+    while engine.rows:
+        engine.step()
+    assert fixed.stats.speculation.steps_by_length == [1, 0, 0, 10]
+    assert free.stats.target_calls < fixed.stats.target_calls
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_nothing_is_learned_where_a_number_is_given(temp):
+    for draft in (DRAFTS["good"], SourceCopy(), CopyOrDraft(SourceCopy(), DRAFTS["good"])):
+        decoder = SpeculativeDecoder(ENDLESS, draft, None, 3)
+        assert decoder.generate(SOURCE, max_tokens=9, temp=temp).stats.drafted
+        assert not decoder.adaptive.experience.outcomes
+        assert not decoder.adaptive.costs._seen
+
+
+class OtherRank(Ranks):
+    """A rank that hears of the first's clock, which says three seconds a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 2
+
+    def of_first(self, array):
+        if array.ndim == 2 and array.shape[1] > 2:
+            array[:, -1] = 3_000_000
+        return array
+
+
+def test_all_ranks_learn_from_the_clock_of_the_first():
+    decoder = auto("good", CHEAP)
+    engine, noted = decoder.engine(Settings(num_draft="auto")), []
+    engine.ranks = OtherRank()
+    engine.adaptive.costs.note = lambda *shape_and_seconds: noted.append(shape_and_seconds)
+    engine.insert([Row(SOURCE, Settings(30, num_draft="auto"), row_key(0, 0))])
+    proposed = []
+    while engine.rows:
+        engine.step()
+        proposed.append(max(choice.length for choice in engine.choices))
+    assert [(rows, positions - 1) for rows, positions, *_ in noted] == [
+        (1, n) for n in proposed[:-1]
+    ]
+    assert {seconds for *_, seconds in noted} == {3.0}
+    assert MOST >= max(proposed) > 0
