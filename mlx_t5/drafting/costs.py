@@ -230,7 +230,7 @@ class Grid(NamedTuple):
     features: np.ndarray
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def grid(
     rows: int, drafts: tuple[int, ...], copies: tuple[int, ...], longest: int = 0, passes: int = 0
 ) -> Grid:
