@@ -206,11 +206,11 @@ def most_resident(server, numbers):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is resident is no measure elsewhere")
 @cpu_allocation
-def test_memory_is_flat_after_700_requests():
+def test_memory_is_flat_after_600_requests():
     # One heap for all threads: several keep more or less for reuse, whichever way the requests
     # fall to them, which is 15 MB now and 0 then.
     with closing(Server(*LOOKUP_TOO, MALLOC_ARENA_MAX="1")) as server:
-        early = most_resident(server, range(300))
-        late = most_resident(server, range(300, 700))
-    print(f"{early / 1e6:.1f} MB after 300 requests, {late / 1e6:.1f} MB after 700")
-    assert late - early < 4e6, f"{early} bytes after 300 requests, {late} after 700"
+        early = most_resident(server, range(600))
+        late = most_resident(server, range(600, 1200))
+    print(f"{early / 1e6:.1f} MB after 600 requests, {late / 1e6:.1f} MB after 1,200")
+    assert late - early < 4e6, f"{early} bytes after 600 requests, {late} after 1,200"
