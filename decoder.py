@@ -90,7 +90,7 @@ class Engine(Batch):
         self.shape: Shape | None = None
         self.seconds = 0.0
         self.adaptive = adaptive or Adaptive.of(target, drafter)
-        self.early = None if drafter else EarlyPass.of(target)
+        self.early = EarlyPass.of(target)
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def step(self) -> None:
@@ -124,8 +124,9 @@ class Engine(Batch):
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Logits (B, T, V) of the target after the last committed token and each of x."""
-        if self.early and (logits := self.early.take(self.rows)) is not None:
-            return logits
+        early = self.early.take(self.rows) if self.early else None
+        if early is not None and proposal.tokens is None:
+            return early
         tokens = mx.array([row[-1:] for row in self.committed], mx.int32)
         if proposal.tokens is not None:
             tokens = mx.concatenate([tokens, proposal.tokens], axis=1)
@@ -156,7 +157,7 @@ class Engine(Batch):
         outcome = self.ranks.of_first(outcome)
         if self.on_verified:
             self.on_verified(self.rows, logits, outcome[:, 1 : 1 + tokens.shape[1]])
-        if self.early and not self.drafter:
+        if self.early and x is None and (not self.drafter or self.adaptive.rests(self.rows)):
             self.early.begin(self.rows, outcome[:, 1:], self.cache, outcome)
         return outcome
 

@@ -233,7 +233,7 @@ class Distillation:
 
     def _evaluate(self) -> Evaluation:
         """How the draft fares now on the held-out prompts, in the engine."""
-        from mlx_t5.drafting.tally import Tally
+        from mlx_t5.engine.tally import Tally
         from mlx_t5.training.trainer import Evaluation
         from mlx_t5.training.verdict import typical
 
@@ -251,7 +251,7 @@ class Distillation:
 
     def _save(self) -> Path:
         """Writes the draft as a model folder."""
-        from mlx_t5.drafting.shared_draft import save_draft
+        from mlx_t5.training.draft_folder import save_draft
 
         whole = self.draft.shares_with is None
         self.source = self.start if self.start and whole else self.target_folder

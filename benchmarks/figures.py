@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import theory
 from benchmarks.passes import drafting, timer
 from benchmarks.subject import Subject, decided
-from mlx_t5.drafting import theory
-from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
+from mlx_t5.engine.tally import Tally, added
 from mlx_t5.timing import Timed, Tokens, differing, interleave, speed_up
 
 COSTS = "costs"  # the name under which measuring them is interleaved
@@ -121,10 +121,10 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
         "tokens_per_call": tally.tokens_per_call,
         "acceptance_rate": tally.acceptance,
         "steps_by_accepted": [
-            steps / repeats for steps in theory.added([s.steps_by_accepted for s in speculation])
+            steps / repeats for steps in added([s.steps_by_accepted for s in speculation])
         ],
         "steps_by_length": [
-            steps / repeats for steps in theory.added([s.steps_by_length for s in speculation])
+            steps / repeats for steps in added([s.steps_by_length for s in speculation])
         ],
         "different": differing(_tokens(timed), _tokens(regular)) if greedy else None,
         "seconds": timed.seconds,
@@ -144,7 +144,7 @@ def beside_theory(timed: Timed, regular: Timed, costs: PairCosts) -> dict[str, A
     """
     results = results_of(timed)
     tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
-    lengths = theory.added([s.steps_by_length for s in speculation])
+    lengths = added([s.steps_by_length for s in speculation])
     widths = {length + 1: steps for length, steps in enumerate(lengths) if steps}
     draft_passes = tally.drafted - sum(s.copied for s in speculation)
     spent = theory.cost(widths, draft_passes, costs.c, costs.v)

@@ -121,7 +121,7 @@ class MlxT5(Program):
         """
         from convert import convert
         from mlx_t5.cli.models import locate
-        from mlx_t5.drafting.shared_draft import save_draft
+        from mlx_t5.training.draft_folder import save_draft
 
         target, draft = (locate(name, convert) for name in self.names)
         if self.subject.draft.config.draft_vocab_size:

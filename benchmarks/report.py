@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command_buffers, fp_mode, machine, printing, workload
+from benchmarks import command_buffers, fp_mode, machine, printing, theory, workload
 from benchmarks.figures import (
     MEASURED_POSITIONS,
     Decode,
@@ -38,7 +38,6 @@ from demo.grow import SHAPES, grow
 from mlx_t5.backend import on_cpu
 from mlx_t5.cli import models
 from mlx_t5.cli.arguments import add_number, at_least
-from mlx_t5.drafting import theory
 from mlx_t5.errors import UserError
 from mlx_t5.sizes import readable
 from mlx_t5.timing import Timed, timed_turn

@@ -18,10 +18,10 @@ from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.cli import models
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict, vocabulary
+from mlx_t5.training.draft_folder import save_draft
 from mlx_t5.training.learner import Learner
 from mlx_t5.training.trainer import Evaluation
 from model import load

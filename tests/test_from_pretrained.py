@@ -12,9 +12,9 @@ from convert import convert
 from decoder import SpeculativeDecoder
 from fake_hub import FakeHub, serve
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network.sharing import shared_draft
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 
 TARGET, DRAFT = "google/byt5-xl", "google/byt5-small"

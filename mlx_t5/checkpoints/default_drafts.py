@@ -4,7 +4,7 @@ The small model of a family drafts for those of it that read at least ten times 
 pass (the decoder's and the output head's, by the shapes in their config.json): for t5-large 0.100
 of a pass of its own, t5-11b 0.007, flan-t5-xl 0.027, mt5-xl 0.080, byt5-xl 0.078. For the base
 models it would be 0.31 to 0.52, for mt5-large and byt5-large 0.24; there, too many proposals would
-have to be right for a draft to gain anything (drafting/theory.py).
+have to be right for a draft to gain anything.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class Adaptive:
         self.most = most_proposals() if most is None else most
         self.experience = Experience()
         self._caught_up = False  # in this step the draft is fed what it has missed
+        self._resting: tuple[Sequence[Row], Experience] = [], self.experience
 
     @classmethod
     def of(cls, target: Seq2Seq, drafter: Drafter | None) -> Adaptive:
@@ -59,6 +60,9 @@ class Adaptive:
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """How many tokens of which offer each row is proposed in the next step."""
         choices = [NOTHING] * len(rows)
+        if self.rests(rows) and not any(offer.tokens for offered in offers for offer in offered):
+            self._resting[1].rest()
+            return choices
         alone: list[int] = []
         together: list[int] = []
         for i, (row, offered) in enumerate(zip(rows, offers, strict=True)):
@@ -71,22 +75,50 @@ class Adaptive:
             else:
                 (together if row.adapts else alone).append(i)
         if alone:
-            options = Options.of(alone, rows, offers, Experience(), self.most)
-            shapes = options.shapes(1)
-            seconds = self.expected.seconds(1, shapes.positions, shapes.passes, sampled=True)
-            own = [rows[i].experience for i in alone]
-            speeds = zip(options.tokens, own, strict=True)
-            options.take(
-                [self._decide(tokens, seconds, shapes, e) for tokens, e in speeds], choices
-            )
+            self._choose_alone(alone, rows, offers, choices)
         if together:
-            options = Options.of(together, rows, offers, self.experience, self.most)
-            shapes = options.shapes(len(rows), choices)
-            seconds, idle = self.costs.seconds(shapes), self.experience.idle
-            d, m = self._decide(options.tokens.sum(axis=0), seconds, shapes, self.experience)
-            self._caught_up = idle > 0 and d > 0
-            options.take([(d, m)] * len(together), choices)
+            self._choose_together(together, rows, offers, choices)
+        nothing = not any(choice.length for choice in choices)
+        if nothing and len(together) == len(rows):
+            self._resting = rows, self.experience
+        elif nothing and len(rows) == 1:
+            self._resting = rows, rows[0].experience
         return choices
+
+    def rests(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows, if they stay as they are, get nothing of a draft in the next step."""
+        of, experience = self._resting
+        return rows is of and experience.wait > 0
+
+    def _choose_alone(
+        self,
+        indices: Sequence[int],
+        rows: Sequence[Row],
+        offers: Sequence[Sequence[Offer]],
+        choices: list[Choice],
+    ) -> None:
+        """Writes the choices of rows that are sampled."""
+        options = Options.of(indices, rows, offers, Experience(), self.most)
+        shapes = options.shapes(1)
+        seconds = self.expected.seconds(1, shapes.positions, shapes.passes, sampled=True)
+        experiences = [rows[i].experience for i in indices]
+        pairs = zip(options.tokens, experiences, strict=True)
+        options.take([self._decide(tokens, seconds, shapes, e) for tokens, e in pairs], choices)
+
+    def _choose_together(
+        self,
+        indices: Sequence[int],
+        rows: Sequence[Row],
+        offers: Sequence[Sequence[Offer]],
+        choices: list[Choice],
+    ) -> None:
+        """Writes the choices of greedy rows."""
+        options = Options.of(indices, rows, offers, self.experience, self.most)
+        shapes = options.shapes(len(rows), choices)
+        seconds, idle = self.costs.seconds(shapes), self.experience.idle
+        decided = self._decide(options.tokens.sum(axis=0), seconds, shapes, self.experience)
+        self._caught_up = idle > 0 and decided[0] > 0
+        options.take([decided] * len(indices), choices)
 
     def _decide(
         self, tokens: np.ndarray, seconds: np.ndarray, shapes: Grid, experience: Experience
@@ -102,6 +134,7 @@ class Adaptive:
             shapes: of these steps.
             experience: of the rows.
         """
+        experience.wait = 0
         speeds = tokens / seconds
         d, m = divmod(int(speeds.argmax()), speeds.shape[1])
         if speeds[d, m] < LEAST_GAIN * speeds[0, 0]:

@@ -6,6 +6,7 @@ a and b: accepted and rejected proposals, those of the prior included.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -38,12 +39,16 @@ class Experience:
     Attributes:
         outcomes: by kind.
         credit: seconds that may be spent on trying a draft.
+        income: by how many they grow a step.
         idle: steps since a draft was asked.
+        wait: steps until the next trial is due.
     """
 
     outcomes: dict[Kind, Outcomes] = field(default_factory=lambda: defaultdict(Outcomes))
     credit: float = 0.0
+    income: float = 0.0
     idle: int = 0
+    wait: int = 0
 
     def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
         """a and b of the beta distribution of alpha for a row with this experience."""
@@ -55,7 +60,14 @@ class Experience:
 
     def affords(self, price: float, step: float) -> bool:
         """Whether a trial that loses so many seconds is due; a usual step takes `step`."""
-        price = max(price, LEAST_PRICE * step)
+        price, self.income = max(price, LEAST_PRICE * step), TRIAL_SHARE * step
         due = self.credit >= price
-        self.credit += -price if due else TRIAL_SHARE * step
+        self.credit += -price if due else self.income
+        self.wait = 0 if due else math.ceil((price - self.credit) / self.income)
         return due
+
+    def rest(self) -> None:
+        """Takes a step into account for which nothing had to be decided."""
+        self.credit += self.income
+        self.idle += 1
+        self.wait -= 1

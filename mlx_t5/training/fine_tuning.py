@@ -21,11 +21,11 @@ from mlx_t5.checkpoints.folder import (
     write_shards,
 )
 from mlx_t5.checkpoints.quantization import quantize_predicate
-from mlx_t5.drafting.shared_draft import Parameter, stored_dtype_of
 from mlx_t5.errors import UserError, reason
 from mlx_t5.names import ADAPTED, source_of
 from mlx_t5.network.adapting import Adapters
 from mlx_t5.network.weights import EMBEDDING, HEAD, read_config, tensor_names
+from mlx_t5.training.draft_folder import Parameter, stored_dtype_of
 
 Arrays = Mapping[str, mx.array]
 _WEIGHT = ".weight"

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result
+from mlx_t5.engine.tally import Tally
 from mlx_t5.sizes import Columns, markdown, percent
 from mlx_t5.timing import Ratio, interleave, speed_up
 

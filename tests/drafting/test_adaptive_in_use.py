@@ -59,7 +59,7 @@ def test_what_was_decoded_before_does_not_change_a_sampled_or_lenient_text(setti
 
 def test_good_proposals_are_asked_for_and_bad_ones_are_not():
     assert auto("perfect", CHEAP).generate(SOURCE, 60).stats.tokens_per_call > 5
-    assert auto("never right", COSTS["a CPU"]).generate(SOURCE, 60).stats.drafted < 30
+    assert auto("never right", COSTS["a CPU"]).generate(SOURCE, 60).stats.drafted <= 30
     assert auto("none", CHEAP).generate(SOURCE, 9).stats.drafted == 0
 
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from fake_model import EOS, FakeModel, drafter, random_table, without
+from fake_model import EOS, FakeModel, contrary, drafter, random_table, without
+from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.engine import early_pass
 from mlx_t5.engine.rows import Row
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 from model import load
+from simulated_decoding import COSTS
 
 V = 7
 TABLE = random_table(V, eos_bias=0.3)
@@ -61,6 +63,22 @@ def test_a_pass_begins_early_without_proposals_and_ranks(early, ranks, proposals
     engine.insert(inserted)
     engine.step()
     assert positions(model) == fed
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_passes_begin_early_while_a_draft_that_is_wrong_is_not_asked(early, temp):
+    model = FakeModel(without(TABLE, EOS), V)
+    engine = Engine(model, drafter(contrary(model.table), model), adaptive=Adaptive(COSTS["a CPU"]))
+    taken = []
+    take = engine.early.take
+    engine.early.take = lambda rows: taken.append(take(rows)) or taken[-1]
+    (row,) = inserted = rows(SOURCES[1:2], max_tokens=100, temp=temp, num_draft="auto")
+    engine.insert(inserted)
+    while engine.rows:
+        engine.step()
+    regular, *drafted = row.stats.speculation.steps_by_length
+    assert sum(drafted) and regular >= sum(logits is not None for logits in taken) > regular / 2
+    assert len(model.calls) == row.stats.target_calls, "none was wasted"
 
 
 def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):

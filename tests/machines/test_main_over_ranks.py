@@ -13,8 +13,8 @@ import pytest
 
 from launching import finds_ranks, finish, free_ports, launch, needs_ring, ranks_of
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.network.sharing import shared_draft
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 from standard_error import messages
 

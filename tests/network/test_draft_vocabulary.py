@@ -9,10 +9,10 @@ import pytest
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow, widened
 from mlx_t5.network.sharing import shared_draft, whole
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 
 SOURCE, WRITTEN = mx.array([[5, 9, 3, 1]]), mx.array([[0, 7, 8]])

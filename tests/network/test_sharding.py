@@ -12,7 +12,6 @@ from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.cli.models import Pair, load_pair
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
@@ -23,6 +22,7 @@ from mlx_t5.network.sharing import full_head, shared_draft
 from mlx_t5.network.sharing import whole as make_whole
 from mlx_t5.network.weights import HEAD
 from mlx_t5.sizes import readable
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 
 

@@ -11,13 +11,13 @@ from decoder import SpeculativeDecoder
 from devices import cpu_allocation, exact_or_refused
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.fingerprint import fingerprint, same_model
 from mlx_t5.network.memory import stored_bytes
 from mlx_t5.network.sharing import ENTRY, shared_draft
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 from random_models import random_t5
 

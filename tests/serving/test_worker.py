@@ -7,8 +7,8 @@ from decoder import SpeculativeDecoder
 from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import ENDLESS, PATIENCE, Gated, V, hold, until
 from mlx_t5.backend import cpu_only, mx
-from mlx_t5.drafting.experience import Outcomes
 from mlx_t5.drafting.costs import StepCosts, most_proposals
+from mlx_t5.drafting.experience import Outcomes
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
 from mlx_t5.network.layers import PASSES

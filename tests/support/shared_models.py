@@ -18,7 +18,6 @@ from devices import is_refusal
 from mlx_t5.backend import mx, nn, tree_flatten
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.drafting.draft_model import DraftModel
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine import beams
 from mlx_t5.errors import UserError
@@ -28,6 +27,7 @@ from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.ranks import ranks_of
 from mlx_t5.network.sharing import shared_draft
+from mlx_t5.training.draft_folder import save_draft
 from model import T5, load
 from random_models import randomise
 

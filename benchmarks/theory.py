@@ -11,7 +11,7 @@ target pass over M positions, both in units of a target pass over one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -46,27 +46,3 @@ def cost(widths: Mapping[int, int], draft_passes: int, c: float, v: Mapping[int,
 def promised_tokens(alpha: float, widths: Mapping[int, int]) -> float:
     """Tokens that target passes over so many positions are expected to yield: sum of E(M - 1)."""
     return sum(count * expected_tokens(alpha, width - 1) for width, count in widths.items())
-
-
-def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
-    """alpha, estimated as the share of verified proposals that were accepted.
-
-    A step verifies its proposals up to the first that is rejected. So the one at position i counts
-    in as many steps as accepted the one before it and had one at i.
-
-    Args:
-        drafted: how many steps had a first, second, … proposal.
-        accepted: how many of those were accepted.
-
-    Returns:
-        None if nothing was verified.
-    """
-    before = [*drafted[:1], *accepted]
-    verified = sum(map(min, before, drafted))
-    return sum(accepted) / verified if verified else None
-
-
-def added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Lists of counts by position, added up; shorter ones count 0 where they end."""
-    longest = max(map(len, counts), default=0)
-    return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]

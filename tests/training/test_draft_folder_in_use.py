@@ -13,11 +13,11 @@ from decoder import SpeculativeDecoder
 from devices import exact_or_refused
 from mlx_t5.backend import mx
 from mlx_t5.cli.models import BUNDLED
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.memory import stored_bytes, warning
 from mlx_t5.network.sharing import shared_draft
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 
 PROMPTS = ["fix grammar: She have two cat.", "translate English to French: I have two cats."]

@@ -1,4 +1,4 @@
-"""shared_draft.py: the folders of drafts, and what is refused."""
+"""draft_folder.py: the folders of drafts, and what is refused."""
 
 import json
 
@@ -8,10 +8,10 @@ import checkpoints
 from convert import convert
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.checkpoint import open_checkpoint
-from mlx_t5.drafting.shared_draft import save_draft
 from mlx_t5.errors import UserError
 from mlx_t5.network.fingerprint import fingerprint
 from mlx_t5.network.sharing import ENTRY, shared_draft
+from mlx_t5.training.draft_folder import save_draft
 from model import load
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_t5.drafting.tally import Tally
 from mlx_t5.engine.rows import Result, Speculation, Stats
+from mlx_t5.engine.tally import Tally, acceptance_probability, added
 
 
 def result(drafted, accepted, calls, decided):
@@ -23,3 +23,16 @@ def test_counts_add_up():
     assert tally.alpha == pytest.approx(4 / 8)  # six first proposals and two second ones
     nothing = Tally.of([result(0, 0, 3, 3)])
     assert (nothing.acceptance, nothing.tokens_per_call, nothing.alpha) == (None, 1.0, 0.0)
+
+
+def test_alpha_counts_each_proposal_up_to_the_first_that_is_refused():
+    # Steps of 3 that kept 3, 1 and 0: judged 3, 2 and 1 of them.
+    assert acceptance_probability([3, 3, 3], [2, 1, 1]) == 4 / 6
+    # A step with one proposal that is kept and a step of two that keeps one.
+    assert acceptance_probability([2, 1], [2, 0]) == 2 / 3
+    assert acceptance_probability([], []) is None
+
+
+def test_adding_counts_by_place():
+    assert added([[1, 2, 3], [], [10]]) == [11, 2, 3]
+    assert added([]) == []

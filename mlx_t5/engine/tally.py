@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mlx_t5.drafting import theory
-
-if TYPE_CHECKING:
-    from mlx_t5.engine.rows import Result
+from mlx_t5.engine.rows import Result
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,8 @@ class Tally:
             sum(round(s.tokens_per_call * s.target_calls) for s in stats),
             sum(s.drafted for s in stats),
             sum(s.accepted for s in stats),
-            theory.added([s.speculation.drafted_by_position for s in stats]),
-            theory.added([s.speculation.accepted_by_position for s in stats]),
+            added([s.speculation.drafted_by_position for s in stats]),
+            added([s.speculation.accepted_by_position for s in stats]),
         )
 
     @property
@@ -59,4 +55,28 @@ class Tally:
     def alpha(self) -> float:
         """The probability that a proposal is accepted; 0 if none was verified."""
         positions = self.drafted_by_position, self.accepted_by_position
-        return theory.acceptance_probability(*positions) or 0.0
+        return acceptance_probability(*positions) or 0.0
+
+
+def acceptance_probability(drafted: Sequence[int], accepted: Sequence[int]) -> float | None:
+    """alpha, estimated as the share of verified proposals that were accepted.
+
+    A step verifies its proposals up to the first that is rejected. So the one at position i counts
+    in as many steps as accepted the one before it and had one at i.
+
+    Args:
+        drafted: how many steps had a first, second, … proposal.
+        accepted: how many of those were accepted.
+
+    Returns:
+        None if nothing was verified.
+    """
+    before = [*drafted[:1], *accepted]
+    verified = sum(map(min, before, drafted))
+    return sum(accepted) / verified if verified else None
+
+
+def added(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Lists of counts by position, added up; shorter ones count 0 where they end."""
+    longest = max(map(len, counts), default=0)
+    return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]

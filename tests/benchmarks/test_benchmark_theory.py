@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_t5.drafting import theory
+from benchmarks import theory
 
 
 def test_expected_tokens():
@@ -29,16 +29,3 @@ def test_a_fixed_number_of_proposals_is_a_case_of_passes_that_vary():
     alpha, gamma, c, v = 0.7, 4, 0.2, {5: 1.3}
     ratio = theory.promised_tokens(alpha, {5: 9}) / theory.cost({5: 9}, 9 * gamma, c, v)
     assert ratio == pytest.approx(theory.speed_up(alpha, gamma, c, v))
-
-
-def test_alpha_counts_each_proposal_up_to_the_first_that_is_refused():
-    # Steps of 3 that kept 3, 1 and 0: judged 3, 2 and 1 of them.
-    assert theory.acceptance_probability([3, 3, 3], [2, 1, 1]) == 4 / 6
-    # A step with one proposal that is kept and a step of two that keeps one.
-    assert theory.acceptance_probability([2, 1], [2, 0]) == 2 / 3
-    assert theory.acceptance_probability([], []) is None
-
-
-def test_adding_counts_by_place():
-    assert theory.added([[1, 2, 3], [], [10]]) == [11, 2, 3]
-    assert theory.added([]) == []
