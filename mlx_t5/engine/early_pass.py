@@ -2,9 +2,10 @@
 
 A GPU computes it while the host learns what it is about. The last one of a text is wasted, and
 waited for. In a batch, whose rows come and go, that would happen often, so only a row that is alone
-has one; and with a draft, only where the next step is sure not to ask it. A pass in flight keeps the caches it reads, which are therefore copied to be written: that
-costs more than it saves once they are large. Ranks that share a model begin none: one that is
-interrupted would leave a sum over all of them in flight.
+has one; with a draft, only where the next step is sure not to ask it. A pass in flight keeps the
+caches it reads, which are therefore copied to be written: that costs more than it saves once they
+are large. Ranks that share a model begin none: one that is interrupted would leave a sum over all
+of them in flight.
 """
 
 from __future__ import annotations
