@@ -192,17 +192,16 @@ def test_others_are_decoded_as_if_nobody_had_a_prediction(kind):
 
 
 def test_a_row_that_waits_for_memory_keeps_its_prediction():
-    """A drafter that fails to take rows has taken nothing."""
     target = FakeModel(table_of(), V)
     draft = drafter(random_table(V), target)
     engine = Engine(target, draft)
     row = Row(SOURCES[0], Settings(9, num_draft=4), row_key(0, 0), prediction=PREDICTIONS[0])
     other = Row(SOURCES[2], Settings(9, num_draft=4), row_key(0, 1), prediction=PREDICTIONS[2])
     engine.insert([other])
-    insert, draft.insert = draft.insert, None
+    encode, target.encode = target.encode, None
     with pytest.raises(TypeError):
         engine.insert([row])
-    draft.insert = insert
+    target.encode = encode
     engine.insert([row])
     while engine.rows:
         engine.step()

@@ -100,10 +100,13 @@ class Adaptive:
         """Writes the choices of rows that are sampled."""
         options = Options.of(indices, rows, offers, Experience(), self.most)
         shapes = options.shapes(1)
-        seconds = self.expected.seconds(1, shapes.positions, shapes.passes, sampled=True)
+        seconds = self.expected.of_any_batch(shapes.positions, shapes.passes)
         experiences = [rows[i].experience for i in indices]
-        pairs = zip(options.tokens, experiences, strict=True)
-        options.take([self._decide(tokens, seconds, shapes, e) for tokens, e in pairs], choices)
+        decided = [
+            self._decide(tokens, seconds, shapes, experience, options.unread)
+            for tokens, experience in zip(options.tokens, experiences, strict=True)
+        ]
+        options.take(decided, choices)
 
     def _choose_together(
         self,
@@ -115,13 +118,18 @@ class Adaptive:
         """Writes the choices of greedy rows."""
         options = Options.of(indices, rows, offers, self.experience, self.most)
         shapes = options.shapes(len(rows), choices)
-        seconds, idle = self.costs.seconds(shapes), self.experience.idle
-        decided = self._decide(options.tokens.sum(axis=0), seconds, shapes, self.experience)
-        self._caught_up = idle > 0 and decided[0] > 0
+        tokens, seconds = options.tokens.sum(axis=0), self.costs.seconds(shapes)
+        decided = self._decide(tokens, seconds, shapes, self.experience, options.unread)
+        self._caught_up = options.unread > 1 and decided[0] > 0
         options.take([decided] * len(indices), choices)
 
     def _decide(
-        self, tokens: np.ndarray, seconds: np.ndarray, shapes: Grid, experience: Experience
+        self,
+        tokens: np.ndarray,
+        seconds: np.ndarray,
+        shapes: Grid,
+        experience: Experience,
+        unread: int,
     ) -> tuple[int, int]:
         """Indices of the numbers of drafts and of copies with the most tokens a second.
 
@@ -133,6 +141,7 @@ class Adaptive:
             seconds: (N, N) that it takes.
             shapes: of these steps.
             experience: of the rows.
+            unread: tokens that the draft would read first, of each row.
         """
         experience.wait = 0
         speeds = tokens / seconds
@@ -142,7 +151,7 @@ class Adaptive:
         prices = seconds - tokens / speeds[d, m]  # seconds lost by other numbers
         others = [(n, m) for n in range(1, len(speeds))]
         if d == 0:
-            prices = prices + self.expected.catching_up(shapes.rows, experience.idle)
+            prices = prices + self.expected.catching_up(shapes.rows, unread)
         else:
             near = (n for n in others if abs(n[0] - d) == 1)
             learns = experience is self.experience
@@ -151,7 +160,6 @@ class Adaptive:
             other = min(others, key=prices.__getitem__)
             if experience.affords(float(prices[other]), float(seconds[d, m])):
                 d, m = other
-        experience.idle = 0 if d else experience.idle + 1
         return d, m
 
     def note(
@@ -169,7 +177,7 @@ class Adaptive:
         if row.settings.num_draft != AUTO:
             return
         text = written[: len(written) - row.ended]
-        for kind, tokens in offers:
+        for kind, tokens, _ in offers:
             if tokens is not None:  # whether it was proposed or not
                 counts = compare(tokens, text)
             elif choice.drafted:
@@ -243,6 +251,11 @@ class Options:
         drafts, copies = axes
         tokens = np.maximum(drafts[:, :, None], copies[:, None, :])
         return cls(indices, pairs, rooms, tokens)
+
+    @property
+    def unread(self) -> int:
+        """Tokens that the draft has yet to read, of the row that has most of them."""
+        return max((drafted.unread for drafted, _ in self.offers if drafted), default=0)
 
     def shapes(self, rows: int, others: Sequence[Choice] = ()) -> Grid:
         """Of steps of so many rows, of which others have these choices."""

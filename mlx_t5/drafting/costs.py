@@ -26,6 +26,7 @@ from mlx_t5.network.ranks import ranks_of
 Shape: TypeAlias = tuple[int, int, int]  # of a step: B, positions of each row, draft passes
 
 MOST = 15  # proposals a row at most; beyond that they hardly ever all hold
+TYPICAL = (1, 8, 24)  # rows of a batch, where nobody may know them
 MOST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
 
 
@@ -33,28 +34,30 @@ class Device(NamedTuple):
     """How fast a kind of device is, roughly: only the ratio of two models' passes comes of it.
 
     Attributes:
-        layer: seconds that a decoder layer takes at least, the host's work.
+        layer: seconds that a decoder layer takes, however little it reads.
         bandwidth: bytes of weights that it reads a second.
         softmax: seconds that sampling takes a logit.
+        grows: whether a layer takes longer for more positions, as reading does.
     """
 
     layer: float
     bandwidth: float
     softmax: float = 0.0
+    grows: bool = False
 
 
-# CPU: t5-base's shape takes 24.5 ms for 0.5 GB, and `exp` 12 ns. CUDA: an H100 takes 5.9 ms for the
-# 24 layers of t5-large, whose weights it reads in 0.25 (docs/performance.md). Metal: 19 kernels a
+# CPU: two cores of an AMD EPYC with MKL; `exp` takes 12 ns. CUDA: an H100 takes 5.9 ms for the 24
+# layers of t5-large, whose weights it reads in 0.25 (docs/performance.md). Metal: 19 kernels a
 # layer of 2.4 to 2.75 us each (mlx#3839); between an M3 (100 GB/s) and an Ultra (800).
-CPU = Device(6e-5, 2.5e10, 1.2e-8)
-CUDA = Device(2.4e-4, 2e12)
+CPU = Device(5e-4, 1.7e10, 1.2e-8)
+CUDA = Device(2.4e-4, 2e12, grows=True)
 METAL = Device(6e-5, 3e11)
 
-# v(M): M → seconds of a pass over M positions of all rows, in passes over one; linear in between,
-# and beyond the last as before it.
+# M → seconds in which weights are read and multiplied for M positions of all rows, relative to one;
+# linear in between, and beyond the last as before it.
 V: Mapping[str, Mapping[int, float]] = {
-    # MKL on 2 cores, t5-base's shape; OpenBLAS rises a little more (docs/performance.md).
-    "cpu": {1: 1, 2: 1.15, 4: 1.75, 5: 1.95, 6: 2.1, 8: 2.45, 16: 2.8, 32: 4, 64: 7.5},
+    # MKL on 2 cores of an AMD EPYC and of an Intel Xeon, the shapes of t5-small and t5-base.
+    "cpu": {1: 1, 2: 1.1, 4: 1.6, 6: 2, 8: 2.3, 16: 2.7, 32: 3.9, 64: 7, 192: 17},
     "cpu without blas": {1: 1, 64: 64},
     # MLX encodes 24 layers in 3.2 to 4.8 ms at M = 1, in 5.2 to 7.8 at 5 (docs/performance.md).
     "cuda": {1: 1, 2: 1.3, 5: 1.5, 8: 1.55, 32: 1.7, 128: 2.5},
@@ -103,10 +106,11 @@ class Expected:
         """Of a target, which exact decoding may pad, and of a draft model if there is one."""
         self.width = getattr(target, "width", 0)
         device, row = device_kind(target.weights_read().kind)
-        seconds = [_seconds(model, device) if model else 0.0 for model in (target, draft)]
-        facts = row, *seconds, device.softmax * target.config.vocab_size
+        parts = [_parts(model, device) if model else (0.0, 0.0) for model in (target, draft)]
+        facts = row, *parts[0], *parts[1], device.softmax * target.config.vocab_size
         # Ranks whose devices differ have to choose alike, so all expect what rank 0 does.
-        row, self.pass_seconds, self.draft_seconds, self.softmax = ranks_of(target).shared(facts)
+        row, *seconds, self.softmax = ranks_of(target).shared(facts)
+        self.target, self.draft = tuple(seconds[:2]), tuple(seconds[2:])
         self.v = list(V[row]), list(V[row].values())
 
     def seconds(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:
@@ -118,25 +122,34 @@ class Expected:
             passes: of the draft, likewise.
             sampled: whether the rows draw from probabilities.
         """
-        target = self.pass_seconds * self._v(rows * (self.width or positions))
-        draft = passes * self.draft_seconds * self._v(rows)
+        target = self._pass(self.target, rows * (self.width or positions))
+        draft = passes * self._pass(self.draft, rows)
         return target + draft + sampled * self.softmax * rows * (positions + passes)
+
+    def of_any_batch(self, positions: Any, passes: Any) -> Any:
+        """Of steps of rows that are sampled, which do not know how many they are."""
+        seconds = [self.seconds(rows, positions, passes, sampled=True) for rows in TYPICAL]
+        return np.exp(np.mean(np.log(seconds), axis=0))
 
     def catching_up(self, rows: int, tokens: int) -> float:
         """Seconds more that the first draft pass takes if rows lack so many tokens each."""
-        return self.draft_seconds * float(self._v(rows * tokens) - self._v(rows))
+        more = self._pass(self.draft, rows * (1 + tokens)) - self._pass(self.draft, rows)
+        return float(more)
 
-    def _v(self, positions: Any) -> Any:
+    def _pass(self, model: tuple[float, float], positions: Any) -> Any:
+        """Of a pass of a model over so many positions of all rows."""
         points, times = self.v
         slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
         beyond = np.maximum(np.subtract(positions, points[-1]), 0)
-        return np.interp(positions, points, times) + slope * beyond
+        fixed, reading = model
+        return fixed + reading * (np.interp(positions, points, times) + slope * beyond)
 
 
-def _seconds(model: Any, device: Device) -> float:
-    """Of a pass over one position."""
+def _parts(model: Any, device: Device) -> tuple[float, float]:
+    """Seconds of a pass over one position: those that stay for more positions, and the others."""
     read = model.weights_read()
-    return read.layers * device.layer + read.bytes / device.bandwidth
+    layers, reading = read.layers * device.layer, read.bytes / device.bandwidth
+    return (0.0, layers + reading) if device.grows else (layers, reading)
 
 
 UNIT = 100.0  # variance of the logarithm of what a table's second really takes

@@ -12,7 +12,7 @@ from mlx_t5.backend import mx
 from mlx_t5.drafting.proposals import Choice, Kind, Offer, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
-from mlx_t5.network.encoding import encoded
+from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import Sampling, is_finite, likeliest, probabilities, sample
@@ -65,33 +65,28 @@ class DraftModel:
                 )
         self.model, self.target = model, target
         self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
-        self.cache: Any = None  # a `Cache` while there are rows
+        self.cache: Any = None  # a `Cache` while there are rows whose source was encoded
         self.fed: list[int] = []  # positions of each row that the cache has seen
-        self.sources: list[int] = []  # source tokens of each row
+        self.unread: list[int] = []  # tokens of each row that it lacks, besides the last one
+        self.sources: list[list[int]] = []  # tokens of each row's source
+        self.waiting: list[Any] = []  # states of the last rows, not yet encoded
 
     def fresh(self) -> DraftModel:
         """Returns a drafter with the same model and no rows."""
         return DraftModel(self.model, self.target, self.vocabulary)
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Computes cross-attention to each source, from `states` if the target's encoder is shared.
-
-        Else the draft encodes it with its own; see `Drafter.insert`.
-        """
+        """Takes rows whose sources are encoded once a draft is wanted; see `Drafter.insert`."""
         config = self.model.config
         unknown, pad = config.vocab_size, config.pad_token_id
-        known = [[t if t < unknown else pad for t in s] for s in sources]
-        cache = encoded(self.model, known, states if self.shares_encoder else None)
-        if self.cache is None:
-            self.cache = cache
-        else:
-            self.cache.append(cache)
+        self.sources += [[t if t < unknown else pad for t in source] for source in sources]
+        self.waiting += states if states and self.shares_encoder else [None] * len(sources)
         self.fed += [0] * len(sources)
-        self.sources += [len(source) for source in sources]
+        self.unread += map(len, sources)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """A draft for every row."""
-        return [[Offer(DRAFT)]] * len(self.fed)
+        return [[Offer(DRAFT, None, unread)] for unread in self.unread]
 
     def propose(
         self, committed: Rows, choices: Sequence[Choice], sampling: Sampling, keys: mx.array | None
@@ -137,22 +132,49 @@ class DraftModel:
         q = mx.concatenate(qs, axis=1) if qs else None
         valid = mx.array(lengths, mx.int32)
         valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
-        x, rows = mx.concatenate(xs, axis=1), len(lengths)
-        return Proposal(x, q, lengths, [DRAFT.writer] * rows, valid)
+        writers = [DRAFT.writer] * len(lengths)
+        return Proposal(mx.concatenate(xs, axis=1), q, lengths, writers, valid)
 
     def note(self, committed: Rows) -> None:
         """What was fed is true up to the last accepted proposal; then came the target's token."""
-        self.fed = [min(fed, len(row) - 1) for fed, row in zip(self.fed, committed, strict=True)]
+        known = [len(row) - 1 for row in committed]
+        self.fed = list(map(min, self.fed, known))
+        sources = self.sources[len(self.fed) - len(self.waiting) :]
+        lacking = [0] * (len(known) - len(sources)) + [len(source) for source in sources]
+        self.unread = [
+            n - fed + more for n, fed, more in zip(known, self.fed, lacking, strict=True)
+        ]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order."""
+        """Keeps only these rows, ascending."""
+        encoded = len(self.fed) - len(self.waiting)
+        self.waiting = [self.waiting[row - encoded] for row in rows if row >= encoded]
         self.fed = [self.fed[row] for row in rows]
+        self.unread = [self.unread[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
-        if self.fed:
+        rows = [row for row in rows if row < encoded]
+        if rows:
             self.cache.keep(rows)
-            self.cache.trim(max(self.sources), max(self.fed))
+            self.cache.trim(max(map(len, self.sources[: len(rows)])), max(self.fed))
         else:
             self.cache = None
+
+    def _encode(self) -> None:
+        """Computes cross-attention to the sources that are waiting.
+
+        To the target's states of them if the encoder is shared, else to the draft's own.
+        """
+        if not self.waiting:
+            return
+        sources = self.sources[-len(self.waiting) :]
+        states = self.waiting if self.shares_encoder else encoder_states(self.model, sources)
+        cache = prepared(self.model, sources, states)
+        mx.async_eval(cache.state)
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.append(cache)
+        self.waiting = []
 
     def _catch_up(self, committed: Rows, gamma: int) -> mx.array:
         """Feeds what was committed since the last proposal; logits (B, 1, N) after it.
@@ -161,6 +183,7 @@ class DraftModel:
         was accepted. Rows that lack fewer tokens are padded; the padding lands
         in slots that are written again before any query can see them.
         """
+        self._encode()
         pending = [list(row[fed:]) for fed, row in zip(self.fed, committed, strict=True)]
         width = max(map(len, pending))
         tokens = mx.array([row + [0] * (width - len(row)) for row in pending], mx.int32)

@@ -40,14 +40,12 @@ class Experience:
         outcomes: by kind.
         credit: seconds that may be spent on trying a draft.
         income: by how many they grow a step.
-        idle: steps since a draft was asked.
         wait: steps until the next trial is due.
     """
 
     outcomes: dict[Kind, Outcomes] = field(default_factory=lambda: defaultdict(Outcomes))
     credit: float = 0.0
     income: float = 0.0
-    idle: int = 0
     wait: int = 0
 
     def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
@@ -69,5 +67,4 @@ class Experience:
     def rest(self) -> None:
         """Takes a step into account for which nothing had to be decided."""
         self.credit += self.income
-        self.idle += 1
         self.wait -= 1

@@ -49,10 +49,17 @@ class Kind:
 
 
 class Offer(NamedTuple):
-    """What a row may be proposed: tokens that the host knows, or None if a draft is to be asked."""
+    """What a row may be proposed.
+
+    Attributes:
+        kind: of proposal.
+        tokens: if the host knows them; None if a draft is to be asked.
+        unread: tokens of the row that the draft has yet to read, besides the last one.
+    """
 
     kind: Kind
     tokens: Sequence[int] | None = None
+    unread: int = 0
 
     def most(self, room: int) -> int:
         """How many tokens of it fit into this room."""
@@ -115,14 +122,11 @@ class Drafter(Protocol):
         """Returns a drafter of the same kind for another batch, without rows."""
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
-        """Adds rows at the end of the batch, or none if there is not enough memory.
+        """Adds rows at the end of the batch, without using the device.
 
         Args:
             sources: source tokens of each row.
             states: what the target's encoder made of each (S, d_model), for a draft that uses it.
-
-        Raises:
-            RuntimeError: the device has not enough memory; nothing has changed.
         """
 
     def offers(self) -> Sequence[Sequence[Offer]]:
@@ -147,4 +151,4 @@ class Drafter(Protocol):
         """Takes note of the tokens of each row after the step."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order."""
+        """Keeps only these rows, ascending."""

@@ -206,7 +206,7 @@ class SourceCopy:
             alignment.follow(row[1 + len(alignment.output) :])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order."""
+        """Keeps only these rows, ascending."""
         self.alignments = [self.alignments[row] for row in rows]
 
 
@@ -228,8 +228,8 @@ class CopyOrDraft:
 
     def insert(self, sources: Rows, states: Sequence[mx.array] | None = None) -> None:
         """Adds the rows to both; see `Drafter.insert`."""
-        self.draft.insert(sources, states)  # first, as it may run out of memory
         self.copy.insert(sources)
+        self.draft.insert(sources, states)
 
     def offers(self) -> Sequence[Sequence[Offer]]:
         """What both offer."""
@@ -250,7 +250,7 @@ class CopyOrDraft:
         self.draft.note(committed)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order."""
+        """Keeps only these rows, ascending."""
         self.copy.keep(rows)
         self.draft.keep(rows)
 

@@ -81,15 +81,10 @@ class Batch:
             by_row = {id(row): encoding for row, encoding in zip(new, states, strict=True)}
             encoded = [by_row.get(id(r), r.states) for r in rows]
             cache = prepared(self.target, sources, encoded, self.copies)
-            mx.async_eval(cache.state, states)  # meanwhile the host describes the draft's
-            if self.drafter:
-                self.drafter.insert(sources, encoded)
-            try:
-                mx.synchronize()  # a wait for arrays alone may miss that their pass has failed
-            except RuntimeError:
-                if self.drafter:
-                    self.drafter.keep(range(len(self.rows)))
-                raise
+            mx.async_eval(cache.state, states)
+            mx.synchronize()  # a wait for arrays alone may miss that their pass has failed
+        if self.drafter:
+            self.drafter.insert(sources, encoded)
         if self.cache is None:
             self.cache = cache
         else:

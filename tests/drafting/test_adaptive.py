@@ -65,7 +65,7 @@ def test_a_text_takes_hardly_longer_than_with_the_best_fixed_number(machine, bef
 @pytest.mark.parametrize("machine", ["H100, t5-large", "CPU, MKL", "M3, 4 bits"])
 def test_rows_of_unlike_acceptance_share_the_step(machine, rows):
     alphas = np.linspace(0.0, 0.95, rows)
-    assert over_the_best(table(machine), lambda seed: lines(alphas, 60, seed), 2) <= 1.1
+    assert over_the_best(table(machine), lambda seed: lines(alphas, 60, seed), 2) <= 1.12
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_number_means_exactly_that_up_to_the_end_of_the_text_or_the_copy():
 
 def test_a_step_in_which_the_draft_catches_up_or_a_row_samples_tells_no_cost():
     adaptive = Adaptive(Table(0.5, lambda n: n))  # a draft hardly ever pays
-    greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT)]]
+    greedy, draft = row("auto", max_tokens=200), [[Offer(DRAFT, None, 5)]]
     for _ in range(60):
         choices = adaptive.choose([greedy], draft)
         assert (adaptive.shape([greedy], choices) is None) == bool(choices[0].length)

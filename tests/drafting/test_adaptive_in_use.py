@@ -70,7 +70,7 @@ def test_a_draft_that_is_not_asked_is_not_called_and_catches_up_in_one_pass():
     decoder.adaptive = Adaptive(COSTS["a CPU"])
     stats = decoder.generate(SOURCE, 200).stats
     calls = proposer.model.calls
-    assert len(calls) == stats.drafted < 60, "one pass a proposal"
+    assert len(calls) == stats.drafted < 100, "one pass a proposal"
     assert max(len(tokens[0]) for _, tokens in calls) > 5
 
 
@@ -93,6 +93,21 @@ def test_nothing_is_learned_where_a_number_is_given(temp):
         assert not decoder.adaptive.costs._seen
 
 
+def test_a_draft_that_is_not_asked_does_not_read_the_source(monkeypatch):
+    target = FakeModel(without(random_table(7), EOS), 7)
+    proposer = drafter(contrary(target.table), target)
+    decoder = SpeculativeDecoder(target, proposer)
+    decoder.adaptive = adaptive = Adaptive(COSTS["a CPU that pays for every position"])
+    monkeypatch.setattr(adaptive, "timed", lambda *_: None)
+    read, encode = [], proposer.model.encode
+    monkeypatch.setattr(proposer.model, "encode", lambda *a: read.append(a) or encode(*a))
+    decoder.generate(SOURCE, 200)
+    assert len(read) == 1
+    for i in range(5):
+        assert decoder.generate([2, 3, i], 5).stats.drafted == 0
+    assert len(read) == 1
+
+
 class OtherRank(Ranks):
     """A rank that hears of the first's clock, which says three seconds a step."""
 
@@ -107,6 +122,7 @@ class OtherRank(Ranks):
 
 
 def test_all_ranks_learn_from_the_clock_of_the_first():
+    """But not from the first step, in which the draft reads the source."""
     decoder = auto("good", CHEAP)
     engine, noted = decoder.engine(Settings(num_draft="auto")), []
     engine.ranks = OtherRank()
@@ -117,7 +133,7 @@ def test_all_ranks_learn_from_the_clock_of_the_first():
         engine.step()
         proposed.append(max(choice.length for choice in engine.choices))
     assert [(rows, positions - 1) for rows, positions, *_ in noted] == [
-        (1, n) for n in proposed[:-1]
+        (1, n) for n in proposed[1:-1]
     ]
-    assert {seconds for *_, seconds in noted} == {3.0}
+    assert len(proposed) > 3 and {seconds for *_, seconds in noted} == {3.0}
     assert MOST >= max(proposed) > 0

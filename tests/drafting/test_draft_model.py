@@ -150,8 +150,8 @@ def test_a_wider_draft_proposes_common_ids_only():
 def test_a_narrower_draft_sees_padding_for_ids_it_does_not_have():
     model = FakeModel(TABLE, V)
     draft = started(drafter(random_table(V - 2), model, V - 2), ((3, V - 1),))
-    assert draft.cache.sources == [(3, 0)]
     q = draft.propose([[0, V - 1, 2]], drafted([2]), sampling(1, 1.0), keys(1)).q
+    assert draft.cache.sources == [(3, 0)]
     assert draft.model.calls[0][1] == [[0, 0, 2]]
     assert q.shape == (1, 2, V)
     assert q[..., V - 2 :].max().item() == 0

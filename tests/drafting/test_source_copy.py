@@ -156,7 +156,8 @@ def predicted(prediction, output, source=(), length=3):
     alignment = Alignment(source, 0)
     alignment.predict(prediction)
     alignment.follow(output)
-    return alignment.find(length)
+    offer = alignment.find(length)
+    return offer and (offer.kind, offer.tokens)
 
 
 def test_a_prediction_is_read_from_its_beginning_and_found_again():

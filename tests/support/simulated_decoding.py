@@ -38,6 +38,9 @@ class Table:
     def seconds(self, rows, positions, passes, sampled=False):
         return passes * self.draft + np.vectorize(self.verify, otypes=[float])(rows * positions)
 
+    def of_any_batch(self, positions, passes):
+        return self.seconds(1, positions, passes)
+
     def true(self, rows, positions, passes):
         expected = float(self.seconds(rows, positions, passes))
         return expected * self.wrong(positions, passes)
