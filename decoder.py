@@ -96,8 +96,7 @@ class Engine(Batch):
     def step(self) -> None:
         """Drafts, verifies, accepts and commits once; rows that finish leave the batch."""
         started = self.clock()
-        keys = self.sampling.step_keys([row.decided for row in self.rows])
-        proposal = self._draft(keys)
+        proposal, keys = self._draft()
         logits = self._verify(proposal)
         outcome = self._accept(logits, proposal, keys, self.sampling).tolist()  # the only wait
         if any(row[0] == UNDECIDED for row in outcome):  # rare: logits too flat for the candidates
@@ -110,17 +109,23 @@ class Engine(Batch):
         self.seconds = self.clock() - started
         self._commit(proposal, outcome, self.seconds)
 
-    def _draft(self, keys: mx.array | None) -> Proposal:
-        """gamma tokens x of each row, drawn from q by the draft or copied from the source."""
-        proposal = None
+    def _draft(self) -> tuple[Proposal, mx.array | None]:
+        """gamma tokens x of each row, drawn from q by the draft or copied from the source.
+
+        And keys (B, T, 2) of the positions that the step decides.
+        """
+        proposal, gamma = None, 0
         if self.drafter:
             self.offers = self.drafter.offers()
             self.choices = self.adaptive.choose(self.rows, self.offers)
+            gamma = max(choice.length for choice in self.choices)
+        keys = self.sampling.step_keys([row.decided for row in self.rows], gamma + 1)
+        if gamma and self.drafter:
             proposal = self.drafter.propose(self.committed, self.choices, self.sampling, keys)
         proposal = proposal or Proposal.nothing(len(self.rows))
         if proposal.tokens is not None:
             proposal.tokens = self.ranks.of_first(proposal.tokens)
-        return proposal
+        return proposal, keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Logits (B, T, V) of the target after the last committed token and each of x."""
@@ -186,7 +191,7 @@ class Engine(Batch):
         if self.rows:
             settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
             rules = Processing.of(settings, self.target.config.eos_token_ids)
-            self.sampling = Sampling.of(settings, rules, keys, getattr(self.target, "width", 0))
+            self.sampling = Sampling.of(settings, rules, keys)
 
 
 class SpeculativeDecoder:

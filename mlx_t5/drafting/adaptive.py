@@ -9,9 +9,10 @@ of the whole batch.
 Of alpha there is a beta distribution, not a number, because few proposals say little:
 E[alpha^i] = product over j < i of (a + j) / (a + b + j), with a accepted and b rejected ones.
 
-Greedy rows write the same text whatever is proposed, so they learn from each other. What a sampled
-row writes depends on what it is proposed, so its numbers follow from its own text and the table of
-costs alone: the same seed gives the same text on every run and beside any rows.
+With delta = 0 a text is the same whatever is proposed, but for rounding. Greedy rows, where that
+hardly matters, learn from each other and from the clock; sampled ones from those beside them and
+the table of costs, so that a command writes the same on every run. With delta > 0 the draft has a
+say in the text, so a row's numbers follow from its own acceptances and the table alone.
 
 Symbols: B rows, gamma proposals, N the numbers that are considered.
 """
@@ -63,8 +64,9 @@ class Adaptive:
         if self.rests(rows) and not any(offer.tokens for offered in offers for offer in offered):
             self._resting[1].rest()
             return choices
-        alone: list[int] = []
-        together: list[int] = []
+        lenient: list[int] = []
+        drawn: list[int] = []
+        greedy: list[int] = []
         for i, (row, offered) in enumerate(zip(rows, offers, strict=True)):
             number = row.settings.num_draft
             if not (offered and number and row.room):
@@ -73,16 +75,15 @@ class Adaptive:
                 best = max(offered, key=lambda offer: (offer.kind.alpha, not offer.kind.drafted))
                 choices[i] = best.first(min(number, row.room))
             else:
-                (together if row.adapts else alone).append(i)
-        if alone:
-            self._choose_alone(alone, rows, offers, choices)
-        if together:
-            self._choose_together(together, rows, offers, choices)
-        nothing = not any(choice.length for choice in choices)
-        if nothing and len(together) == len(rows):
-            self._resting = rows, self.experience
-        elif nothing and len(rows) == 1:
-            self._resting = rows, rows[0].experience
+                (greedy if row.adapts else lenient if row.settings.delta else drawn).append(i)
+        for group in (*([i] for i in lenient), drawn):
+            if group:
+                self._choose_by_table(group, rows, offers, choices)
+        if greedy:
+            self._choose_together(greedy, rows, offers, choices)
+        self._resting = [], self.experience
+        if len(rows) in (1, len(drawn), len(greedy)) and not any(c.length for c in choices):
+            self._resting = rows, self.experience if greedy else rows[0].experience
         return choices
 
     def rests(self, rows: Sequence[Row]) -> bool:
@@ -90,23 +91,20 @@ class Adaptive:
         of, experience = self._resting
         return rows is of and experience.wait > 0
 
-    def _choose_alone(
+    def _choose_by_table(
         self,
         indices: Sequence[int],
         rows: Sequence[Row],
         offers: Sequence[Sequence[Offer]],
         choices: list[Choice],
     ) -> None:
-        """Writes the choices of rows that are sampled."""
-        options = Options.of(indices, rows, offers, Experience(), self.most)
-        shapes = options.shapes(1)
-        seconds = self.expected.of_any_batch(shapes.positions, shapes.passes)
-        experiences = [rows[i].experience for i in indices]
-        decided = [
-            self._decide(tokens, seconds, shapes, experience, options.unread)
-            for tokens, experience in zip(options.tokens, experiences, strict=True)
-        ]
-        options.take(decided, choices)
+        """Writes the choices of rows that are sampled, or of one that is lenient."""
+        first = rows[indices[0]]
+        seen = Experience.of(rows[i].experience for i in indices)
+        options = Options.of(indices, rows, offers, seen, self.most)
+        shapes = options.shapes(1) if first.settings.delta else options.shapes(len(rows), choices)
+        seconds = self.expected.seconds(shapes.rows, shapes.positions, shapes.passes, sampled=True)
+        options.take(self._decide(options, seconds, shapes, first.experience), choices)
 
     def _choose_together(
         self,
@@ -118,18 +116,12 @@ class Adaptive:
         """Writes the choices of greedy rows."""
         options = Options.of(indices, rows, offers, self.experience, self.most)
         shapes = options.shapes(len(rows), choices)
-        tokens, seconds = options.tokens.sum(axis=0), self.costs.seconds(shapes)
-        decided = self._decide(tokens, seconds, shapes, self.experience, options.unread)
+        decided = self._decide(options, self.costs.seconds(shapes), shapes, self.experience)
         self._caught_up = options.unread > 1 and decided[0] > 0
-        options.take([decided] * len(indices), choices)
+        options.take(decided, choices)
 
     def _decide(
-        self,
-        tokens: np.ndarray,
-        seconds: np.ndarray,
-        shapes: Grid,
-        experience: Experience,
-        unread: int,
+        self, options: Options, seconds: np.ndarray, shapes: Grid, experience: Experience
     ) -> tuple[int, int]:
         """Indices of the numbers of drafts and of copies with the most tokens a second.
 
@@ -137,13 +129,13 @@ class Adaptive:
         seems to be nearly as good may take less than the table says.
 
         Args:
-            tokens: (N, N) to expect of a step, by both numbers.
-            seconds: (N, N) that it takes.
+            options: of the rows.
+            seconds: (N, N) that a step takes, by both numbers.
             shapes: of these steps.
-            experience: of the rows.
-            unread: tokens that the draft would read first, of each row.
+            experience: whose credit pays for trials.
         """
         experience.wait = 0
+        tokens = options.tokens.sum(axis=0)
         speeds = tokens / seconds
         d, m = divmod(int(speeds.argmax()), speeds.shape[1])
         if speeds[d, m] < LEAST_GAIN * speeds[0, 0]:
@@ -151,7 +143,7 @@ class Adaptive:
         prices = seconds - tokens / speeds[d, m]  # seconds lost by other numbers
         others = [(n, m) for n in range(1, len(speeds))]
         if d == 0:
-            prices = prices + self.expected.catching_up(shapes.rows, unread)
+            prices = prices + self.expected.catching_up(shapes.rows, options.unread)
         else:
             near = (n for n in others if abs(n[0] - d) == 1)
             learns = experience is self.experience
@@ -263,10 +255,11 @@ class Options:
         longest = max((choice.length for choice in others), default=0)
         return grid(rows, drafts, copies, longest, max((c.drafted for c in others), default=0))
 
-    def take(self, decided: Sequence[tuple[int, int]], choices: list[Choice]) -> None:
+    def take(self, decided: tuple[int, int], choices: list[Choice]) -> None:
         """Writes the rows' choices, by the indices of their numbers."""
-        rows = zip(self.indices, self.offers, self.rooms, self.tokens, decided, strict=True)
-        for i, (draft, copied), room, tokens, (d, m) in rows:
+        d, m = decided
+        rows = zip(self.indices, self.offers, self.rooms, self.tokens, strict=True)
+        for i, (draft, copied), room, tokens in rows:
             prefer = copied if tokens[0, m] >= tokens[d, 0] else draft
             number = NUMBERS[m if prefer is copied else d]
             if prefer and number:

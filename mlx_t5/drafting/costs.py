@@ -26,7 +26,6 @@ from mlx_t5.network.ranks import ranks_of
 Shape: TypeAlias = tuple[int, int, int]  # of a step: B, positions of each row, draft passes
 
 MOST = 15  # proposals a row at most; beyond that they hardly ever all hold
-TYPICAL = (1, 8, 24)  # rows of a batch, where nobody may know them
 MOST_ON_METAL = 7  # its vector kernel for attention takes 8 queries, and the next is slower
 
 
@@ -125,11 +124,6 @@ class Expected:
         target = self._pass(self.target, rows * (self.width or positions))
         draft = passes * self._pass(self.draft, rows)
         return target + draft + sampled * self.softmax * rows * (positions + passes)
-
-    def of_any_batch(self, positions: Any, passes: Any) -> Any:
-        """Of steps of rows that are sampled, which do not know how many they are."""
-        seconds = [self.seconds(rows, positions, passes, sampled=True) for rows in TYPICAL]
-        return np.exp(np.mean(np.log(seconds), axis=0))
 
     def catching_up(self, rows: int, tokens: int) -> float:
         """Seconds more that the first draft pass takes if rows lack so many tokens each."""

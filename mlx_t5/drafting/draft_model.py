@@ -15,7 +15,7 @@ from mlx_t5.network.draft_vocabulary import DraftVocabulary
 from mlx_t5.network.encoding import encoder_states, prepared
 from mlx_t5.network.interface import Seq2Seq, require_decoder
 from mlx_t5.sampling.acceptance import accepted_length
-from mlx_t5.sampling.draws import Sampling, is_finite, likeliest, probabilities, sample
+from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
 
 DRAFT = Kind("draft", 1.5, 0.4, writer="draft", drafted=True)
@@ -117,19 +117,19 @@ class DraftModel:
                 logits = process(history, vocabulary.spread(logits, -mx.inf), counts)
             if sampling.any_lenient or not sampling.all_greedy:
                 finite.append(is_finite(logits))
-            if sampling.all_greedy:
+            if keys is None:  # all are greedy
                 token = likeliest(logits)
                 if vocabulary.ids is not None and not process:
                     token = vocabulary.ids[token]
             else:  # a row's draws depend on how many ids there are, so q is over all of them
                 q, _ = probabilities(logits, sampling)
                 qs.append(q if process else vocabulary.spread(q, 0.0))
-                token = sample(qs[-1][:, 0], sampling.draft_keys(keys, i))[:, None]
+                token = sample(qs[-1][:, 0], fold(keys[:, i], 0, OWN))[:, None]
             mx.async_eval(token)  # the device begins while the host puts together what follows
             xs.append(token)
         # Only a row's own proposals can become committed; what was fed past them is no prefix.
         self.fed = [len(row) + max(n, 1) - 1 for row, n in zip(committed, lengths, strict=True)]
-        q = mx.concatenate(qs, axis=1) if qs else None
+        q = mx.concatenate(qs, axis=1) if qs and sampling.any_lenient else None
         valid = mx.array(lengths, mx.int32)
         valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
         writers = [DRAFT.writer] * len(lengths)

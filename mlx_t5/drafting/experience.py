@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mlx_t5.drafting.proposals import Kind
@@ -47,6 +48,16 @@ class Experience:
     credit: float = 0.0
     income: float = 0.0
     wait: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[Experience]) -> Experience:
+        """What several rows have seen together."""
+        together = cls()
+        for row in rows:
+            for kind, own in row.outcomes.items():
+                together.outcomes[kind].accepted += own.accepted
+                together.outcomes[kind].rejected += own.rejected
+        return together
 
     def belief(self, kind: Kind, others: Experience) -> tuple[float, float]:
         """a and b of the beta distribution of alpha for a row with this experience."""

@@ -91,8 +91,8 @@ class Proposal:
 
     Attributes:
         tokens: (B, gamma) int32; a row's entries past its length are padding. None if gamma is 0.
-        q: (B, gamma, V) probabilities the tokens were drawn from, or None if the proposals are
-            deterministic, q(x) = 1.
+        q: (B, gamma, V) probabilities the tokens were drawn from, where a row is lenient; None if
+            the proposals are deterministic, q(x) = 1.
         lengths: how many proposals of each row are real.
         writers: who proposed, "draft" or "copy" a row.
         valid_lengths: (B,) int32, how many of them count: those before logits that were not finite,
@@ -141,7 +141,7 @@ class Drafter(Protocol):
             committed: tokens of each row so far, the start token first.
             choices: how many tokens of which of its offers each row is proposed.
             sampling: settings of the rows.
-            keys: (B, 2) keys of this step; None if every row is greedy.
+            keys: (B, T, 2) of the next positions; None if every row is greedy.
 
         Returns:
             The proposal, or None if no row is proposed anything.

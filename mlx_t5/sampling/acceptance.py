@@ -1,26 +1,21 @@
 """Which proposals are kept, and what replaces a rejected one.
 
-Pure functions on small arrays; no model and no state. The rules are those of
-Leviathan et al., "Fast Inference from Transformers via Speculative Decoding"
-(https://arxiv.org/abs/2211.17192) and Chen et al. (https://arxiv.org/abs/2302.01318),
-relaxed by `delta`:
+Pure functions on small arrays; no model and no state.
 
+    delta = 0  the target chooses its own token at each position, and a proposal is kept
+               when it is that token
     temp > 0   keep x with probability min(1, (1 - delta) p(x)/q(x) + delta);
                a rejected x is replaced by a sample of norm(max(0, p - q))
     temp = 0   keep x when p(x) >= (1 - delta) max p; replaced by argmax p
 
-When every proposal is kept, one more token comes from p. With delta = 0 the
-tokens follow the target's distribution exactly; with delta > 0 each drafted
-position follows the mixture (1 - delta) p + delta q.
+With delta = 0 the text is the target's own: its greedy one, or one drawn from its distribution. The
+randomness of a draw belongs to the position, and the draft draws with the same numbers, so that
+both mostly draw the same token (Gumbel sampling of Daliri et al., https://arxiv.org/abs/2408.07978).
+So a seed gives the same text with any draft, any number of proposals, and none.
 
-Where temp > 0 and delta = 0, block verification (Sun et al.,
-https://arxiv.org/abs/2403.10444) judges the proposals of a block together
-instead: the same distribution, and never fewer tokens a step on average.
-
-In exact decoding the target draws its own token at each position, with randomness that belongs to
-the position, and a proposal is kept when it is that token. The draft draws with the same numbers
-(Gumbel sampling as in Daliri et al., https://arxiv.org/abs/2408.07978), so most are. Fewer are kept
-than by the rules above, but the text is the same whatever the draft.
+With delta > 0 the rules are those of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen
+et al. (https://arxiv.org/abs/2302.01318), relaxed: each drafted position follows the mixture
+(1 - delta) p + delta q. When every proposal is kept, one more token comes from p.
 
 Symbols: B rows, gamma proposals a row, T = gamma + 1 positions, V vocabulary;
 p target and q draft probabilities after temperature, top-k and top-p. A
@@ -32,6 +27,7 @@ from __future__ import annotations
 
 from mlx_t5.backend import mx
 from mlx_t5.sampling.draws import (
+    OWN,
     REPLACE,
     Sampling,
     fold,
@@ -101,49 +97,6 @@ def accepted_length(keep: mx.array, lengths: mx.array) -> mx.array:
     return mx.min(ends, axis=1)
 
 
-def joint_ratio(px: mx.array, qx: mx.array) -> mx.array:
-    """Weight w (B, gamma + 1) of each prefix of a block: w_0 = 1, w_i = min(1, w_(i-1) p/q).
-
-    In logarithms that is a walk which never rises above 0: its sum less the largest sum so far.
-
-    Args:
-        px: (B, gamma) target probability of each proposal.
-        qx: (B, gamma) its draft probability.
-    """
-    walk = mx.cumsum(mx.pad(mx.log(px) - mx.log(qx), ((0, 0), (1, 0))), axis=1)
-    return mx.exp(walk - mx.cummax(walk, axis=1))
-
-
-def excess(p: mx.array, q: mx.array, w: mx.array) -> mx.array:
-    """R (B, T) = sum max(0, w p - q): what a block's law has left after each prefix.
-
-    Args:
-        p: (B, T, V) target probabilities after each prefix.
-        q: (B, T, V) draft probabilities there.
-        w: (B, T), see `joint_ratio`.
-    """
-    return mx.maximum(w[..., None] * p - q, 0).sum(axis=-1)
-
-
-def accepted_block(rest: mx.array, w: mx.array, lengths: mx.array, u: mx.array) -> mx.array:
-    """Length (B,) of the block that is kept (algorithm 2 of the paper).
-
-    The longest prefix of i proposals with u_i < h_i, where h_i = w_i for the
-    whole block and R_i / (R_i + 1 - w_i) otherwise.
-
-    Args:
-        rest: (B, gamma + 1), see `excess`.
-        w: (B, gamma + 1), see `joint_ratio`.
-        lengths: (B,) proposals that are real; the rest of a row is padding.
-        u: (B, gamma + 1) uniform on [0, 1), u_i for the prefix of i proposals.
-    """
-    # u < h, multiplied through. Where R + 1 - w = 0, p = q: then a longer prefix is kept as well.
-    below = u * (rest + 1 - w) < rest
-    prefix, lengths = mx.arange(w.shape[1]), lengths[:, None]
-    kept = mx.where(prefix == lengths, u < w, below) & (prefix <= lengths)
-    return mx.max(kept * prefix, axis=1).astype(mx.int32)
-
-
 def residual(p: mx.array, q: mx.array) -> mx.array:
     """Weights max(0, p - q) that replace a rejected token; p where they vanish.
 
@@ -172,7 +125,7 @@ def accept(
         q: (B, gamma, V) their draft probabilities, None if deterministic.
         lengths: (B,) int32, how many proposals of each row are real.
         sampling: settings of the rows.
-        keys: (B, 2) keys of this step; None if every row is greedy.
+        keys: (B, T, 2) of the positions; None if every row is greedy.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and tokens
@@ -199,7 +152,7 @@ def accept(
         own = mx.where(mx.take_along_axis(finite, accepted[:, None], axis=1), own, NO_TOKEN)
     tokens = mx.where(mx.arange(drafts.shape[1]) < accepted[:, None], drafts, own)
     if short is not None:
-        undecided = short & (mx.arange(drafts.shape[1]) <= lengths[:, None])
+        undecided = short & (mx.arange(drafts.shape[1]) <= accepted[:, None])
         accepted = mx.where(mx.any(undecided, axis=1), UNDECIDED, accepted)
     return accepted, tokens
 
@@ -222,58 +175,28 @@ def _accept_sampled(
         q: (B, gamma, V) float32, the draft's probabilities; None if it was deterministic.
         lengths: (B,) int32, how many proposals of each row are real.
         sampling: settings of the rows.
-        keys: (B, 2) uint32 keys of this step.
+        keys: (B, T, 2) uint32 keys of the positions.
 
     Returns:
         accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
     """
-    if sampling.by_position:
-        return _accept_drawn(p, drafts, lengths, keys)
-    replacing = fold(keys, 0, REPLACE)
-    if drafts.shape[1] == 1:
-        return mx.zeros_like(lengths), sample(p[:, 0], replacing)[:, None]
+    keys = keys[:, : drafts.shape[1]]
+    own = sample(p.flatten(0, 1), fold(keys, 0, OWN).flatten(0, 1)).reshape(drafts.shape)
+    accepted = accepted_length(drafts == own, lengths)
+    if not sampling.any_lenient:
+        return accepted, mx.take_along_axis(own, accepted[:, None], axis=1)
     px, qx = mx.take_along_axis(p, drafts[..., None], axis=-1)[..., 0], mx.ones(drafts.shape)
     if q is not None:
         q = mx.pad(q, ((0, 0), (0, 1), (0, 0)))
         qx = mx.take_along_axis(q, drafts[..., None], axis=-1)[..., 0]
-    u, w = uniform(keys, drafts.shape[1]), mx.ones_like(px)
-    if sampling.any_block:
-        w = joint_ratio(px[:, :-1], qx[:, :-1])
-        rest = w * (1 - px) if q is None else excess(p, q, w)
-        accepted = accepted_block(rest, w, lengths, u)
-    if not sampling.all_block:
-        possible = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] > -mx.inf
-        keep = keep_sampled(px, qx, sampling.delta, u) & possible
-        if sampling.any_greedy:
-            by_rank = keep_greedy(logits, drafts, sampling.delta)
-            keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
-        alone = accepted_length(keep, lengths)
-        accepted = mx.where(sampling.block, accepted, alone) if sampling.any_block else alone
-        w = mx.where(sampling.block[:, None], w, 1.0)
-
-    row = mx.arange(len(lengths))
+    possible = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] > -mx.inf
+    keep = keep_sampled(px, qx, sampling.delta, uniform(keys)) & possible
+    if sampling.any_greedy:
+        by_rank = keep_greedy(logits, drafts, sampling.delta)
+        keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
+    lenient, row = sampling.delta > 0, mx.arange(len(lengths))
+    accepted = mx.where(lenient, accepted_length(keep, lengths), accepted)
     q = one_hot(drafts[row, accepted], p.shape[-1]) if q is None else q[row, accepted]
-    p, w = p[row, accepted], w[row, accepted][:, None]
-    rejected = (accepted < lengths)[:, None]
-    rest = mx.where(rejected, residual(w * p, q), p)
-    return accepted, sample(rest, replacing)[:, None]
-
-
-def _accept_drawn(
-    p: mx.array, drafts: mx.array, lengths: mx.array, keys: mx.array
-) -> tuple[mx.array, mx.array]:
-    """`accept` with draws by position: keeps the proposals that the target draws as well.
-
-    Args:
-        p: (B, T, V) target probabilities.
-        drafts: (B, T) int32, gamma proposals and a placeholder.
-        lengths: (B,) int32, how many proposals of each row are real.
-        keys: (B, T or more, 2) keys of the positions.
-
-    Returns:
-        accepted (B,) int32, the number of proposals kept, and the target's own token (B, 1) int32.
-    """
-    each = fold(keys[:, : p.shape[1]], 0, REPLACE)
-    own = sample(p.flatten(0, 1), each.flatten(0, 1)).reshape(drafts.shape)
-    accepted = accepted_length(drafts == own, lengths)
-    return accepted, mx.take_along_axis(own, accepted[:, None], axis=1)
+    replacement = sample(residual(p[row, accepted], q), fold(keys[row, accepted], 0, REPLACE))
+    replaced = lenient & (accepted < lengths)
+    return accepted, mx.where(replaced, replacement, own[row, accepted])[:, None]

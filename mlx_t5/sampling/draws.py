@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mlx_t5.sampling.processors import Processing
     from mlx_t5.settings import Settings
 
-# The draws of one step, told apart by the word that `fold` mixes into the key.
-ACCEPT, REPLACE, DRAFT = 0, 1, 2
+# The draws at one position of a text, told apart by the word that `fold` mixes into the key.
+ACCEPT, OWN, REPLACE = 0, 1, 2
 LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win whatever the weight, even with 0
 CANDIDATES = 1024  # likeliest tokens that top-p looks at; if they do not reach it, at all of them
 LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long
@@ -41,20 +41,14 @@ class Sampling:
     top_k: mx.array  # (B,) int32, 0 = off
     top_p: mx.array  # (B,) float32, infinite = off
     delta: mx.array  # (B,) float32
-    block: mx.array  # (B,) bool, block verification: where temp > 0 and delta = 0
     all_greedy: bool
     any_greedy: bool
-    any_block: bool
-    all_block: bool
     any_lenient: bool  # some row has delta > 0
     most_k: int  # the largest top-k; 0 if no row uses it
     any_top_p: bool
     candidates: int  # of rows with top-p and without top-k; 0 if there are none
     processing: Processing | None = None  # of the logits, before all this
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
-    # Positions a step may have where each has its own draw, whatever is proposed there; 0 where
-    # draws belong to the step.
-    by_position: int = 0
 
     @classmethod
     def of(
@@ -62,7 +56,6 @@ class Sampling:
         settings: Sequence[Settings],
         processing: Processing | None = None,
         keys: Sequence[mx.array] = (),
-        by_position: int = 0,
     ) -> Sampling:
         """Collects what B rows sample by.
 
@@ -70,54 +63,39 @@ class Sampling:
             settings: of each row.
             processing: the rules for their texts.
             keys: (2,) of each row; not needed if every row is greedy.
-            by_position: as the attribute.
         """
         temp, delta = [s.temp for s in settings], [s.delta for s in settings]
         top_k = [s.top_k if s.temp > 0 else 0 for s in settings]
         top_p = [s.top_p if s.temp > 0 and s.top_p < 1 else mx.inf for s in settings]
-        joint = [t > 0 and d == 0 for t, d in zip(temp, delta, strict=True)]
         all_greedy = all(t == 0 for t in temp)
         return cls(
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),
             mx.array(top_p, mx.float32),
             mx.array(delta, mx.float32),
-            mx.array(joint, mx.bool_),
             all_greedy=all_greedy,
             any_greedy=any(t == 0 for t in temp),
-            any_block=any(joint),
-            all_block=all(joint),
             any_lenient=any(d > 0 for d in delta),
             most_k=max(top_k),
             any_top_p=any(p < 1 for p in top_p),
             candidates=CANDIDATES * any(p < 1 for k, p in zip(top_k, top_p, strict=True) if not k),
             processing=processing,
             keys=mx.stack(list(keys)) if keys and not all_greedy else None,
-            by_position=0 if all_greedy else by_position,
         )
 
-    def step_keys(self, positions: Sequence[int]) -> mx.array | None:
-        """Keys (B, 2) for the step at these positions; None if every row is greedy.
+    def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
+        """Keys (B, T, 2) of the T = `count` positions from these on; None if every row is greedy.
 
-        With draws by position there is one for each that the step may have: (B, T, 2).
+        The randomness of a token belongs to its position, not to the step that decides it.
         """
         if self.all_greedy or self.keys is None:
             return None
-        if not self.by_position:
-            return fold(self.keys, mx.array(positions), 0)
-        each = mx.array(positions)[:, None] + mx.arange(self.by_position)
+        each = mx.array(positions)[:, None] + mx.arange(count)
         return fold(mx.broadcast_to(self.keys[:, None], (*each.shape, 2)), each, 0)
 
     def exhaustive(self) -> Sampling:
         """The same, with all tokens as candidates of top-p."""
         return replace(self, candidates=2**31 - 1)
-
-    def draft_keys(self, keys: mx.array, i: int) -> mx.array:
-        """Keys (B, 2) of the draw of proposal i, from those of the step.
-
-        With draws by position it is the target's own there, so that both mostly draw the same.
-        """
-        return fold(keys[:, i], 0, REPLACE) if self.by_position else fold(keys, i, DRAFT)
 
 
 def row_key(seed: int, index: int) -> mx.array:
@@ -308,10 +286,6 @@ def waiting_times(u: mx.array) -> mx.array:
     return mx.maximum(-mx.log1p(-u), LEAST_WAITING_TIME)
 
 
-def uniform(keys: mx.array, count: int) -> mx.array:
-    """(B, count) uniform draws, draw i a function of the row's key and i alone."""
-    grid = (keys.shape[0], count)
-    each = fold(
-        mx.broadcast_to(keys[:, None], (*grid, 2)), mx.broadcast_to(mx.arange(count), grid), ACCEPT
-    )
-    return _each_key(lambda key: mx.random.uniform(key=key), each)
+def uniform(keys: mx.array) -> mx.array:
+    """Uniform draws (B, T), one for each of the keys (B, T, 2)."""
+    return _each_key(lambda key: mx.random.uniform(key=key), fold(keys, 0, ACCEPT))

@@ -141,21 +141,35 @@ def test_a_row_of_poor_acceptance_does_not_hold_up_the_others():
 # ---- rows that sample ----------------------------------------------------------------------------
 
 
-def sampled_numbers(table, right, beside=(), noise=0.0):
-    """What a sampled row is proposed in each step, and what the first row is after its end."""
+def numbers(line, table=COSTS["a CPU"], beside=(), noise=0.0):
+    """What a row is proposed in each step, and what the first row is after its end."""
     simulation = Simulation(table, 7, noise)
-    simulation.auto([Line({DRAFT: right}, sampled=True), *beside])
+    simulation.auto([line, *beside])
     return [step[0] for step in simulation.chosen]
 
 
+SLOW = Table(0.1, COSTS["a CPU"].verify, lambda positions, passes: 1 + positions)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
-def test_a_sampled_row_chooses_by_what_it_has_seen_and_the_table_alone(alpha):
+def test_a_sampled_row_does_not_choose_by_the_clock(alpha):
     right = np.random.default_rng(3).random(60) < alpha
-    alone = sampled_numbers(COSTS["a CPU"], right)
-    slow = Table(0.1, COSTS["a CPU"].verify, lambda positions, passes: 1 + positions)
+    line = lambda: Line({DRAFT: right}, sampled=True)  # noqa: E731
+    assert numbers(line(), SLOW, noise=NOISE) == numbers(line())
+    others = lines([0.0] * 3, 300, 1)
+    for other in others:
+        other.sampled = True
+    assert numbers(line(), beside=others)[:60] != numbers(line())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9])
+def test_a_lenient_row_chooses_by_what_it_has_seen_and_the_table_alone(alpha):
+    right = np.random.default_rng(3).random(60) < alpha
+    line = lambda: Line({DRAFT: right}, delta=0.3)  # noqa: E731
+    alone = numbers(line())
     others = [*lines([0.95] * 3, 300, 1), Line({DRAFT: ~np.zeros(300, bool)}, sampled=True)]
-    assert sampled_numbers(slow, right, noise=NOISE) == alone
-    assert sampled_numbers(COSTS["a CPU"], right, others)[: len(alone)] == alone
+    assert numbers(line(), SLOW, noise=NOISE) == alone
+    assert numbers(line(), beside=others)[: len(alone)] == alone
 
 
 def test_a_useless_draft_costs_a_sampled_row_little():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import check_draws, keys, settings
+from draws import check_draws, position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, greedy, only, random_table
 from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.draft_model import DRAFT, DraftModel
@@ -24,7 +24,8 @@ SOURCE = (3, 4)
 
 
 def sampling(rows, temp=0.0):
-    return settings(rows, temp=temp)
+    """Sampled rows are lenient: only then q is wanted."""
+    return settings(rows, temp=temp, delta=0.1 if temp else 0.0)
 
 
 def started(draft, sources=(SOURCE,)):
@@ -120,7 +121,9 @@ def test_a_fresh_drafter_shares_the_model_and_nothing_else():
 def test_sampled_proposals_come_from_q():
     rows = 4000
     draft = started(drafter(TABLE, FakeModel(TABLE, V)), (SOURCE,) * rows)
-    proposal = draft.propose([[0]] * rows, drafted([1] * rows), sampling(rows, 1.0), keys(rows))
+    proposal = draft.propose(
+        [[0]] * rows, drafted([1] * rows), sampling(rows, 1.0), position_keys(rows, 5)
+    )
     assert proposal.q.shape == (rows, 1, V)
     logits = TABLE(SOURCE, (0,)).astype(np.float64)
     q = np.exp(logits) / np.exp(logits).sum()
@@ -142,7 +145,7 @@ def test_a_wider_draft_proposes_common_ids_only():
     assert draft.propose([[0]], drafted([3]), sampling(1), None).tokens.tolist() == [
         continuation(common, [0], 3)
     ]
-    q = draft.propose([[0]], drafted([3]), sampling(1, 1.0), keys(1)).q
+    q = draft.propose([[0]], drafted([3]), sampling(1, 1.0), position_keys(1, 5)).q
     assert q.shape == (1, 3, V)
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-6)
 
@@ -150,7 +153,7 @@ def test_a_wider_draft_proposes_common_ids_only():
 def test_a_narrower_draft_sees_padding_for_ids_it_does_not_have():
     model = FakeModel(TABLE, V)
     draft = started(drafter(random_table(V - 2), model, V - 2), ((3, V - 1),))
-    q = draft.propose([[0, V - 1, 2]], drafted([2]), sampling(1, 1.0), keys(1)).q
+    q = draft.propose([[0, V - 1, 2]], drafted([2]), sampling(1, 1.0), position_keys(1, 5)).q
     assert draft.cache.sources == [(3, 0)]
     assert draft.model.calls[0][1] == [[0, 0, 2]]
     assert q.shape == (1, 2, V)
@@ -178,12 +181,12 @@ def test_a_vocabulary_of_its_own_is_all_that_is_proposed(monkeypatch):
     """As if all other logits were -inf; a greedy step never has logits of all tokens."""
     target = FakeModel(TABLE, V)
     draft = started(drafter(TABLE, target, d2t=OWN))
-    proposal = draft.propose([[0]], drafted([4]), sampling(1, 1.0), keys(1))
+    proposal = draft.propose([[0]], drafted([4]), sampling(1, 1.0), position_keys(1, 5))
     assert set(proposal.tokens[0].tolist()) <= set(OWN)
     assert proposal.q.shape == (1, 4, V) and proposal.q[..., [0, 3, 4]].max().item() == 0
     np.testing.assert_allclose(proposal.q.sum(-1), 1, atol=1e-6)
     masked = started(drafter(only(TABLE, OWN), target))
-    same = masked.propose([[0]], drafted([4]), sampling(1, 1.0), keys(1))
+    same = masked.propose([[0]], drafted([4]), sampling(1, 1.0), position_keys(1, 5))
     assert same.tokens.tolist() == proposal.tokens.tolist()
     draft, wide = started(drafter(TABLE, target, d2t=OWN)), []
     monkeypatch.setattr(draft.vocabulary, "spread", lambda *given: wide.append(given))

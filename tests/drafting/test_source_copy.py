@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import keys, settings
+from draws import position_keys, settings
 from fake_model import EOS, FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.drafting.draft_model import DRAFT
@@ -306,7 +306,7 @@ def test_merged_proposals_are_certain_where_they_copy():
     draft = drafter(random_table(V), FakeModel(random_table(V), V))
     draft.insert([[3]] * 3)
     choices = [NOTHING, Offer(DRAFT).first(2), NOTHING]
-    drafts = draft.propose([[0]] * 3, choices, settings(3), keys(3))
+    drafts = draft.propose([[0]] * 3, choices, settings(3, delta=0.1), position_keys(3, 4))
     both = merged(copies, drafts)
     assert both.lengths == both.valid_lengths.tolist() == [3, 2, 1]
     assert both.tokens[0].tolist() == [7, 8, 9]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decoder import Engine, SpeculativeDecoder
-from draws import check_draws, keys, many_keys, mixed
+from draws import check_draws, keys, many_keys, mixed, position_keys
 from fake_model import FakeModel, drafter, good, random_table
 from mlx_t5.backend import mx
 from mlx_t5.engine.rows import Row
@@ -139,9 +139,9 @@ def test_accept_says_so_for_what_it_judges_alone(few):
     logits = mx.array([[peaked, flat], [peaked, flat], [flat, peaked], [[mx.nan] * 5, flat]])
     drafts, lengths = mx.zeros((4, 1), mx.int32), mx.array([1, 0, 1, 1])
     sampling = mixed(TOP_P, times=4)
-    accepted, _ = accept(logits, drafts, None, lengths, sampling, keys(4))
+    accepted, _ = accept(logits, drafts, None, lengths, sampling, position_keys(4, 2))
     assert [n == UNDECIDED for n in accepted.tolist()] == [True, False, True, False]
-    accepted, _ = accept(logits, drafts, None, lengths, sampling.exhaustive(), keys(4))
+    accepted, _ = accept(logits, drafts, None, lengths, sampling.exhaustive(), position_keys(4, 2))
     assert UNDECIDED not in accepted.tolist()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from draws import keys, mixed, settings
+from draws import keys, mixed, position_keys, settings
 from mlx_t5.backend import mx
 from mlx_t5.sampling import draws as sampling
 
@@ -40,7 +40,7 @@ def test_draws_belong_to_the_row_alone():
     weights = mx.ones((5, 50))
     assert sampling.sample(weights[:2], few).tolist() == sampling.sample(weights, many).tolist()[:2]
     # A longer block draws the same numbers for the positions it shares.
-    short, long = sampling.uniform(few, 3), sampling.uniform(many, 7)
+    short, long = sampling.uniform(position_keys(2, 3)), sampling.uniform(position_keys(5, 7))
     assert short.tolist() == long[:2, :3].tolist()
 
 

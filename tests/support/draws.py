@@ -31,6 +31,12 @@ def keys(rows, seed=0):
     return mx.stack([row_key(seed, i) for i in range(rows)])
 
 
+def position_keys(rows, positions, seed=0):
+    """Keys (rows, positions, 2), as of a step."""
+    each = mx.broadcast_to(many_keys(rows, seed)[:, None], (rows, positions, 2))
+    return fold(each, mx.arange(positions), 0)
+
+
 def many_keys(rows, seed=0):
     """As `keys`, without a graph node a row."""
     base = mx.broadcast_to(row_key(seed, 0), (rows, 2))

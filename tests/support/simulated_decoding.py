@@ -38,9 +38,6 @@ class Table:
     def seconds(self, rows, positions, passes, sampled=False):
         return passes * self.draft + np.vectorize(self.verify, otypes=[float])(rows * positions)
 
-    def of_any_batch(self, positions, passes):
-        return self.seconds(1, positions, passes)
-
     def true(self, rows, positions, passes):
         expected = float(self.seconds(rows, positions, passes))
         return expected * self.wrong(positions, passes)
@@ -77,11 +74,13 @@ class Line:
 
     Attributes:
         right: by kind, for each place of its text whether the proposal would be right.
-        sampled: whether it may learn from nothing but itself.
+        sampled: whether it draws from probabilities.
+        delta: of the rule of acceptance.
     """
 
     right: dict
     sampled: bool = False
+    delta: float = 0.0
     place: int = 0
     experience: Experience = field(default_factory=Experience)
     finish_reason: None = None
@@ -89,11 +88,11 @@ class Line:
 
     @property
     def settings(self):
-        return SimpleNamespace(num_draft=AUTO)
+        return SimpleNamespace(num_draft=AUTO, delta=self.delta)
 
     @property
     def adapts(self):
-        return not self.sampled
+        return not self.sampled and not self.delta
 
     @property
     def tokens(self):
