@@ -2,12 +2,13 @@
 
     draft    x (B, gamma) ~ q           by the draft model, or copied from the source: then q = 1
     verify   logits (B, gamma + 1, V)   one pass of the target over the last committed token and x
-    accept   n (B,), next token (B,)    x_i stays while u_i < p(x_i) / q(x_i); then one token from
-                                        norm(max(0, p - q)), or from p if all of x stayed
+    accept   n (B,), next token (B,)    x_i stays while it is the token that the target chooses by p
+                                        there; the first other choice is the next token
     commit   committed += x[:n] + next  the row's position is always len(committed) - 1
 
 The method is that of Leviathan et al. (https://arxiv.org/abs/2211.17192) and Chen et al.
-(https://arxiv.org/abs/2302.01318). `Engine.step` is the loop: one prompt is a batch of one row, a
+(https://arxiv.org/abs/2302.01318), with the draws of Daliri et al.
+(https://arxiv.org/abs/2408.07978). `Engine.step` is the loop: one prompt is a batch of one row, a
 stream is the same steps watched, a server inserts rows while others run, and decoding without a
 draft is the same loop with nothing proposed. Beams have a step of their own (engine/beams.py).
 

@@ -289,7 +289,7 @@ def _write_all(
     else:
         totals, status = run.finish(totals, status)
     texts = not (args.score or args.embed)
-    log(interrupted + totals.summary(time.perf_counter() - began, unit, texts))
+    log(interrupted + totals.summary(time.perf_counter() - began, unit, texts, args.verbose))
     return run.record.finish(status)
 
 

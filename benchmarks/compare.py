@@ -1,6 +1,6 @@
 """`compare`: every proposer beside regular decoding, and beside what theory predicts.
 
-Greedy outputs are compared token by token; sampled texts differ between proposers, as they may.
+Texts are compared token by token, sampled ones too.
 With one row at a time, what passes of both models cost is measured in between, so that a change of
 the machine's speed strikes both, and the speed-up that follows from these costs stands beside the
 measured one.
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    """Measures and prints; exit status 1 if greedy texts differ in float32."""
+    """Measures and prints; exit status 1 if texts differ in float32."""
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
     tables: list[dict] = []
@@ -139,7 +139,7 @@ def compare(
             "batch_size": batch_size,
             "count": len(chosen) if single else len(prompts.prompts),
             "repeats": args.repeats,
-            "rows": rows_of(numbers, of_task, temp == 0, costs),
+            "rows": rows_of(numbers, of_task, costs),
             "costs": costs,
         }
 
@@ -160,13 +160,12 @@ def predicted(
 def rows_of(
     numbers: dict[tuple[str, int | str], str],
     timed: dict[str, Timed],
-    greedy: bool,
     costs: PairCosts | None,
 ) -> list[dict]:
     """The figures of all proposers and numbers by their names."""
     regular = timed[REGULAR]
     rows = [
-        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], regular, greedy)
+        {"proposer": proposer, "num_draft": n, "way": name} | figures(timed[name], regular)
         for (proposer, n), name in numbers.items()
     ]
     for row in rows:

@@ -103,13 +103,12 @@ def measure(
     return timed, PairCosts.from_rounds([r for row in timed.pop(COSTS).outcomes for r in row])
 
 
-def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]:
+def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
     """What a variant took and made; counts are means over the repeats, as auto may vary.
 
     Args:
         timed: its times; outcomes are lists of results.
         regular: those of regular decoding.
-        greedy: whether texts have to be regular decoding's.
     """
     repeats, results = len(timed.seconds), results_of(timed)
     tally, speculation = Tally.of(results), [result.stats.speculation for result in results]
@@ -126,7 +125,7 @@ def figures(timed: Timed, regular: Timed, greedy: bool = True) -> dict[str, Any]
         "steps_by_length": [
             steps / repeats for steps in added([s.steps_by_length for s in speculation])
         ],
-        "different": differing(_tokens(timed), _tokens(regular)) if greedy else None,
+        "different": differing(_tokens(timed), _tokens(regular)),
         "seconds": timed.seconds,
         "tokens": timed.tokens,
     }

@@ -68,7 +68,8 @@ def write_text(
         totals = Totals()
         totals.add(chunk)
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
-        log(("interrupted: " if status == INTERRUPTED else "") + totals.summary(seconds))
+        line = totals.summary(seconds, verbose=args.verbose)
+        log(("interrupted: " if status == INTERRUPTED else "") + line)
     record.finish(status == INTERRUPTED)  # a document with pieces that failed is complete
     return status
 

@@ -39,15 +39,21 @@ class Totals:
             totals.stats.add(DocumentStats(**sums["stats"] | {"speculation": speculation}))
         return totals
 
-    def summary(self, seconds: float, unit: str = "prompts", texts: bool = True) -> str:
+    def summary(
+        self, seconds: float, unit: str = "prompts", texts: bool = True, verbose: bool = False
+    ) -> str:
         """One line.
 
         Args:
             seconds: how long the results took together.
             unit: what to call several of them.
             texts: whether they are texts, and not scores or vectors.
+            verbose: with how many steps proposed 0, 1, … tokens.
         """
         parts = self._of_texts(seconds, unit) if texts else self._of_prompts(seconds)
+        if verbose and self.stats.drafted:
+            steps = " ".join(map(str, self.stats.speculation.steps_by_length))
+            parts.append(f"steps that proposed 0, 1, … tokens: {steps}")
         if self.stats.peak_memory_bytes:
             parts.append(f"peak memory {readable(self.stats.peak_memory_bytes)}")
         return " · ".join(parts)

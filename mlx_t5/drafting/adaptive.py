@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +48,7 @@ class Adaptive:
     def __init__(self, expected: Expected, most: int | None = None) -> None:
         """Starts with what is expected of the device; `most` proposals a row, or what suits it."""
         self.expected, self.costs = expected, StepCosts(expected.seconds)
+        self.table = StepCosts(partial(expected.seconds, sampled=True))  # learns nothing
         self.most = most_proposals() if most is None else most
         self.experience = Experience()
         self._caught_up = False  # in this step the draft is fed what it has missed
@@ -76,11 +78,9 @@ class Adaptive:
                 choices[i] = best.first(min(number, row.room))
             else:
                 (greedy if row.adapts else lenient if row.settings.delta else drawn).append(i)
-        for group in (*([i] for i in lenient), drawn):
+        for group in (*([i] for i in lenient), drawn, greedy):
             if group:
-                self._choose_by_table(group, rows, offers, choices)
-        if greedy:
-            self._choose_together(greedy, rows, offers, choices)
+                self._choose(group, rows, offers, choices)
         self._resting = [], self.experience
         if len(rows) in (1, len(drawn), len(greedy)) and not any(c.length for c in choices):
             self._resting = rows, self.experience if greedy else rows[0].experience
@@ -91,37 +91,26 @@ class Adaptive:
         of, experience = self._resting
         return rows is of and experience.wait > 0
 
-    def _choose_by_table(
+    def _choose(
         self,
         indices: Sequence[int],
         rows: Sequence[Row],
         offers: Sequence[Sequence[Offer]],
         choices: list[Choice],
     ) -> None:
-        """Writes the choices of rows that are sampled, or of one that is lenient."""
+        """Writes the choices of rows that are greedy or sampled, or of one that is lenient."""
         first = rows[indices[0]]
-        seen = Experience.of(rows[i].experience for i in indices)
+        learns = first.adapts
+        seen = self.experience if learns else Experience.of(rows[i].experience for i in indices)
         options = Options.of(indices, rows, offers, seen, self.most)
         shapes = options.shapes(1) if first.settings.delta else options.shapes(len(rows), choices)
-        seconds = self.expected.seconds(shapes.rows, shapes.positions, shapes.passes, sampled=True)
-        options.take(self._decide(options, seconds, shapes, first.experience), choices)
-
-    def _choose_together(
-        self,
-        indices: Sequence[int],
-        rows: Sequence[Row],
-        offers: Sequence[Sequence[Offer]],
-        choices: list[Choice],
-    ) -> None:
-        """Writes the choices of greedy rows."""
-        options = Options.of(indices, rows, offers, self.experience, self.most)
-        shapes = options.shapes(len(rows), choices)
-        decided = self._decide(options, self.costs.seconds(shapes), shapes, self.experience)
-        self._caught_up = options.unread > 1 and decided[0] > 0
+        experience = self.experience if learns else first.experience
+        decided = self._decide(options, self.costs if learns else self.table, shapes, experience)
+        self._caught_up = learns and options.unread > 1 and decided[0] > 0
         options.take(decided, choices)
 
     def _decide(
-        self, options: Options, seconds: np.ndarray, shapes: Grid, experience: Experience
+        self, options: Options, costs: StepCosts, shapes: Grid, experience: Experience
     ) -> tuple[int, int]:
         """Indices of the numbers of drafts and of copies with the most tokens a second.
 
@@ -130,12 +119,12 @@ class Adaptive:
 
         Args:
             options: of the rows.
-            seconds: (N, N) that a step takes, by both numbers.
-            shapes: of these steps.
+            costs: of steps.
+            shapes: of those that can be made.
             experience: whose credit pays for trials.
         """
         experience.wait = 0
-        tokens = options.tokens.sum(axis=0)
+        tokens, seconds = options.tokens.sum(axis=0), costs.seconds(shapes)
         speeds = tokens / seconds
         d, m = divmod(int(speeds.argmax()), speeds.shape[1])
         if speeds[d, m] < LEAST_GAIN * speeds[0, 0]:
@@ -146,8 +135,7 @@ class Adaptive:
             prices = prices + self.expected.catching_up(shapes.rows, options.unread)
         else:
             near = (n for n in others if abs(n[0] - d) == 1)
-            learns = experience is self.experience
-            others = [n for n in near if learns and self.costs.is_new(shapes, *n)]
+            others = [n for n in near if costs is self.costs and costs.is_new(shapes, *n)]
         if others:
             other = min(others, key=prices.__getitem__)
             if experience.affords(float(prices[other]), float(seconds[d, m])):
@@ -228,21 +216,17 @@ class Options:
             pairs.append((by_draft.get(True), by_draft.get(False)))
         axes = []
         for offered in zip(*pairs, strict=True):
-            if not any(offered):
-                axes.append(np.ones((len(indices), 1)))
-                continue
-            beliefs = [
-                rows[i].experience.belief(offer.kind, others) if offer else (0.0, 1.0)
-                for i, offer in zip(indices, offered, strict=True)
-            ]
-            caps = [
-                min(offer.most(room), max(FIRST, int(a))) if offer else 0
-                for offer, room, (a, _) in zip(offered, rooms, beliefs, strict=True)
-            ]
-            axes.append(expected_tokens(beliefs, caps, numbers))
+            tokens = [[1.0]] * len(indices)
+            if any(offered):
+                tokens = [[1.0] * len(numbers)] * len(indices)
+            for place, (i, offer, room) in enumerate(zip(indices, offered, rooms, strict=True)):
+                if offer:
+                    belief = rows[i].experience.belief(offer.kind, others)
+                    cap = min(offer.most(room), max(FIRST, int(belief[0])))
+                    tokens[place] = expected_tokens(belief, cap, numbers)
+            axes.append(np.array(tokens))
         drafts, copies = axes
-        tokens = np.maximum(drafts[:, :, None], copies[:, None, :])
-        return cls(indices, pairs, rooms, tokens)
+        return cls(indices, pairs, rooms, np.maximum(drafts[:, :, None], copies[:, None, :]))
 
     @property
     def unread(self) -> int:
@@ -266,24 +250,20 @@ class Options:
                 choices[i] = prefer.first(min(number, room))
 
 
-def expected_tokens(
-    beliefs: Sequence[tuple[float, float]], caps: Sequence[int], numbers: Sequence[int]
-) -> np.ndarray:
-    """(B, N) tokens that a step yields with so many proposals.
+def expected_tokens(belief: tuple[float, float], cap: int, numbers: Sequence[int]) -> list[float]:
+    """(N,) tokens that a step yields with so many proposals.
 
     Args:
-        beliefs: of each row, a and b of the beta distribution of alpha.
-        caps: proposals that each can have at most.
+        belief: a and b of the beta distribution of alpha.
+        cap: proposals that the row can have at most.
         numbers: (N,) ascending.
     """
-    a, b = np.array(beliefs).T[..., None]
-    i = np.arange(numbers[-1])
-    tokens = np.ones((len(caps), numbers[-1] + 1))
-    np.cumsum(np.cumprod((a + i) / (a + b + i), axis=1), axis=1, out=tokens[:, 1:])
-    tokens[:, 1:] += 1
-    for row, cap in zip(tokens, caps, strict=True):
-        row[cap + 1 :] = row[min(cap, numbers[-1])]
-    return tokens[:, numbers]
+    a, b = belief
+    tokens, chance = [1.0], 1.0
+    for i in range(min(cap, numbers[-1])):
+        chance *= (a + i) / (a + b + i)
+        tokens.append(tokens[-1] + chance)
+    return [tokens[min(n, len(tokens) - 1)] for n in numbers]
 
 
 def count_verified(proposed: int, accepted: int, written: int, ended: bool) -> tuple[int, int]:

@@ -154,6 +154,8 @@ REACH = 6.0  # positions, or passes, over which errors become unlike
 KNOWN = 3.0  # steps after which a shape's seconds are known
 FADE = 0.997  # of what was seen, a step
 SHAPES = 32  # that are remembered
+PATIENCE = 4  # steps whose seconds are taken into account together
+GRIDS = 64  # of shapes, that are remembered
 
 
 class StepCosts:
@@ -161,13 +163,19 @@ class StepCosts:
 
     def __init__(self, expected: Callable[[int, Any, Any], Any]) -> None:
         """Begins with `expected`, seconds of (B, positions, draft passes) in any unit."""
-        self.expected = expected
+        self.expected = lru_cache(maxsize=512)(lambda *shape: float(expected(*shape)))
+        self._expected_grid = expected
         self._seen: set[Shape] = set()
         self._shapes: list[Shape] = []
         self._features = np.zeros((0, 4))  # (K, 4) of those
-        self._weights = np.zeros(0)  # (K,) steps of each that count
-        self._errors = np.zeros(0)  # (K,) mean logarithm of their seconds over the expected ones
-        self._solution: Any = None
+        self._weights: np.ndarray = np.zeros(0)  # (K,) steps of each that count
+        self._errors: np.ndarray = np.zeros(
+            0
+        )  # (K,) mean logarithm of their seconds over the expected ones
+        self._known: Any = ()  # (K,) the process's mean there
+        self._solution: np.ndarray = np.zeros(0)  # (K,) what it is a sum by
+        self._unused = 0  # steps since it was worked out
+        self._grids: dict[int, tuple[Grid, Any]] = {}  # seconds by the last solution
 
     def note(self, rows: int, positions: int, passes: int, seconds: float) -> None:
         """Takes a step into account; the first of its shape may have compiled kernels."""
@@ -177,15 +185,17 @@ class StepCosts:
             return
         error = math.log(seconds / self.expected(*shape))
         self._weights *= FADE
-        if shape in self._shapes:
-            known = float(self._correction(_features(*shape)))
-            error = min(max(error, known - SURPRISE), known + SURPRISE)
-        else:
+        if new := shape not in self._shapes:
             self._remember(shape)
         i = self._shapes.index(shape)
+        if not new:
+            known = self._known[i]
+            error = min(max(error, known - SURPRISE), known + SURPRISE)
         self._weights[i] += 1
         self._errors[i] += (error - self._errors[i]) / self._weights[i]
-        self._solution = None
+        self._unused += 1
+        if new or self._weights[i] < KNOWN or self._unused >= PATIENCE:
+            self._solve()
 
     def is_new(self, grid: Grid, d: int, m: int) -> bool:
         """Whether little is known of a shape."""
@@ -194,18 +204,24 @@ class StepCosts:
 
     def seconds(self, grid: Grid) -> np.ndarray:
         """Seconds (N, N) to expect of steps of these shapes."""
-        expected = self.expected(grid.rows, grid.positions, grid.passes)
-        return expected * np.exp(self._correction(grid.features))
+        if id(grid) not in self._grids:
+            if len(self._grids) == GRIDS:
+                self._grids.clear()
+            expected = self._expected_grid(grid.rows, grid.positions, grid.passes)
+            if self._shapes:
+                correction = _covariance(grid.features, self._features) @ self._solution
+                expected = expected * np.exp(correction)
+            self._grids[id(grid)] = grid, expected
+        return self._grids[id(grid)][1]
 
-    def _correction(self, features: np.ndarray) -> Any:
-        """The process's mean at some shapes (…, 4), given the errors of those that were seen."""
-        if not self._shapes:
-            return 0.0
-        if self._solution is None:
-            noise = np.diag(NOISE / np.maximum(self._weights, 1e-3))
-            covariance = _covariance(self._features, self._features)
-            self._solution = np.linalg.solve(covariance + noise, self._errors)
-        return _covariance(features, self._features) @ self._solution
+    def _solve(self) -> None:
+        """Works out the process, given the errors of the shapes that were seen."""
+        covariance = _covariance(self._features, self._features)
+        noise = np.diag(NOISE / np.maximum(self._weights, 1e-3))
+        self._solution = np.linalg.solve(covariance + noise, self._errors)
+        self._known = covariance @ self._solution
+        self._unused = 0
+        self._grids.clear()
 
     def _remember(self, shape: Shape) -> None:
         """Makes room for a shape, in the place of the one that counts least if there are many."""
@@ -237,7 +253,7 @@ class Grid(NamedTuple):
     features: np.ndarray
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=GRIDS)
 def grid(
     rows: int, drafts: tuple[int, ...], copies: tuple[int, ...], longest: int = 0, passes: int = 0
 ) -> Grid:

@@ -181,6 +181,8 @@ def test_the_summary_adds_up_and_leaves_out_what_did_not_happen():
         "10 tokens in 2.00 s · 5.0 tokens/s · acceptance 50% (6 of 12 drafted) · "
         "2.50 tokens per target call · peak memory 2.50 GB"
     )
+    totals.stats.speculation.steps_by_length = [0, 1, 3]
+    assert "steps that proposed 0, 1, … tokens: 0 1 3 · " in totals.summary(2.0, verbose=True)
     regular = Stats(generated_tokens=10, target_calls=10, tokens_per_call=1.0)
     totals.add(Result("text", [], [], "stop", regular))
     line = Totals.of_all([asdict(totals), asdict(Totals())]).summary(4.0)

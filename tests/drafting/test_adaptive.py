@@ -184,10 +184,10 @@ def test_a_useless_draft_costs_a_sampled_row_little():
 def test_expected_tokens_are_those_of_a_beta_distribution():
     a, b, alphas = 3.0, 1.5, np.random.default_rng(0).beta(3.0, 1.5, 400_000)
     drawn = [sum(np.mean(alphas**i) for i in range(n + 1)) for n in (0, 1, 3, 5)]
-    tokens = expected_tokens([(a, b), (0.0, 1.0)], [9, 9], [0, 1, 3, 5])
-    assert tokens[0] == pytest.approx(drawn, rel=0.01)
-    assert tokens[1].tolist() == [1, 1, 1, 1]
-    assert expected_tokens([(a, b)], [1], [0, 1, 3]).tolist()[0][1:] == [tokens[0][1]] * 2
+    assert expected_tokens((a, b), 9, [0, 1, 3, 5]) == pytest.approx(drawn, rel=0.01)
+    assert expected_tokens((0.0, 1.0), 9, [0, 1, 3, 5]) == [1, 1, 1, 1]
+    one = expected_tokens((a, b), 1, [0, 1, 3])
+    assert one[1] == one[2] == 1 + a / (a + b), "one fits"
 
 
 @pytest.mark.parametrize(
