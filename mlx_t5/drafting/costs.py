@@ -154,7 +154,7 @@ REACH = 6.0  # positions, or passes, over which errors become unlike
 KNOWN = 3.0  # steps after which a shape's seconds are known
 FADE = 0.997  # of what was seen, a step
 SHAPES = 32  # that are remembered
-PATIENCE = 4  # steps whose seconds are taken into account together
+PATIENCE = 16  # steps whose seconds are taken into account together
 GRIDS = 64  # of shapes, that are remembered
 
 
@@ -166,12 +166,11 @@ class StepCosts:
         self.expected = lru_cache(maxsize=512)(lambda *shape: float(expected(*shape)))
         self._expected_grid = expected
         self._seen: set[Shape] = set()
-        self._shapes: list[Shape] = []
+        self._shapes: list[Shape] = []  # K of them
         self._features = np.zeros((0, 4))  # (K, 4) of those
-        self._weights: np.ndarray = np.zeros(0)  # (K,) steps of each that count
-        self._errors: np.ndarray = np.zeros(
-            0
-        )  # (K,) mean logarithm of their seconds over the expected ones
+        self._weights: list[float] = []  # steps of each that count, times `_scale`
+        self._errors: list[float] = []  # mean logarithm of their seconds over the expected ones
+        self._scale = 1.0  # grows with every step, which is as if all weights faded
         self._known: Any = ()  # (K,) the process's mean there
         self._solution: np.ndarray = np.zeros(0)  # (K,) what it is a sum by
         self._unused = 0  # steps since it was worked out
@@ -184,23 +183,24 @@ class StepCosts:
             self._seen.add(shape)
             return
         error = math.log(seconds / self.expected(*shape))
-        self._weights *= FADE
+        self._scale /= FADE
         if new := shape not in self._shapes:
             self._remember(shape)
         i = self._shapes.index(shape)
         if not new:
-            known = self._known[i]
-            error = min(max(error, known - SURPRISE), known + SURPRISE)
-        self._weights[i] += 1
-        self._errors[i] += (error - self._errors[i]) / self._weights[i]
+            error = min(max(error, self._known[i] - SURPRISE), self._known[i] + SURPRISE)
+        self._weights[i] += self._scale
+        self._errors[i] += (error - self._errors[i]) * self._scale / self._weights[i]
         self._unused += 1
-        if new or self._weights[i] < KNOWN or self._unused >= PATIENCE:
+        if new or self._weights[i] < KNOWN * self._scale or self._unused >= PATIENCE:
             self._solve()
 
     def is_new(self, grid: Grid, d: int, m: int) -> bool:
         """Whether little is known of a shape."""
         shape = grid.rows, int(grid.positions[d, m]), int(grid.passes[d, m])
-        return shape not in self._shapes or self._weights[self._shapes.index(shape)] < KNOWN
+        if shape not in self._shapes:
+            return True
+        return self._weights[self._shapes.index(shape)] < KNOWN * self._scale
 
     def seconds(self, grid: Grid) -> np.ndarray:
         """Seconds (N, N) to expect of steps of these shapes."""
@@ -216,25 +216,24 @@ class StepCosts:
 
     def _solve(self) -> None:
         """Works out the process, given the errors of the shapes that were seen."""
+        self._weights = [weight / self._scale for weight in self._weights]
+        self._scale, self._unused = 1.0, 0
         covariance = _covariance(self._features, self._features)
         noise = np.diag(NOISE / np.maximum(self._weights, 1e-3))
         self._solution = np.linalg.solve(covariance + noise, self._errors)
-        self._known = covariance @ self._solution
-        self._unused = 0
+        self._known = (covariance @ self._solution).tolist()
         self._grids.clear()
 
     def _remember(self, shape: Shape) -> None:
         """Makes room for a shape, in the place of the one that counts least if there are many."""
         if len(self._shapes) == SHAPES:
-            least = int(self._weights.argmin())
-            del self._shapes[least]
-            self._features = np.delete(self._features, least, axis=0)
-            self._weights, self._errors = (
-                np.delete(array, least) for array in (self._weights, self._errors)
-            )
+            least = self._weights.index(min(self._weights))
+            for values in (self._shapes, self._weights, self._errors):
+                del values[least]
         self._shapes.append(shape)
-        self._features = np.vstack([self._features, _features(*shape)])
-        self._weights, self._errors = np.append(self._weights, 0), np.append(self._errors, 0)
+        self._weights.append(0.0)
+        self._errors.append(0.0)
+        self._features = np.array([_features(*shape) for shape in self._shapes])
 
 
 class Grid(NamedTuple):
