@@ -75,8 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 def _main(args: argparse.Namespace) -> int:
     ranks = join()
     check_ranks(args, ranks.size)
-    if not args.parallel:
-        leave_interrupts_to_rank_0(ranks)
+    leave_interrupts_to_rank_0(ranks)
     status = _run(args, ranks)
     # The launcher ends all ranks once one has failed; rank 0 may not have told everything by then.
     return 0 if ranks.rank and status == BAD_INPUT else status
@@ -104,7 +103,7 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     run = Run.of(prompts, args, ranks, prefix, chosen)
     if run.done.all:
         log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
-        return run.output_record.finish(BAD_INPUT * run.done.failed)
+        return run.record.finish(BAD_INPUT * run.done.failed)
     decoder = _load(args, chosen, ranks)
     if args.resume:
         run.log_resumed()
@@ -124,7 +123,7 @@ def _is_streamed(prompts: Any, args: argparse.Namespace) -> TypeGuard[list[str]]
 def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None:
     """The prompts; None where rank 0 reads them for all."""
     if args.input_file:
-        if ranks.rank and not args.parallel:
+        if ranks.rank:
             return None
         if args.is_document:
             return [read_document(args.input_file, args.file_type)]
@@ -169,8 +168,7 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
     from model import load
 
     with agreeing(ranks) as facts:
-        group = None if args.parallel else ranks.group
-        target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, group)
+        target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, ranks.group)
         if not args.embed:
             require_decoder(target)
         num_draft = args.num_draft if args.exact else Settings.num_draft  # it sets the width
@@ -178,11 +176,9 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
             target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
         )
         if ranks.size > 1:
-            from mlx_t5.cli.run_record import beginning
             from mlx_t5.machines.fingerprints import common_facts
 
-            facts |= common_facts(chosen, decoder, vars(args), not args.parallel)
-            facts["input file"] = str(args.parallel and beginning(args.input_file))
+            facts |= common_facts(chosen, decoder, vars(args))
     return decoder
 
 
@@ -274,9 +270,8 @@ def _write_all(
                 output.write(prompt, outcome, n)
                 if error := error_of(outcome):
                     status = BAD_INPUT
-                    run.log_error(
-                        error if isinstance(prompt, UserError) else f"prompt {n}: {error}"
-                    )
+                    where = "" if isinstance(prompt, UserError) else f"prompt {n}: "
+                    log(f"error: {where}{error}")
                 totals.add(outcome)
                 shown.update()
         except KeyboardInterrupt:
@@ -286,8 +281,6 @@ def _write_all(
     if status == INTERRUPTED:
         of_all = f" of {total}" if total else ""
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
-    else:
-        totals, status = run.finish(totals, status)
     texts = not (args.score or args.embed)
     log(interrupted + totals.summary(time.perf_counter() - began, unit, texts, args.verbose))
     return run.record.finish(status)

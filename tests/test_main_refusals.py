@@ -66,7 +66,6 @@ def test_bad_input_is_one_line_and_status_2(run, models, tmp_path, monkeypatch, 
 
 
 SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
-SHARED = ["--parallel", "data", "--input-file"]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +77,6 @@ SHARED = ["--parallel", "data", "--input-file"]
         (["--task", "x"], "--task puts its prefix before a prompt"),
         (["--normalize"], "--normalize is for the vectors of --embed"),
         (["--output-file", "x.npy"], "an array (.npy) is for the vectors of --embed"),
-        ([*SHARED, "-"], "name it with --input-file"),
-        ([*SHARED, "in.txt"], "name an --output-file"),
-        ([*SHARED, "in.txt", "--output-file", "x"], "needs ranks; start it with: mlx.launch -n 2"),
         ([*SPLIT, "--score"], "--split is for texts that are written"),
         ([*SPLIT, "--embed"], "--split is for texts that are written"),
         ([*SPLIT, "--num-samples", "2", "--temp", "1"], "leave --num-samples out"),
@@ -89,7 +85,6 @@ SHARED = ["--parallel", "data", "--input-file"]
             "leave --num-return-sequences out",
         ),
         ([*SPLIT, "--resume", "--output-file", "x"], "--resume is for lines, and with --split"),
-        (["--split", "lines", *SHARED, "in.txt", "--output-file", "x"], "data is for lines"),
         (["--source-language", "de"], "--source-language is for documents"),
         (["--max-source-tokens", "9"], "--max-source-tokens is for documents"),
         ([*SPLIT, "--max-source-tokens", "0"], "--max-source-tokens: give a whole number, at"),

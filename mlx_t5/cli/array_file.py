@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from typing import IO, Any
 
 import numpy as np
 
 from mlx_t5.cli.output import claimed, require_there, writing
-from mlx_t5.errors import UserError
 
 
 class ArrayFile:
@@ -47,12 +45,6 @@ class ArrayFile:
                 self._write_rows(np.full((self._rows - 1, self._width), np.nan))
             if self._file:
                 self._write_rows(np.full(self._width, np.nan) if failed else np.asarray(outcome))
-
-    def write_line(self, line: str) -> None:
-        """Writes a vector that comes as a line of JSON, see `output.embedding_object`."""
-        record = json.loads(line)
-        failed = UserError(record["error"]) if "error" in record else None
-        self.write(None, failed or np.array(record["embedding"], np.float32))
 
     def _opened(self) -> IO[bytes]:
         """The file, to be written and rewritten; what it held is gone once it is this process's."""

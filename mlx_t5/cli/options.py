@@ -18,7 +18,6 @@ from mlx_t5.cli.arguments import (
     option_of,
 )
 from mlx_t5.errors import UserError
-from mlx_t5.machines.launched import LAUNCH
 from mlx_t5.settings import SETTINGS, SPLITS, Settings
 from mlx_t5.text.markup import SUFFIXES
 
@@ -68,12 +67,6 @@ def _prompt_options(group: argparse._ArgumentGroup) -> None:
         "--resume",
         action="store_true",
         help="resume where the output ends: its complete lines are kept",
-    )
-    group.add_argument(
-        "--parallel",
-        choices=("data",),
-        help="under mlx.launch: data shares the lines of the input out among the ranks, which all "
-        "have the file and the whole models",
     )
     group.add_argument(
         "--json", action="store_true", help="one JSON object a prompt, with tokens and statistics"
@@ -199,10 +192,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
     if args.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
-    if args.parallel and args.input_file in (None, "-"):
-        raise UserError("--parallel data shares a file out; name it with --input-file")
-    if args.parallel and not output_file:
-        raise UserError("--parallel data has ranks write parts of a file; name an --output-file")
 
 
 def _check_documents(args: argparse.Namespace) -> None:
@@ -217,11 +206,9 @@ def _check_documents(args: argparse.Namespace) -> None:
     if args.num_samples > 1 or (args.num_return_sequences or 1) > 1:
         name = "--num-samples" if args.num_samples > 1 else "--num-return-sequences"
         raise UserError(f"--split joins one text a document; leave {name} out")
-    if args.is_document:
-        for name, given in (("--resume", args.resume), ("--parallel data", args.parallel)):
-            if given:
-                cure = f"leave {name} out, or give documents as JSON lines"
-                raise UserError(f"{name} is for lines, and with --split a file is one; {cure}")
+    if args.is_document and args.resume:
+        cure = "leave --resume out, or give documents as JSON lines"
+        raise UserError(f"--resume is for lines, and with --split a file is one; {cure}")
 
 
 def check_ranks(args: argparse.Namespace, size: int) -> None:
@@ -232,8 +219,6 @@ def check_ranks(args: argparse.Namespace, size: int) -> None:
     """
     if size > 1 and "-" in [*(args.prompt or []), args.input_file]:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
-    if args.parallel and size == 1:
-        raise UserError(f"--parallel data needs ranks; start it with: {LAUNCH}")
 
 
 def cutting_of(args: argparse.Namespace, prefix: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,15 +110,6 @@ class RunRecord:
         """Whether one of the first prompts ended in an error; forgets those after them."""
         self.failed = [n for n in self.failed if n <= first]
         return bool(self.failed)
-
-    def of_part(self, path: str) -> RunRecord:
-        """The record of a part of the output, which is written first."""
-        return RunRecord(path, self._facts, self._input)
-
-    def join(self, failed: Iterable[int]) -> None:
-        """Writes the record of an output that is joined of parts; `failed` is of all of them."""
-        self.failed = sorted({*self.failed, *failed})
-        self.begin()
 
     def begin(self) -> None:
         """Writes the record of an output that has been opened, in the place of an earlier one's.
@@ -233,7 +224,7 @@ def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
     names = [name for name, setting in SETTINGS.items() if asked[setting.only_with]]
     names = [*(name for name in names if name not in WITHOUT_EFFECT), "stop", "exact"]
     facts = {option_of(name): options[name] for name in names}
-    if options["temp"] > 0 or options["delta"] > 0:  # the proposals have a say in the text
+    if options["delta"] > 0:  # the proposals have a say in the text
         from mlx_t5.checkpoints.identity import identity
 
         draft = chosen.draft and opaque(identity(chosen.draft))

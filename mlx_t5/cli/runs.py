@@ -1,4 +1,4 @@
-"""The prompts of a command line: all of them, those that ranks share, or those of one rank."""
+"""The prompts of a command line: those of a process alone, or those that ranks share."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import argparse
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, astuple, replace
-from itertools import chain, count, tee
+from dataclasses import astuple, replace
+from itertools import count, tee
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import log
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.output import ARRAY, LineFile
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord, record_of
 from mlx_t5.machines.launched import agreeing
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.array_file import ArrayFile
     from mlx_t5.cli.models import Pair
-    from mlx_t5.cli.totals import Totals
-    from mlx_t5.machines.parts import Part
     from mlx_t5.network.ranks import Ranks
 
 # Makes outcomes of prompts, their indexes, and whether the next one is at hand.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
-MOST_ERRORS = 1000  # lines of error that another rank than 0 keeps until its part is done
 
 
 class Run:
@@ -41,8 +36,7 @@ class Run:
         keep: bytes of results in it.
         failed: whether one of those is an error.
         record: what lies beside the file that is written, for the next run.
-        done: what an earlier run has left of the output of all ranks.
-        output_record: what lies beside that.
+        done: what an earlier run has left of the output.
     """
 
     def __init__(
@@ -51,17 +45,15 @@ class Run:
         done: ResumePoint,
         args: argparse.Namespace,
         record: RunRecord,
-        indexes: Iterator[int] | None = None,
     ) -> None:
-        """Takes prompts that are not done, and their indexes in the input."""
+        """Takes prompts that are not done."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.failed, self.done = done.failed, done
-        self.record = self.output_record = record
+        self.record = record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
         self.outcomes_a_prompt = _form(args).texts
         self.output_file: str | None = args.output_file
-        self._args, self._ready = args, getattr(prompts, "ready", lambda: True)
-        self._indexes = count(done.prompts) if indexes is None else indexes
+        self._ready = getattr(prompts, "ready", lambda: True)
 
     @staticmethod
     def of(
@@ -81,40 +73,32 @@ class Run:
             chosen: the models.
 
         Raises:
-            UserError: the output, or a part of it, cannot be resumed.
+            UserError: the output cannot be resumed.
         """
         record, done = RunRecord(), ResumePoint()
         with agreeing(ranks):
-            if args.output_file and (args.parallel or not ranks.rank):
+            if args.output_file and not ranks.rank:
                 record = record_of(args, prefix, chosen)
             if args.resume and isinstance(prompts, Lines):
                 done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
                 done = replace(done, failed=record.failed_of(done.prompts) or done.failed)
         done = ResumePoint(*ranks.shared(astuple(done)))
-        with agreeing(ranks):
-            if args.parallel:
-                return PartRun(done, args, ranks, record)
-            if ranks.size > 1 and not isinstance(prompts, list):
-                from mlx_t5.machines.prompts import SharedPrompts
+        if ranks.size > 1 and not isinstance(prompts, list):
+            from mlx_t5.machines.prompts import SharedPrompts
 
-                prompts = SharedPrompts(prompts, ranks)
-            run = Run(prompts, done, args, record)
-            if ranks.rank:
-                run.output_file = os.devnull
+            prompts = SharedPrompts(prompts, ranks)
+        run = Run(prompts, done, args, record)
+        if ranks.rank:
+            run.output_file = os.devnull
         return run
 
-    def resumed(self) -> int:
-        """How many prompts all ranks have done before."""
-        return self.first
-
     def log_resumed(self) -> None:
-        """Says what is resumed, of all prompts and of a part, and what is unknown of them."""
-        if resumed := self.resumed():
-            log(f"resuming: {resumed}{f' of {self.count}' if self.count else ''} prompts are done")
-        outputs = {(self.done.prompts, self.output_record), (self.first, self.record)}
-        for prompts, beside in outputs:
-            if prompts and not beside.existed:
-                log(f"warning: there is no {beside.path}, so nothing says what made the output")
+        """Says what is resumed, and what is unknown of it."""
+        if not self.first:
+            return
+        log(f"resuming: {self.first}{f' of {self.count}' * bool(self.count)} prompts are done")
+        if not self.record.existed:
+            log(f"warning: there is no {self.record.path}, so nothing says what made the output")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
         """The prompts with their numbers, from 1, and what becomes of them, in order.
@@ -125,7 +109,7 @@ class Run:
         in_hand: deque[tuple[int, Any]] = deque()
 
         def drawn() -> Iterator[Any]:
-            for index, prompt in zip(self._indexes, self.prompts, strict=False):
+            for index, prompt in zip(count(self.first), self.prompts, strict=False):
                 in_hand.append((index + 1, prompt))
                 yield prompt
 
@@ -137,84 +121,6 @@ class Run:
             yield *in_hand[0], outcome
             if done % self.outcomes_a_prompt == 0:
                 in_hand.popleft()
-
-    def log_error(self, line: str) -> None:
-        """Tells what went wrong with a prompt."""
-        log(f"error: {line}")
-
-    def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
-        """Called at the end; returns the totals of all ranks, and the worst status."""
-        return totals, status
-
-
-class PartRun(Run):
-    """A rank's own prompts of a file."""
-
-    def __init__(
-        self, done: ResumePoint, args: argparse.Namespace, ranks: Ranks, record: RunRecord
-    ) -> None:
-        """Finds them, and what an earlier run has done of them.
-
-        Raises:
-            UserError: the file or the part cannot be read.
-        """
-        from mlx_t5.machines.parts import Part
-
-        self._part: Part = Part(args.output_file, done.prompts, ranks)
-        lines, self._ranks = lines_of(args), ranks
-        part_record = record.of_part(self._part.path)
-        if done.all or not args.resume:
-            self._part.remove()
-            part_record.finish(0)
-        part_record.resume()
-        prompts, total = self._part.of(lines), self._part.count(lines.count or 0)
-        part_done = find_resume_point(self._part.path, prompts, _form(args), total)
-        first = self._part.first + part_done.prompts * ranks.size
-        super().__init__(prompts, part_done, args, part_record, count(first, ranks.size))
-        self.done, self.output_record = done, record
-        self.failed = done.failed or part_done.failed or part_record.failed_of(first)
-        self.count, self.output_file = total, self._part.path
-        self._errors: list[str] = []
-
-    def resumed(self) -> int:
-        """See `Run`."""
-        return self.done.prompts + sum(self._ranks.gathered(self.first))
-
-    def log_error(self, line: str) -> None:
-        """See `Run`; what is said of another rank's prompts, rank 0 says at the end."""
-        if self._ranks.rank == 0:
-            super().log_error(line)
-        elif len(self._errors) < MOST_ERRORS:
-            self._errors.append(line)
-
-    def finish(self, totals: Totals, status: int) -> tuple[Totals, int]:
-        """See `Run`; joins the parts.
-
-        Raises:
-            UserError: the output cannot be written.
-        """
-        self._part.join(self.outcomes_a_prompt, self.done.size, self._writer)
-        reports = self._ranks.gathered([asdict(totals), status, self._errors, self.record.failed])
-        self.record.finish(0)  # the part is gone
-        if self._ranks.rank:
-            return totals, 0  # the launcher would end the others for any other status
-        self.record = self.output_record
-        self.record.join(chain.from_iterable(failed for *_, failed in reports))
-        for _, _, errors, _ in reports:
-            for line in errors:
-                super().log_error(line)
-        if self._args.verbose:
-            results = [f"{rank}: {sums['results']}" for rank, (sums, *_) in enumerate(reports)]
-            log("results by rank: " + ", ".join(results))
-        worst = max(status for _, status, *_ in reports)
-        return totals.of_all([sums for sums, *_ in reports]), worst
-
-    def _writer(self, path: str) -> LineFile | ArrayFile:
-        if not self._args.output_file.endswith(ARRAY):
-            return LineFile(path, self.done.size)
-        from mlx_t5.cli.array_file import ArrayFile
-
-        return ArrayFile(path)
 
 
 def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_t5.engine.documents import DocumentStats
-from mlx_t5.engine.rows import Speculation
 from mlx_t5.sizes import readable
 
 
@@ -28,16 +26,6 @@ class Totals:
         self.results += 1
         if stats := getattr(outcome, "stats", None):
             self.stats.add(stats)
-
-    @classmethod
-    def of_all(cls, several: Sequence[dict[str, Any]]) -> Totals:
-        """The sums of several, each as `asdict` gives it."""
-        totals = cls()
-        for sums in several:
-            totals.results += sums["results"]
-            speculation = Speculation(**sums["stats"]["speculation"])
-            totals.stats.add(DocumentStats(**sums["stats"] | {"speculation": speculation}))
-        return totals
 
     def summary(
         self, seconds: float, unit: str = "prompts", texts: bool = True, verbose: bool = False

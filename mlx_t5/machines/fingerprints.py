@@ -17,16 +17,13 @@ from mlx_t5.checkpoints.identity import adapter_identity, identity
 NAMES = ("model", "draft_model", "adapter_path")  # options: what they lead to is compared
 
 
-def common_facts(
-    pair: Any, decoder: Any, options: Mapping[str, Any], together: bool = True
-) -> dict[str, str]:
+def common_facts(pair: Any, decoder: Any, options: Mapping[str, Any]) -> dict[str, str]:
     """What ranks have to have in common, so that it does not matter who computes what.
 
     Args:
         pair: the folders of the models, a `cli.models.Pair`.
         decoder: a `SpeculativeDecoder` with these models.
         options: of the command line, after the model's own wishes.
-        together: whether they share the model, and so have to pad alike, as a GPU or as a CPU.
 
     Raises:
         UserError: a folder cannot be read.
@@ -37,7 +34,7 @@ def common_facts(
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
     return {
         "version of MLX": mx.__version__,
-        "kind of device": str(cpu_only()) if together else "",
+        "kind of device": str(cpu_only()),  # which pads in its own way
         "set of options": digest.hexdigest(),
         "dtype (see --dtype)": str(decoder.model.dtype),
         "target model": identity(pair.target),
