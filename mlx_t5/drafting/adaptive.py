@@ -126,16 +126,15 @@ class Adaptive:
         experience.wait = 0
         tokens, seconds = options.tokens.sum(axis=0), costs.seconds(shapes)
         speeds = tokens / seconds
-        d, m = divmod(int(speeds.argmax()), speeds.shape[1])
-        if speeds[d, m] < LEAST_GAIN * speeds[0, 0]:
-            d = m = 0
+        near = speeds >= speeds.max() / LEAST_GAIN
+        d, m = divmod(int(np.where(near, seconds, np.inf).argmin()), speeds.shape[1])
         prices = seconds - tokens / speeds[d, m]  # seconds lost by other numbers
         others = [(n, m) for n in range(1, len(speeds))]
         if d == 0:
             prices = prices + self.expected.catching_up(shapes.rows, options.unread)
         else:
-            near = (n for n in others if abs(n[0] - d) == 1)
-            others = [n for n in near if costs is self.costs and costs.is_new(shapes, *n)]
+            others = [n for n in others if abs(n[0] - d) == 1]
+            others = [n for n in others if costs is self.costs and costs.is_new(shapes, *n)]
         if others:
             other = min(others, key=prices.__getitem__)
             if experience.affords(float(prices[other]), float(seconds[d, m])):
