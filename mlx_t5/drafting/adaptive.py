@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 NUMBERS = (*range(9), 10, 12, MOST)  # of proposals that are considered
 FIRST = 7  # proposals at most, until more than so many were accepted
+KEPT = 3  # steps for which a number is kept, as deciding takes time
 LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
 
 
@@ -52,7 +53,7 @@ class Adaptive:
         self.most = most_proposals() if most is None else most
         self.experience = Experience()
         self._caught_up = False  # in this step the draft is fed what it has missed
-        self._resting: tuple[Sequence[Row], Experience] = [], self.experience
+        self._plan = Plan([], 0, self.experience)
 
     @classmethod
     def of(cls, target: Seq2Seq, drafter: Drafter | None) -> Adaptive:
@@ -62,10 +63,14 @@ class Adaptive:
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offer]]) -> list[Choice]:
         """How many tokens of which offer each row is proposed in the next step."""
+        plan = self._plan
+        if rows is plan.rows and plan.experience.wait > 0 and not known(offers):
+            plan.experience.rest()
+            return [
+                offered[0].first(min(plan.number, row.room)) if offered else NOTHING
+                for row, offered in zip(rows, offers, strict=True)
+            ]
         choices = [NOTHING] * len(rows)
-        if self.rests(rows) and not any(offer.tokens for offered in offers for offer in offered):
-            self._resting[1].rest()
-            return choices
         lenient: list[int] = []
         drawn: list[int] = []
         greedy: list[int] = []
@@ -81,15 +86,16 @@ class Adaptive:
         for group in (*([i] for i in lenient), drawn, greedy):
             if group:
                 self._choose(group, rows, offers, choices)
-        self._resting = [], self.experience
-        if len(rows) in (1, len(drawn), len(greedy)) and not any(c.length for c in choices):
-            self._resting = rows, self.experience if greedy else rows[0].experience
+        alike = len(rows) in (len(drawn), len(greedy)) and not known(offers)
+        number = max(choice.drafted for choice in choices)
+        experience = self.experience if greedy else rows[0].experience
+        self._plan = Plan(rows if alike else [], number, experience)
         return choices
 
     def rests(self, rows: Sequence[Row]) -> bool:
         """Whether these rows, if they stay as they are, get nothing of a draft in the next step."""
-        of, experience = self._resting
-        return rows is of and experience.wait > 0
+        plan = self._plan
+        return rows is plan.rows and not plan.number and plan.experience.wait > 0
 
     def _choose(
         self,
@@ -123,7 +129,7 @@ class Adaptive:
             shapes: of those that can be made.
             experience: whose credit pays for trials.
         """
-        experience.wait = 0
+        experience.wait, experience.income = KEPT * (len(options.tokens[0]) > 1), 0.0
         tokens, seconds = options.tokens.sum(axis=0), costs.seconds(shapes)
         speeds = tokens / seconds
         near = speeds >= speeds.max() / LEAST_GAIN
@@ -139,6 +145,9 @@ class Adaptive:
             other = min(others, key=prices.__getitem__)
             if experience.affords(float(prices[other]), float(seconds[d, m])):
                 d, m = other
+        if d:
+            new = costs is self.costs and costs.is_new(shapes, d, m)
+            experience.wait = 0 if new else min(experience.wait, KEPT)
         return d, m
 
     def note(
@@ -179,6 +188,14 @@ class Adaptive:
         """Learns what a step took, by what `shape` says of it."""
         if shape:
             self.costs.note(*shape, seconds)
+
+
+class Plan(NamedTuple):
+    """What these rows get of a draft until the experience's `wait` is over, if they stay."""
+
+    rows: Sequence[Row]
+    number: int
+    experience: Experience
 
 
 @dataclass(frozen=True)
@@ -247,6 +264,11 @@ class Options:
             number = NUMBERS[m if prefer is copied else d]
             if prefer and number:
                 choices[i] = prefer.first(min(number, room))
+
+
+def known(offers: Sequence[Sequence[Offer]]) -> bool:
+    """Whether the host knows tokens of some offer."""
+    return any(offer.tokens for offered in offers for offer in offered)
 
 
 def expected_tokens(belief: tuple[float, float], cap: int, numbers: Sequence[int]) -> list[float]:
