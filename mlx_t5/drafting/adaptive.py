@@ -43,6 +43,14 @@ KEPT = 3  # steps for which a number is kept, as deciding takes time
 LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
 
 
+class Plan(NamedTuple):
+    """How many tokens of a draft rows get while `experience.wait` lasts, if they stay as they are."""
+
+    rows: Sequence[Row]
+    number: int
+    experience: Experience
+
+
 class Adaptive:
     """Chooses how many tokens of what each row is proposed."""
 
@@ -66,6 +74,7 @@ class Adaptive:
         plan = self._plan
         if rows is plan.rows and plan.experience.wait > 0 and not known(offers):
             plan.experience.rest()
+            self._caught_up = False
             return [
                 offered[0].first(min(plan.number, row.room)) if offered else NOTHING
                 for row, offered in zip(rows, offers, strict=True)
@@ -188,14 +197,6 @@ class Adaptive:
         """Learns what a step took, by what `shape` says of it."""
         if shape:
             self.costs.note(*shape, seconds)
-
-
-class Plan(NamedTuple):
-    """What these rows get of a draft until the experience's `wait` is over, if they stay."""
-
-    rows: Sequence[Row]
-    number: int
-    experience: Experience
 
 
 @dataclass(frozen=True)
