@@ -44,7 +44,7 @@ LEAST_GAIN = 1.02  # estimates are not exact enough to act on less
 
 
 class Plan(NamedTuple):
-    """How many tokens of a draft rows get while `experience.wait` lasts, if they stay as they are."""
+    """How many tokens of a draft these rows get while `experience.wait` lasts."""
 
     rows: Sequence[Row]
     number: int
