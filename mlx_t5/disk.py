@@ -54,12 +54,15 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(
+    path: Path, write: Callable[[Path], object], cure: str = "go on with --resume"
+) -> None:
     """Writes a file under another name and gives it its own when it is on the disk.
 
     Args:
         path: the file.
         write: writes the file that it is given, whose name ends as that of `path`.
+        cure: what to do once there is room.
 
     Raises:
         UserError: it cannot be written; what was at `path` stays.
@@ -73,4 +76,4 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         cause = f"cannot write {path} ({getattr(error, 'strerror', None) or reason(error)})"
-        raise UserError(f"{cause}; make room there and go on with --resume") from None
+        raise UserError(f"{cause}; make room there and {cure}") from None

