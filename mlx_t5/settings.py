@@ -119,6 +119,14 @@ class Settings:
         config=("top_p",),
         request="top_p",
     )
+    min_p: float = declared(
+        0.0,
+        Range(float, 0, 1, "a number from 0 (off) to 1"),
+        "sample from tokens of this probability at least, relative to the likeliest; 0: off",
+        only_with="sampling",
+        config=("min_p",),
+        request="min_p",
+    )
     delta: float = declared(
         0.0,
         Range(float, 0, 1, "a number from 0 (lossless) to 1"),

@@ -32,6 +32,7 @@ BEYOND = {
     "temp": [-0.1, 1e-46, 1e-45, 1e-40, 1e-38, 1e39, HUGE, np.float32(1e-40)],
     "top_k": [-1, -HUGE],
     "top_p": [0.0, 0, -0.1, 1.0000001, HUGE],
+    "min_p": [-0.1, 1.0000001, HUGE],
     "delta": [-0.1, 1.5, -1e-300],
     "num_draft": [-1, "AUTO"],
     "repetition_penalty": [0.0, -1, 1e-300, 1e-31, 1.1e30, HUGE],

@@ -61,7 +61,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         **dict.fromkeys(("token_healing", "force_bos_token_to_be_generated"), (False,)),
         **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (0, 1)),
         **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size"), (0,)),
-        **dict.fromkeys(("min_p", "penalty_alpha"), (0,)),
+        "penalty_alpha": (0,),
         **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), (1,)),
         **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
         **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens"), _NOTHING),

@@ -40,12 +40,14 @@ class Sampling:
     temp: mx.array  # (B,) float32, 0 = greedy
     top_k: mx.array  # (B,) int32, 0 = off
     top_p: mx.array  # (B,) float32, infinite = off
+    min_p: mx.array  # (B,) float32, 0 = off
     delta: mx.array  # (B,) float32
     all_greedy: bool
     any_greedy: bool
     any_lenient: bool  # some row has delta > 0
     most_k: int  # the largest top-k; 0 if no row uses it
     any_top_p: bool
+    any_min_p: bool
     candidates: int  # of rows with top-p and without top-k; 0 if there are none
     processing: Processing | None = None  # of the logits, before all this
     keys: mx.array | None = None  # (B, 2), a row's own; None if every row is greedy
@@ -72,12 +74,14 @@ class Sampling:
             mx.array(temp, mx.float32),
             mx.array(top_k, mx.int32),
             mx.array(top_p, mx.float32),
+            mx.array([s.min_p for s in settings], mx.float32),
             mx.array(delta, mx.float32),
             all_greedy=all_greedy,
             any_greedy=any(t == 0 for t in temp),
             any_lenient=any(d > 0 for d in delta),
             most_k=max(top_k),
             any_top_p=any(p < 1 for p in top_p),
+            any_min_p=any(s.min_p > 0 for s in settings),
             candidates=CANDIDATES * any(p < 1 for k, p in zip(top_k, top_p, strict=True) if not k),
             processing=processing,
             keys=mx.stack(list(keys)) if keys and not all_greedy else None,
@@ -147,7 +151,7 @@ def _each_key(draw: Callable[[mx.array], mx.array], keys: mx.array) -> mx.array:
 def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array | None]:
     """Turns logits into the probabilities that a row samples from.
 
-    Temperature, then top-k, then top-p, in the order of transformers' logits
+    Temperature, then top-k, top-p and min-p, in the order of transformers' logits
     warpers; equal logits at a threshold are all kept. A row with temp = 0 puts
     all its mass on the (first) largest logit.
 
@@ -167,6 +171,8 @@ def probabilities(logits: mx.array, sampling: Sampling) -> tuple[mx.array, mx.ar
     weights, short = mx.power(2.0, log2), None
     if most := min(max(sampling.most_k, sampling.candidates), logits.shape[-1]):
         weights, short = _filtered(weights, log2, sampling, most)
+    if sampling.any_min_p:  # the likeliest token has weight 1
+        weights = weights * (weights >= sampling.min_p[:, None, None])
     if sampling.any_greedy:
         weights = mx.where(greedy, one_hot(likeliest(logits), logits.shape[-1]), weights)
     return weights / _total(weights), short

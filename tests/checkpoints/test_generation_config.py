@@ -75,7 +75,6 @@ NUMBERS = {
     "forced_eos_token_id": (0, 1, [1]),
     "guidance_scale": (0, 1, 1.0, 2),
     "max_time": (0, 1, 0.5),
-    "min_p": (1, 0.1),
     "remove_invalid_values": (False, True),
     "renormalize_logits": (False, True),
     "suppress_tokens": ([1],),

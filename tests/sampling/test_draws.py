@@ -8,9 +8,10 @@ from mlx_t5.backend import mx
 from mlx_t5.sampling import draws as sampling
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (4, 0.5), (99, 0.01)])
 @pytest.mark.parametrize("temp", [0.5, 1.0, 3.0])
-def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
+def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p, min_p):
     torch = pytest.importorskip("torch")
     from transformers.generation import logits_process as theirs
 
@@ -20,8 +21,10 @@ def test_probabilities_equal_the_warpers_of_transformers(temp, top_k, top_p):
         scores = theirs.TopKLogitsWarper(top_k)(None, scores)
     if top_p < 1:
         scores = theirs.TopPLogitsWarper(top_p)(None, scores)
+    if min_p:
+        scores = theirs.MinPLogitsWarper(min_p)(None, scores)
     p, _ = sampling.probabilities(
-        mx.array(logits)[None], settings(temp=temp, top_k=top_k, top_p=top_p)
+        mx.array(logits)[None], settings(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p)
     )
     np.testing.assert_allclose(p[0], scores.softmax(-1).numpy(), atol=1e-6)
 
