@@ -166,3 +166,14 @@ def test_a_sampled_text_of_the_bundled_pair_is_the_same_alone_and_in_a_batch(dec
     for prompt, seed, result in zip(TEXTS * 2, seeds, together, strict=True):
         alone = decoder.generate(prompt, seed=seed, **options)
         assert (alone.tokens, alone.writers) == (result.tokens, result.writers), prompt
+
+
+@pytest.mark.parametrize("num_draft", [0, 2, "auto"])
+def test_a_sampled_text_of_the_bundled_pair_is_the_same_with_and_without_a_draft(
+    decoder, num_draft
+):
+    options = {"max_tokens": 40, "temp": 0.8, "min_p": 0.01, "seed": 3}
+    with_five = decoder.generate(TEXTS, num_draft=5, **options)
+    assert sum(result.stats.accepted for result in with_five) > 20
+    results = decoder.generate(TEXTS, num_draft=num_draft, **options)
+    assert [r.tokens for r in results] == [r.tokens for r in with_five]
