@@ -167,7 +167,9 @@ class DraftModel:
         if not self.waiting:
             return
         sources = self.sources[-len(self.waiting) :]
-        states = self.waiting if self.shares_encoder else encoder_states(self.model, sources)
+        states = self.waiting
+        if states[0] is None:
+            states = encoder_states(self.model, sources)
         cache = prepared(self.model, sources, states)
         mx.async_eval(cache.state)
         if self.cache is None:

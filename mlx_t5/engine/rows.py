@@ -61,7 +61,7 @@ class Stats:
         acceptance_rate: accepted / drafted, 0 when nothing was drafted.
         tokens_per_call: tokens decided, EOS included, per target call: exactly
             1 in regular decoding.
-        encode_seconds: encoding the source, with target and draft.
+        encode_seconds: encoding the source with the target; a draft reads it in its first step.
         decode_seconds: all steps this row took part in.
         tokens_per_second: generated_tokens / decode_seconds.
         peak_memory_bytes: most memory MLX held at once during the call.
