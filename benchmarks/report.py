@@ -3,8 +3,8 @@
 The target's passes are timed over M positions, and held-out prompts are decoded regularly,
 speculatively twice, and regularly again. A machine that slows down meanwhile strikes both alike,
 and the opening and the closing baseline say by how much. However slow the models are, it takes
-about as long: there are fewer prompts then. On a GPU other command buffers are tried at the end,
-and on a Mac's the target in an fp mode.
+about as long: there are fewer prompts then. On a Mac's GPU the target is tried in an fp mode at the
+end.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command_buffers, fp_mode, machine, printing, theory, workload
+from benchmarks import fp_mode, machine, printing, theory, workload
 from benchmarks.figures import (
     MEASURED_POSITIONS,
     Decode,
@@ -45,7 +44,6 @@ from model import T5
 
 # Shares of the time for measuring; the three passes after the opening take about as long as it.
 LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
-TRIAL_SHARE = 0.08  # of each of two, on a GPU
 FP_MODE_SHARE = 0.05  # on Apple's
 MOST_PROMPTS, MOST_ROUNDS = 32, 500
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
@@ -102,7 +100,6 @@ COLUMNS: printing.Columns = {
     "texts": lambda record: printing.texts(record["different"]),
     "peak memory": lambda record: readable(record["peak_memory_bytes"]),
     "exact decoding": lambda record: "holds" if record["exact"]["holds"] else "no",
-    "command buffers": lambda record: command_buffers.written(record["command_buffers"]),
     "fp mode": lambda record: fp_mode.written(record["fp_mode"]),
 }
 
@@ -142,11 +139,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         **measured(subject, prompts, num_draft, args.seconds),
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
-    log("command buffers")
-    rounds = partial(affordable, TRIAL_SHARE * args.seconds, MOST_ROUNDS, time.perf_counter)
     source = source_length(subject, prompts)
-    trial = (subject.target, target, dtype, source, rounds)
-    record["command_buffers"] = command_buffers.tried(*trial)
     log("fp mode")  # last: it changes the target
     record["fp_mode"] = fp_mode.measured(subject.target, source, FP_MODE_SHARE * args.seconds)
     print(f"{printing.header(record['environment'], command)}\n")

@@ -120,12 +120,10 @@ def test_a_run(in_a_folder_of_its_own, capsys):
     assert cells["γ (best by v)"].startswith("3 (")
     assert record["v"]["1"] == 1.0 and record["draft_pass"] > 0 and 0 < record["alpha"] <= 1
     assert record["tokens_per_call"] > 2 and record["target"]["d_model"] == 256
-    tried = r"\d+ ops, \d+ MB \(1000 ops: \d.+, 400 MB: \d.+\)"
-    assert re.fullmatch("unused" if cpu_only() else tried, cells["command buffers"])
     assert all(record[name] for name in ("hardware", "environment", "speed_up", "prompts"))
     tried = r"mxfp4: \d+\.\d\d, v\(5\) \d+\.\d\d"
     assert re.fullmatch("–" if cpu_only() or ON_CUDA else tried, cells["fp mode"])
-    steps = ("loading", "timing", "opening", "again", "closing", "buffers", "fp mode")
+    steps = ("loading", "timing", "opening", "again", "closing", "fp mode")
     said = [err.find(what) for what in steps]
     assert -1 not in said and all(a < b for a, b in itertools.pairwise(said))
 
