@@ -45,7 +45,7 @@ from model import T5
 # Shares of the time for measuring; the three passes after the opening take about as long as it.
 LADDER_SHARE, OPENING_SHARE, EXACT_SHARE = 0.15, 0.2, 0.05
 FP_MODE_SHARE = 0.05  # on Apple's
-MOST_PROMPTS, MOST_ROUNDS = 32, 500
+MOST_PROMPTS = 32
 LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a text
 EXACT_TOKENS, EXACT_ROWS = 16, 2  # of a text that is decoded so; texts at the same time
 DRAFT_ROUNDS = 9
