@@ -6,6 +6,7 @@ from decoder import Engine, SpeculativeDecoder
 from devices import exact_or_refused
 from fake_model import EOS, FakeModel, drafter, random_table
 from kinds import PREDICTIONS, SOURCES, V, drafters, rows, table_of
+from mlx_t5.cli.models import BUNDLED
 from mlx_t5.drafting.costs import MOST
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
@@ -206,3 +207,15 @@ def test_a_row_that_waits_for_memory_keeps_its_prediction():
     while engine.rows:
         engine.step()
     assert row.stats.speculation.copied_accepted > 0 and row.committed[-1] != EOS
+
+
+def test_of_a_prediction_far_longer_than_the_text_may_be_only_the_beginning_is_read():
+    model, tokenizer = load(BUNDLED / "target")
+    text = "fix grammar: She have two cat."
+    decoder = SpeculativeDecoder(model, None, tokenizer)
+    prediction = "She has two cats. " * 5000
+    (row,) = decoder.codec.rows(
+        text, Settings(max_tokens=9), [row_key(0, 0)], prediction=prediction
+    )
+    assert 9 < len(row.prediction) < 64 * 9
+    assert decoder.generate(text, prediction=prediction).text == "She has two cats."

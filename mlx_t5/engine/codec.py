@@ -18,6 +18,8 @@ from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import checked_prompts, checked_samples, token_ids
 from mlx_t5.text.stop_strings import TextWatch
 
+CHARACTERS = 64  # of a prediction that are read at most, for each token that a text may have
+
 
 class Codec:
     """Prompts to rows, and rows to results."""
@@ -116,6 +118,8 @@ class Codec:
         if settings.num_beams > 1:
             beams = f"num_beams is {settings.num_beams}"
             raise UserError(f"{beams}: beams take no proposals; leave the prediction out")
+        if isinstance(prediction, str):
+            prediction = prediction[: settings.max_tokens * CHARACTERS]
         return token_ids(prediction, self.tokenizer, self.vocab_size, "prediction")
 
     def chunk(self, row: Row, seen: int) -> Chunk:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
+from mlx_t5.engine.codec import CHARACTERS
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.pooling import Pooling
@@ -182,7 +183,8 @@ class Service:
             most = f"more than one request may ask for here ({self.limits.rows})"
             raise ApiError(400, f"{size} texts are {most}; send several", "n")
         ids = await self.tokenizer.token_ids([] if document else prompts, prefix=task.prefix)
-        predictions = [body.prediction.text] if body.prediction else []
+        longest = settings.max_tokens * CHARACTERS
+        predictions = [body.prediction.text[:longest]] if body.prediction else []
         prediction = next(iter(await self.tokenizer.token_ids(predictions, "prediction")), None)
         seed = secrets.randbelow(2**53) if body.seed is None else body.seed
         if self.log_prompts:
