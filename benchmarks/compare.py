@@ -1,9 +1,8 @@
 """`compare`: every proposer beside regular decoding, and beside what theory predicts.
 
-Texts are compared token by token, sampled ones too.
-With one row at a time, what passes of both models cost is measured in between, so that a change of
-the machine's speed strikes both, and the speed-up that follows from these costs stands beside the
-measured one.
+Texts are compared token by token, sampled ones too. With one row at a time, what passes of both
+models cost is measured in between, so that a change of the machine's speed strikes both, and the
+speed-up that follows from these costs stands beside the measured one.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Experience:
     Attributes:
         outcomes: by kind.
         credit: seconds that may be spent on trying a draft.
-        income: by how many they grow a step.
-        wait: steps until the next trial is due.
+        income: seconds that a step adds to them.
+        wait: steps for which nothing has to be decided.
     """
 
     outcomes: dict[Kind, Outcomes] = field(default_factory=lambda: defaultdict(Outcomes))
