@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.cli.models import load_named
 from mlx_t5.drafting.adaptive import Adaptive
 from mlx_t5.drafting.costs import Shape
 from mlx_t5.drafting.draft_model import DraftModel
@@ -43,7 +42,9 @@ from mlx_t5.engine.beams import Beams
 from mlx_t5.engine.codec import Codec
 from mlx_t5.engine.early_pass import EarlyPass
 from mlx_t5.engine.rows import Chunk, Result, Row
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log
+from mlx_t5.loading import choose_pair, load_pair
+from mlx_t5.names import NONE
 from mlx_t5.network.draft_vocabulary import require_all_tokens
 from mlx_t5.network.exactness import exact_targets
 from mlx_t5.network.interface import Seq2Seq, require_decoder
@@ -57,7 +58,7 @@ from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, Settings
 from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import checked_predictions, split
-from model import T5, load
+from model import T5
 
 
 class Engine(Batch):
@@ -263,9 +264,25 @@ class SpeculativeDecoder:
         adapter: str | Path | None = None,
         **options: Any,
     ) -> SpeculativeDecoder:
-        """Loads a pair by names, Hub ids too; says on standard error which. See `load_named`."""
-        pair = load_named(load, model, draft, revision, dtype, adapter)
-        return cls(*pair[:3], draft_tokenizer=pair[3], **options)
+        """Loads a pair by its names, and says on standard error which models these are.
+
+        Args:
+            model: the target: a folder, the name of one in `models/`, or a Hub id.
+            draft: the draft, named likewise; "auto" takes the target's default draft if there is
+                one, "lookup" copies from the source, "NAME+lookup" does both, and None is none.
+            revision: branch, tag or commit of the target, if that is a Hub id.
+            dtype: compute in this type; None keeps the folders'.
+            adapter: folder of a LoRA adapter to merge into the target.
+            **options: as of `SpeculativeDecoder`.
+
+        Raises:
+            UserError: a model cannot be had or read, or the two do not fit each other.
+        """
+        names = str(model), NONE if draft is None else str(draft)
+        chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
+        log(chosen.note)
+        target, drafter, tokenizer, draft_tokenizer = load_pair(chosen, dtype)
+        return cls(target, drafter, tokenizer, draft_tokenizer=draft_tokenizer, **options)
 
     def generate(
         self,

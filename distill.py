@@ -57,7 +57,7 @@ class Distillation:
             UserError: one of them cannot be had, or the draft does not fit the target.
         """
         from convert import convert
-        from mlx_t5.cli.models import choose_pair, locate
+        from mlx_t5.loading import choose_pair, locate
         from mlx_t5.training.examples import read_examples, split
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts

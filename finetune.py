@@ -65,7 +65,7 @@ class FineTuning:
             UserError: one of them cannot be had, or the model cannot be trained.
         """
         from convert import convert
-        from mlx_t5.cli.models import choose_pair
+        from mlx_t5.loading import choose_pair
         from mlx_t5.training.run_folder import RunFolder
         from mlx_t5.training.start import require_texts
         from model import load

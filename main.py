@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from decoder import SpeculativeDecoder
     from mlx_t5.cli.array_file import ArrayFile
-    from mlx_t5.cli.models import Pair
+    from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
 DEFAULT_PROMPT = (
@@ -131,17 +131,17 @@ def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None
     return read_prompts(args.prompt or [DEFAULT_PROMPT])
 
 
-def _choose(args: argparse.Namespace) -> Pair:
+def _choose(args: argparse.Namespace) -> ModelPair:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
-    from mlx_t5.cli import models
+    from mlx_t5 import loading
 
     scoring = args.score or args.embed
     why = "no draft takes part" if scoring else "regular decoding"
     regular = args.regular_decode or scoring
     names = args.model, args.draft_model
     fetch = not (args.num_beams or 1) > 1  # beams do without a draft: it is not worth a download
-    return models.choose_pair(*names, convert, regular, args.adapter_path, why, fetch)
+    return loading.choose_pair(*names, convert, regular, args.adapter_path, why, fetch)
 
 
 def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
@@ -160,15 +160,14 @@ def _settings(args: argparse.Namespace, presets: list[Preset]) -> Settings:
     return settings
 
 
-def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:
+def _load(args: argparse.Namespace, chosen: ModelPair, ranks: Ranks) -> SpeculativeDecoder:
     """The models, which are the same on all ranks."""
     from decoder import SpeculativeDecoder
-    from mlx_t5.cli import models
+    from mlx_t5 import loading
     from mlx_t5.network.interface import require_decoder
-    from model import load
 
     with agreeing(ranks) as facts:
-        target, drafter, tokenizer, other = models.load_pair(chosen, args.dtype, load, ranks.group)
+        target, drafter, tokenizer, other = loading.load_pair(chosen, args.dtype, ranks.group)
         if not args.embed:
             require_decoder(target)
         num_draft = args.num_draft if args.exact else Settings.num_draft  # it sets the width
@@ -185,7 +184,7 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
 def _begin(
     decoder: SpeculativeDecoder,
     settings: Settings,
-    chosen: Pair,
+    chosen: ModelPair,
     presets: list[Preset],
     args: argparse.Namespace,
 ) -> Painter | None:

@@ -35,7 +35,7 @@ from mlx_t5.ranges import Range
 
 if TYPE_CHECKING:
     from decoder import SpeculativeDecoder
-    from mlx_t5.cli.models import Pair
+    from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
     from mlx_t5.serving.http_server import Middleware
     from mlx_t5.serving.metrics import Metrics
@@ -130,11 +130,11 @@ def _follow(args: argparse.Namespace, ranks: Ranks) -> int:
     return _worker(args, chosen, Metrics(), ranks).follow()
 
 
-def _choose(args: argparse.Namespace) -> Pair:
+def _choose(args: argparse.Namespace) -> ModelPair:
     from convert import convert
-    from mlx_t5.cli import models
+    from mlx_t5 import loading
 
-    return models.choose_pair(
+    return loading.choose_pair(
         args.model, args.draft_model, convert, adapter=args.adapter_path, fetch=True
     )
 
@@ -182,7 +182,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
+def _presets(args: argparse.Namespace, chosen: ModelPair) -> Presets:
     from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
     from mlx_t5.serving.service import Presets
 
@@ -193,7 +193,7 @@ def _presets(args: argparse.Namespace, chosen: Pair) -> Presets:
 
 
 def _application(
-    args: argparse.Namespace, chosen: Pair, presets: Presets, ranks: Ranks
+    args: argparse.Namespace, chosen: ModelPair, presets: Presets, ranks: Ranks
 ) -> tuple[Middleware, Service]:
     from mlx_t5.serving import api
     from mlx_t5.serving.app import create_app
@@ -212,20 +212,19 @@ def _application(
     return create_app(service, metrics, args.api_key, names), service
 
 
-def _worker(args: argparse.Namespace, chosen: Pair, metrics: Metrics, ranks: Ranks) -> Worker:
+def _worker(args: argparse.Namespace, chosen: ModelPair, metrics: Metrics, ranks: Ranks) -> Worker:
     from mlx_t5.serving.worker import Worker
 
     load = partial(_load, args, chosen, ranks)
     return Worker(load, args.max_batch, args.max_queue, metrics, ranks=ranks)
 
 
-def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDecoder:
+def _load(args: argparse.Namespace, chosen: ModelPair, ranks: Ranks) -> SpeculativeDecoder:
     from decoder import SpeculativeDecoder
-    from mlx_t5.cli.models import load_pair
-    from model import load
+    from mlx_t5.loading import load_pair
 
     with agreeing(ranks) as facts:
-        target, drafter, tokenizer, other = load_pair(chosen, args.dtype, load, ranks.group)
+        target, drafter, tokenizer, other = load_pair(chosen, args.dtype, ranks.group)
         if args.exact and not target.can_decode:
             alone = f"{model_name(chosen)} is an encoder alone"
             raise UserError(f"{alone}; --exact is for texts that are written, so leave it out")
@@ -239,9 +238,9 @@ def _load(args: argparse.Namespace, chosen: Pair, ranks: Ranks) -> SpeculativeDe
     return decoder
 
 
-def model_name(chosen: Pair) -> str:
+def model_name(chosen: ModelPair) -> str:
     """What clients call the target: its folder's name, and "demo" for the bundled one."""
-    from mlx_t5.cli.models import BUNDLED
+    from mlx_t5.loading import BUNDLED
 
     folder = Path(chosen.target).resolve()
     return BUNDLED.name if folder == (BUNDLED / "target").resolve() else folder.name

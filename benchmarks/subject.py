@@ -14,13 +14,13 @@ from benchmarks.workload import DRAFT, LOOKUP, REGULAR, header_fields
 from convert import convert
 from decoder import SpeculativeDecoder
 from mlx_t5.backend import mx
-from mlx_t5.cli.models import locate
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter, Proposal
 from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
 from mlx_t5.engine.rows import Result
 from mlx_t5.engine.tally import Tally
 from mlx_t5.errors import UserError
+from mlx_t5.loading import locate
 from mlx_t5.network.modules import expect_passes
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.text.detokenizer import same_vocabulary

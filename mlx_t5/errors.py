@@ -1,4 +1,4 @@
-"""The error that every module raises for bad input, and how it quotes what it found.
+"""What users are told: the error that every module raises for bad input, and notes.
 
 Nothing here imports MLX, so that a command line can refuse its options before it does.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import sys
 
 LONGEST_MESSAGE = 2_000  # characters of an error; nobody reads more
 # In MLX's RuntimeErrors: its allocators' words ("[malloc] Unable to allocate …", "… failed: out of
@@ -30,6 +31,11 @@ class UserError(ValueError):
             half = LONGEST_MESSAGE // 2
             message = f"{message[:half]} … {message[-half:]}"
         super().__init__(_printable(message))
+
+
+def log(line: str) -> None:
+    """Prints a line on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def shown(value: object, longest: int = 100) -> str:

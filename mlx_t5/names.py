@@ -7,15 +7,15 @@ reads its snapshot as it is, and what is in MLX's format on the Hub is never con
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, log, shown
 
 CONVERTED = Path("models")  # in the working folder, where convert.py writes as well
 Convert = Callable[[str, Path], object]
 ADAPTED = " with adapter "
+AUTO, NONE, LOOKUP = "auto", "none", "lookup"  # in place of a draft's name
 
 
 def locate(name: str, convert: Convert | None = None, revision: str | None = None) -> Path:
@@ -47,7 +47,7 @@ def locate(name: str, convert: Convert | None = None, revision: str | None = Non
     if convert is None or _is_mlx(snapshot):
         return snapshot
     convert(name, folder)
-    print(f"converted {name} to {folder}; it is there from now on", file=sys.stderr)
+    log(f"converted {name} to {folder}; it is there from now on")
     return folder
 
 
@@ -98,10 +98,9 @@ def require_same(name: str, folder: Path) -> None:
             f"{folder.with_name(hub_id.replace('/', '-'))}"
         )
     if "/" in name:
-        print(
+        log(
             f"warning: {folder} does not say which model it was converted from; it is taken for "
-            f"{name} (python convert.py --model {name} --overwrite makes it anew)",
-            file=sys.stderr,
+            f"{name} (python convert.py --model {name} --overwrite makes it anew)"
         )
 
 

@@ -126,9 +126,8 @@ def decoder():
     """The same models in this process: what the server is to write."""
     from convert import convert
     from decoder import SpeculativeDecoder
-    from mlx_t5.cli import models
-    from model import load
+    from mlx_t5 import loading
 
-    chosen = models.choose_pair(None, str(models.BUNDLED / "draft") + "+lookup", convert)
-    target, drafter, tokenizer, other = models.load_pair(chosen, "float32", load)
+    chosen = loading.choose_pair(None, str(loading.BUNDLED / "draft") + "+lookup", convert)
+    target, drafter, tokenizer, other = loading.load_pair(chosen, "float32")
     return SpeculativeDecoder(target, drafter, tokenizer, 5, draft_tokenizer=other)

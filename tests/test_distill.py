@@ -15,9 +15,9 @@ import pytest
 import distill
 from convert import convert
 from decoder import SpeculativeDecoder
+from mlx_t5 import loading
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.cli import models
-from mlx_t5.cli.models import BUNDLED
+from mlx_t5.loading import BUNDLED
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import ENTRY
 from mlx_t5.training import answers, verdict, vocabulary
@@ -215,8 +215,8 @@ def test_what_fails_has_no_end_or_does_not_fit_is_told_and_left_out(
             yield replace(found, error="no memory") if len(source) % 2 else found
 
     monkeypatch.setattr(SpeculativeDecoder, "results", without_odd_ones)
-    pair = replace(models.choose_pair(None, None, None), draft=unlike(tmp_path / "other"))
-    monkeypatch.setattr(models, "choose_pair", lambda *_, **__: pair)
+    pair = replace(loading.choose_pair(None, None, None), draft=unlike(tmp_path / "other"))
+    monkeypatch.setattr(loading, "choose_pair", lambda *_, **__: pair)
     options = ["--max-tokens", "3", "--iters", "1", "--decoder-layers", "2"]
     assert run(tmp_path / "draft", *options) == 0
     out, err = capsys.readouterr()

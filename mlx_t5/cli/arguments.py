@@ -17,12 +17,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory, reason
+from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory, log, reason
 from mlx_t5.ranges import Range, written
 from mlx_t5.settings import SETTINGS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOKUP = "lookup"  # as --draft-model: copying from the source
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -85,11 +84,6 @@ def run(
             raise
     log(f"error: {message}")
     return BAD_INPUT
-
-
-def log(line: str) -> None:
-    """Tells something on standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def not_installed(error: ImportError, requirements: str = "requirements.txt") -> str:

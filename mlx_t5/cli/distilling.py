@@ -6,10 +6,11 @@ import argparse
 import math
 from functools import partial
 
-from mlx_t5.cli.arguments import LOOKUP, Parser, add_number, add_setting, at_least, within
+from mlx_t5.cli.arguments import Parser, add_number, add_setting, at_least, within
 from mlx_t5.cli.training import add_course, check_output
 from mlx_t5.cli.uploading import add_upload_option, check_repository
 from mlx_t5.errors import UserError
+from mlx_t5.names import AUTO, LOOKUP, NONE
 from mlx_t5.ranges import Range
 
 ALL = "all"  # as --draft-vocab-size
@@ -102,7 +103,7 @@ def check_options(args: argparse.Namespace) -> None:
             f"the draft with --draft-model, and leave --draft-vocab-size {ALL} out"
         )
     for name in (args.output, args.draft_model):  # as main.py reads it
-        if name in ("none", "auto", LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
+        if name in (NONE, AUTO, LOOKUP) or (name or "").endswith(f"+{LOOKUP}"):
             raise UserError(f"{name} as a --draft-model is no folder; give another name")
     if args.upload_repo is not None and args.adapter_path is not None:
         cure = "leave --upload-repo out, and send the folder with hf upload"

@@ -25,7 +25,7 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.settings import AUTO, SETTINGS
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.models import Pair
+    from mlx_t5.loading import ModelPair
 
 SUFFIX = ".resume"
 INPUT = "--input-file"
@@ -166,7 +166,7 @@ def opaque(value: str) -> dict[str, str]:
     return {"value": value}
 
 
-def record_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> RunRecord:
+def record_of(args: argparse.Namespace, prefix: str, chosen: ModelPair) -> RunRecord:
     """What lies beside an output file, if there is one; arguments as for `facts_of`.
 
     Raises:
@@ -182,7 +182,7 @@ def record_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> RunRecord:
     return record
 
 
-def facts_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> Facts:
+def facts_of(args: argparse.Namespace, prefix: str, chosen: ModelPair) -> Facts:
     """What the results of a command line depend on, by the names of its options.
 
     Args:
@@ -218,7 +218,7 @@ def facts_of(args: argparse.Namespace, prefix: str, chosen: Pair) -> Facts:
     return facts | _of_texts(vars(args), chosen)
 
 
-def _of_texts(options: Mapping[str, Any], chosen: Pair) -> dict[str, Any]:
+def _of_texts(options: Mapping[str, Any], chosen: ModelPair) -> dict[str, Any]:
     """The settings that decide about texts."""
     asked = {"beams": options["num_beams"] > 1, "sampling": options["temp"] > 0, None: True}
     names = [name for name, setting in SETTINGS.items() if asked[setting.only_with]]

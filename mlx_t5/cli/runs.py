@@ -17,7 +17,7 @@ from mlx_t5.cli.run_record import RunRecord, record_of
 from mlx_t5.machines.launched import agreeing
 
 if TYPE_CHECKING:
-    from mlx_t5.cli.models import Pair
+    from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
 # Makes outcomes of prompts, their indexes, and whether the next one is at hand.
@@ -61,7 +61,7 @@ class Run:
         args: argparse.Namespace,
         ranks: Ranks,
         prefix: str,
-        chosen: Pair,
+        chosen: ModelPair,
     ) -> Run:
         """The run that the options ask for, and what `--resume` keeps of its output.
 

@@ -21,7 +21,7 @@ def common_facts(pair: Any, decoder: Any, options: Mapping[str, Any]) -> dict[st
     """What ranks have to have in common, so that it does not matter who computes what.
 
     Args:
-        pair: the folders of the models, a `cli.models.Pair`.
+        pair: the folders of the models, a `loading.ModelPair`.
         decoder: a `SpeculativeDecoder` with these models.
         options: of the command line, after the model's own wishes.
 

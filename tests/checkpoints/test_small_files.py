@@ -13,8 +13,8 @@ from mlx_t5.checkpoints.small_files import (
     require_small,
     snapshot_id,
 )
-from mlx_t5.cli.models import locate
 from mlx_t5.errors import UserError
+from mlx_t5.loading import locate
 
 
 def test_a_small_file_is_read(tmp_path):

@@ -11,8 +11,8 @@ import shared_models
 from fake_metal import FakeMetal
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
-from mlx_t5.cli.models import Pair, load_pair
 from mlx_t5.errors import UserError
+from mlx_t5.loading import ModelPair, load_pair
 from mlx_t5.network import memory
 from mlx_t5.network.config import T5Config
 from mlx_t5.network.memory import SLACK, stored_bytes, warning
@@ -158,7 +158,7 @@ def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
     monkeypatch.setattr(memory, "warning", lambda *given: asked.append(given))
     folders = [root / "gated", root / draft]
     group = Group(0, size) if size > 1 else None
-    target, drafter, *_ = load_pair(Pair(*folders, False, ""), "float32", load, group)
+    target, drafter, *_ = load_pair(ModelPair(*folders, False, ""), "float32", group)
     assert asked == [(folders, "float32", size, whole)]
     assert drafter.model.shares_with is (target if draft == "gated-draft" else None)
 

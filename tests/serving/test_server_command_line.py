@@ -80,14 +80,14 @@ def test_ctrl_c_while_the_models_are_loaded():
     code = """
 import runpy, sys
 from mlx_t5.backend import mx
-from mlx_t5.cli import models
+from mlx_t5 import loading
 
 def load(*_):
     print("loading", file=sys.stderr, flush=True)
     while True:
         mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
 
-models.load_pair = load
+loading.load_pair = load
 sys.argv[1:] = ["--port", "0"]
 runpy.run_path("server.py", run_name="__main__")
 """

@@ -8,8 +8,8 @@ from transformers import ByT5Tokenizer
 
 from decoder import SpeculativeDecoder
 from fake_model import FakeModel, greedy, random_table
+from mlx_t5 import loading as pair
 from mlx_t5.backend import mx
-from mlx_t5.cli import models as pair
 from mlx_t5.errors import UserError
 from mlx_t5.sampling import draws
 from mlx_t5.text.prompts import task_prefix

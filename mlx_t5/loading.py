@@ -1,26 +1,46 @@
-"""Which target and which draft to run: from the names a user gives (mlx_t5/names.py)."""
+"""A target and its draft: chosen by the names that a user gives (mlx_t5/names.py), then loaded."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mlx_t5.cli.arguments import LOOKUP, log
-from mlx_t5.errors import UserError
-from mlx_t5.names import ADAPTED, CONVERTED, Convert, folder_of, locate, require_same, source_of
+from mlx_t5.checkpoints.adapter_config import adapter_folder
+from mlx_t5.checkpoints.default_drafts import default_draft
+from mlx_t5.checkpoints.hub import is_cached
+from mlx_t5.checkpoints.small_files import snapshot_id
+from mlx_t5.drafting.draft_model import DraftModel
+from mlx_t5.drafting.proposals import Drafter
+from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
+from mlx_t5.errors import UserError, log
+from mlx_t5.names import (
+    ADAPTED,
+    AUTO,
+    CONVERTED,
+    LOOKUP,
+    NONE,
+    Convert,
+    folder_of,
+    locate,
+    require_same,
+    source_of,
+)
+from mlx_t5.network.config import T5Config
+from mlx_t5.network.memory import dtype_hint, warning
+from mlx_t5.network.sharing import ENTRY
+from mlx_t5.network.weights import read_config
+from model import T5, load
 
-BUNDLED = Path(__file__).parents[2] / "demo"
+BUNDLED = Path(__file__).parents[1] / "demo"
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
-AUTO, NONE = "auto", "none"  # as the name of a draft
 OTHERWISE = "lookup copies from the prompt, distill.py makes a draft"
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """Two model folders; without a draft the target decodes alone.
 
     Attributes:
@@ -47,7 +67,7 @@ def choose_pair(
     regular_because: str = "regular decoding",
     fetch: bool = False,
     revision: str | None = None,
-) -> Pair:
+) -> ModelPair:
     """Finds the models to run, and converts them if need be.
 
     Args:
@@ -67,8 +87,6 @@ def choose_pair(
     Raises:
         UserError: there is no such model, or it cannot be converted.
     """
-    from mlx_t5.checkpoints.adapter_config import adapter_folder
-
     draft: Path | None = None
     merged = None if adapter is None else adapter_folder(adapter)  # before anything is converted
     why, is_new = "", model is not None and not folder_of(model).is_dir()
@@ -90,76 +108,52 @@ def choose_pair(
     names += f", draft {_shown(draft)}" if draft else ""
     names += ", copying from the source" if lookup else ""
     note = f"{names} ({why.removesuffix('; ')})" if why else names
-    return Pair(target, draft, lookup, note, merged)
+    return ModelPair(target, draft, lookup, note, merged)
 
 
-def load_named(
-    load: Callable, model: Any, draft: Any, revision: str | None, dtype: Any, adapter: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Loads a pair by its names; says on standard error, in one line, what was taken.
+class LoadedPair(NamedTuple):
+    """A target and what drafts for it.
 
-    Args:
-        load: `model.load`.
-        model: name of the target.
-        draft: its name, as of `choose_pair`; None is none.
-        revision: branch, tag or commit of the target, if that is a Hub id.
-        dtype: compute in this type; None keeps the folders'.
-        adapter: folder of a LoRA adapter to merge into the target.
-
-    Returns:
-        As `load_pair`.
-
-    Raises:
-        UserError: a model cannot be had or read, or the two do not fit each other.
+    Attributes:
+        target: the model whose output is decoded.
+        drafter: where proposals come from; None for regular decoding.
+        tokenizer: the target's, None if its folder has none.
+        draft_tokenizer: the draft's, None if it has none or there is no draft.
     """
-    names = str(model), NONE if draft is None else str(draft)
-    chosen = choose_pair(*names, None, adapter=adapter, fetch=True, revision=revision)
-    log(chosen.note)
-    return load_pair(chosen, dtype, load)
+
+    target: T5
+    drafter: Drafter | None
+    tokenizer: Any
+    draft_tokenizer: Any
 
 
-def load_pair(
-    chosen: Pair, dtype: str | None, load: Callable, group: Any = None
-) -> tuple[Any, Any, Any, Any]:
-    """Loads the models of a pair; says before, on standard error, if they will hardly fit.
+def load_pair(chosen: ModelPair, dtype: str | None, group: Any = None) -> LoadedPair:
+    """Loads the models of a pair; warns on standard error if they hardly fit into memory.
 
     Args:
         chosen: which models.
         dtype: compute in this type; None keeps the folder's.
-        load: reads a model's folder, as `model.load` does.
         group: of `mx.distributed`, whose processes share the target; None if this one has all of
             it.
-
-    Returns:
-        The target, the drafter (None for regular decoding), the target's tokenizer (None if its
-        folder has none) and the draft's (None if it has none, or there is no draft).
 
     Raises:
         UserError: a model cannot be read, or the two do not fit each other.
     """
-    from mlx_t5.drafting.draft_model import DraftModel
-    from mlx_t5.drafting.source_copy import CopyOrDraft, SourceCopy
-
     _advise(chosen, dtype, group.size() if group else 1)
-    merged = {} if chosen.adapter is None else {"adapter": chosen.adapter}
-    of_group = {"group": group} if group else {}
-    target, tokenizer = load(chosen.target, dtype, **merged, **of_group)
-    draft, draft_tokenizer = None, None
+    target, tokenizer = load(chosen.target, dtype, chosen.adapter, group=group)
+    drafter: Drafter | None = None
+    draft_tokenizer = None
     if chosen.draft:
         draft, draft_tokenizer = load(chosen.draft, dtype, shared_with=target)
-    drafter: Any = DraftModel(draft, target) if draft else None
+        drafter = DraftModel(draft, target)
     if chosen.lookup:
         copy = SourceCopy(tokenizer)
         drafter = CopyOrDraft(copy, drafter) if drafter else copy
-    return target, drafter, tokenizer, draft_tokenizer
+    return LoadedPair(target, drafter, tokenizer, draft_tokenizer)
 
 
-def _advise(chosen: Pair, dtype: str | None, ranks: int) -> None:
+def _advise(chosen: ModelPair, dtype: str | None, ranks: int) -> None:
     """Says on standard error if a pair will hardly fit, or would compute in float32 unasked."""
-    from mlx_t5.network.memory import dtype_hint, warning
-    from mlx_t5.network.sharing import ENTRY
-    from mlx_t5.network.weights import read_config
-
     folders = [folder for folder in (chosen.target, chosen.draft) if folder]
     with contextlib.suppress(UserError):  # loading says what is wrong with a folder
         for folder in folders:
@@ -192,9 +186,6 @@ def _default_draft(
         is_new: whether the target was: then nobody is surprised that a draft is converted as well.
             Without converting it comes along in any case, as the default drafts are small.
     """
-    from mlx_t5.checkpoints.default_drafts import default_draft
-    from mlx_t5.checkpoints.hub import is_cached
-
     if target.resolve() == (BUNDLED / "target").resolve():
         return BUNDLED / "draft", ""
     name = default_draft((source_of(target) or target.name).partition(ADAPTED)[0])
@@ -218,9 +209,6 @@ def _default_draft(
 
 def _fit(target: Path, draft: Path) -> bool:
     """Whether a target and a draft, known by their folders' names alone, have like tokens."""
-    from mlx_t5.network.config import T5Config
-    from mlx_t5.network.weights import read_config
-
     try:
         configs = [T5Config.from_dict(read_config(folder)) for folder in (target, draft)]
     except UserError:
@@ -231,8 +219,6 @@ def _fit(target: Path, draft: Path) -> bool:
 
 def _shown(folder: Path) -> str:
     """A folder as short as can be: its Hub id, or relative to where the user stands."""
-    from mlx_t5.checkpoints.small_files import snapshot_id
-
     if hub_id := snapshot_id(folder):
         return hub_id
     try:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_t5 import names
-from mlx_t5.cli import models
+from mlx_t5 import loading, names
 from mlx_t5.errors import UserError
 from mlx_t5.network import memory
 
@@ -27,12 +26,12 @@ def refuse_to_convert(name: str, folder: Path) -> None:
 
 
 def chosen_for(model, draft_model, regular=False):
-    return models.choose_pair(model, draft_model, refuse_to_convert, regular)
+    return loading.choose_pair(model, draft_model, refuse_to_convert, regular)
 
 
 def test_the_large_pair_is_the_default_once_both_are_converted():
     """Until then it is the bundled one, and the note says what is missing."""
-    bundled = (models.BUNDLED / "target", models.BUNDLED / "draft")
+    bundled = (loading.BUNDLED / "target", loading.BUNDLED / "draft")
     for missing in ("models/t5-11b and models/t5-small", "models/t5-small"):
         chosen = chosen_for(None, None)
         assert (chosen.target, chosen.draft) == bundled
@@ -123,12 +122,12 @@ def hub(monkeypatch):
 
         def fetch(self, model, draft_model=None, **more):
             self.asked = []
-            chosen = models.choose_pair(model, draft_model, self.convert, fetch=True, **more)
+            chosen = loading.choose_pair(model, draft_model, self.convert, fetch=True, **more)
             return chosen, self.asked
 
     fake = Hub()
     monkeypatch.setattr("mlx_t5.checkpoints.hub.resolve", fake.resolve)
-    monkeypatch.setattr("mlx_t5.checkpoints.hub.is_cached", lambda name: name in fake.in_cache)
+    monkeypatch.setattr("mlx_t5.loading.is_cached", lambda name: name in fake.in_cache)
     monkeypatch.setattr(names, "_is_mlx", lambda folder: False)
     monkeypatch.delenv("MLX_RANK", raising=False)
     return fake
@@ -172,7 +171,7 @@ def test_no_default_draft_is_downloaded_where_it_would_not_be_used(hub, how):
 def test_a_path_to_no_folder_is_not_looked_up_on_the_hub(name, reason):
     Path("config.json").write_text("{}")
     with pytest.raises(UserError, match=reason):
-        models.locate(name, refuse_to_convert)
+        loading.locate(name, refuse_to_convert)
 
 
 def converted_from(folder: str, source: str | dict) -> None:
@@ -186,7 +185,7 @@ def converted_from(folder: str, source: str | dict) -> None:
 def test_another_owners_model_of_the_same_name_is_refused():
     converted_from("flan-t5-small", "google/flan-t5-small")
     for name in ("google/flan-t5-small", "flan-t5-small", "models/flan-t5-small"):
-        assert models.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+        assert loading.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
     with pytest.raises(UserError) as error:
         chosen_for("stranger/flan-t5-small", None)
     assert str(error.value) == (
@@ -203,7 +202,7 @@ def test_another_owners_model_of_the_same_name_is_refused():
 @pytest.mark.parametrize("name", ["google-t5/t5-small", "t5-small", "models/t5-small"])
 def test_an_id_of_old_is_the_same_repository(source, name, capsys):
     converted_from("t5-small", source)
-    assert models.locate(name, refuse_to_convert) == Path("models/t5-small")
+    assert loading.locate(name, refuse_to_convert) == Path("models/t5-small")
     assert capsys.readouterr().err == ""
 
 
@@ -212,11 +211,11 @@ def test_a_strangers_t5_is_none_of_the_original_ones():
     converted_from("t5-11b", "google-t5/t5-11b")
     for name in ("t5-small", "google-t5/t5-small"):
         with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
-            models.locate(name, refuse_to_convert)
+            loading.locate(name, refuse_to_convert)
     with pytest.raises(UserError, match="from stranger/t5-small, not from google-t5/t5-small"):
         chosen_for(None, None)
     assert chosen_for("t5-11b", None).draft is None
-    assert models.locate("models/t5-small", refuse_to_convert) == Path("models/t5-small")
+    assert loading.locate("models/t5-small", refuse_to_convert) == Path("models/t5-small")
 
 
 @pytest.mark.parametrize("record", [None, {"folder": "flan-t5-small"}, {"model": 3}, [], "x"])
@@ -224,10 +223,10 @@ def test_a_folder_without_a_record_is_taken_with_a_warning(record, capsys):
     converted_from("flan-t5-small", {})
     text = json.dumps({"converted_from": record} if record is not None else {})
     Path("models/flan-t5-small/config.json").write_text(text)
-    assert models.locate("flan-t5-small", refuse_to_convert) == Path("models/flan-t5-small")
+    assert loading.locate("flan-t5-small", refuse_to_convert) == Path("models/flan-t5-small")
     assert capsys.readouterr().err == ""
     name = "google/flan-t5-small"
-    assert models.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
+    assert loading.locate(name, refuse_to_convert) == Path("models/flan-t5-small")
     warning = capsys.readouterr().err
     assert warning.startswith("warning: models/flan-t5-small does not say") and name in warning
     assert warning.count("\n") == 1
@@ -244,11 +243,12 @@ def test_a_hint_comes_before_the_models_are_loaded(made, capsys, monkeypatch):
     monkeypatch.setattr(memory, "on_cpu", lambda: False)
     folder, told = made("t5").folder, []
 
-    def load(*wanted):
+    def load(*_, **__):
         told.append(capsys.readouterr().err)
         return None, None
 
-    models.load_pair(models.Pair(folder, None, False, ""), None, load)
+    monkeypatch.setattr(loading, "load", load)
+    loading.load_pair(loading.ModelPair(folder, None, False, ""), None)
     assert told == [f"hint: {folder} is in float32; --dtype bfloat16 takes half the memory\n"]
-    models.load_pair(models.Pair(folder, None, False, ""), "float32", load)
+    loading.load_pair(loading.ModelPair(folder, None, False, ""), "float32")
     assert told[1:] == [""]
