@@ -9,6 +9,7 @@ import adapters
 import checkpoints
 import shared_models
 from fake_metal import FakeMetal
+from mlx_t5 import loading
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.checkpoints.stored_tensor import StoredTensor
 from mlx_t5.errors import UserError
@@ -155,7 +156,7 @@ def test_a_pair_is_loaded_with_a_whole_head_where_the_draft_needs_one(
     root, monkeypatch, size, draft, whole
 ):
     asked = []
-    monkeypatch.setattr(memory, "warning", lambda *given: asked.append(given))
+    monkeypatch.setattr(loading, "warning", lambda *given: asked.append(given))
     folders = [root / "gated", root / draft]
     group = Group(0, size) if size > 1 else None
     target, drafter, *_ = load_pair(ModelPair(*folders, False, ""), "float32", group)
