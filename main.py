@@ -98,12 +98,12 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
         decoder = _load(args, chosen, ranks)
         painter = _begin(decoder, settings, chosen, presets, args)
         args.output_file = os.devnull if args.output_file and ranks.rank else args.output_file
-        record = record_of(args, prefix, chosen)
+        record = record_of(vars(args), chosen)
         return write_text(decoder, prompts[0], prefix, settings, painter, record, args)
-    run = Run.of(prompts, args, ranks, prefix, chosen)
+    run = Run.of(prompts, args, ranks, chosen)
     if run.done.all:
-        log(f"all {run.done.prompts} prompts are done" + ", some with an error" * run.done.failed)
-        return run.record.finish(BAD_INPUT * run.done.failed)
+        log(f"all {run.done.prompts} prompts are done")
+        return run.record.finish(0)
     decoder = _load(args, chosen, ranks)
     if args.resume:
         run.log_resumed()
@@ -258,7 +258,7 @@ def _write_all(
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
 
-    began, totals, status = time.perf_counter(), Totals(), BAD_INPUT * run.failed
+    began, totals, status = time.perf_counter(), Totals(), 0
     each = run.outcomes_a_prompt
     unit = "prompts" if each == 1 else "texts"
     mx.reset_peak_memory()
@@ -266,7 +266,7 @@ def _write_all(
     with output, bar(total, done, unit, args) as shown:
         try:
             for n, prompt, outcome in run.outcomes(compute):
-                output.write(prompt, outcome, n)
+                output.write(prompt, outcome)
                 if error := error_of(outcome):
                     status = BAD_INPUT
                     where = "" if isinstance(prompt, UserError) else f"prompt {n}: "

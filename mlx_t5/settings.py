@@ -1,8 +1,8 @@
 """The generation settings, each declared once: type, range, default, and what it does.
 
 `Settings` checks itself by these declarations. From `SETTINGS` follow the options of the command
-lines, the fields of the server's requests, what a model's own files may set
-(checkpoints/generation_config.py) and what the record of an output has (cli/run_record.py).
+lines, the fields of the server's requests, and what a model's own files may set
+(checkpoints/generation_config.py).
 
 Nothing here imports MLX, so that a command line can check its options before it does.
 """

@@ -73,6 +73,10 @@ SPLIT = ["--split", "sentences", "--input-file", "in.txt"]
     [
         (["--resume", "--output-file", "x.txt"], "give --input-file and --output-file"),
         (["--resume", "--embed", "--input-file", "x", "--output-file", "x.npy"], "with lines"),
+        (
+            ["--resume", "--input-file", "-", "--output-file", "x"],
+            "which prompts of a pipe are done",
+        ),
         (["--score"], '--score: give --input-file, with {"prompt": "…", "target": "…"} a line'),
         (["--task", "x"], "--task puts its prefix before a prompt"),
         (["--normalize"], "--normalize is for the vectors of --embed"),

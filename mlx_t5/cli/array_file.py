@@ -32,7 +32,7 @@ class ArrayFile:
         array = np.stack([missing if row is None else row for row in self._rows])
         replace_file(Path(self._path), lambda path: np.save(path, array), "start again")
 
-    def write(self, item: Any, outcome: Any, number: int | None = None) -> None:
+    def write(self, item: Any, outcome: Any) -> None:
         """Takes one vector, or an error."""
         failed = isinstance(outcome, Exception)
         self._rows.append(None if failed else np.asarray(outcome, np.float32))

@@ -250,16 +250,12 @@ class LineFile:
             with writing(self._path):
                 self._file.close()
 
-    def write(self, item: Any, outcome: Any, number: int | None = None) -> None:
-        """Writes what became of a prompt; `number` is which one of the input it is, from 1."""
-        self.write_line(self._line_of(item, outcome), number if error_of(outcome) else None)
+    def write(self, item: Any, outcome: Any) -> None:
+        """Writes what became of a prompt."""
+        self.write_line(self._line_of(item, outcome))
 
-    def write_line(self, line: str, failed: int | None = None) -> None:
-        """Writes one line.
-
-        Args:
-            line: without its end.
-            failed: the number of its prompt, if that has ended in an error.
+    def write_line(self, line: str) -> None:
+        """Writes one line, given without its end.
 
         Raises:
             UserError: the file cannot be written, or is no longer there.
@@ -273,7 +269,5 @@ class LineFile:
                 self._file = claimed(file, self._path, self._keep)
                 if self._record:
                     self._record.begin()
-            if failed and self._record:
-                self._record.fail(failed)
             print(line, end=self._end, file=self._file, flush=True)
             require_there(self._file, self._path)

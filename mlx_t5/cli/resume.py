@@ -27,13 +27,11 @@ class ResumePoint:
         prompts: how many are done.
         size: bytes of their lines, from the beginning of the file.
         all: whether there are no others.
-        failed: whether one of them is an object with an error.
     """
 
     prompts: int = 0
     size: int = 0
     all: bool = False
-    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ def find_resume_point(
         UserError: the output has results of other prompts, or of more than the input has.
     """
     prompts = size = 0
-    failed = False
     try:
         if not stat.S_ISREG(os.stat(output_file).st_mode):  # a pipe or /dev/full never ends
             raise UserError(f"--resume goes on with a file, which {output_file} is not")
@@ -75,7 +72,7 @@ def find_resume_point(
                     raise _too_many(output_file, prompts)
                 for i, line in enumerate(lines):
                     where = f"{output_file} line {prompts * form.texts + i + 1}"
-                    failed |= _failed(line, item, form, where)
+                    _check(line, item, form, where)
                 prompts, size = prompts + 1, size + sum(map(len, lines))
             if prompts == count and file.tell() > size:
                 raise _too_many(output_file, prompts)
@@ -83,7 +80,7 @@ def find_resume_point(
         pass
     except OSError as error:
         raise UserError(f"cannot read {output_file}: {error.strerror}") from None
-    return ResumePoint(prompts, size, 0 < prompts == count, failed)
+    return ResumePoint(prompts, size, 0 < prompts == count)
 
 
 def _too_many(output_file: str, prompts: int) -> UserError:
@@ -97,10 +94,10 @@ def _whole_lines(file: IO[bytes], count: int) -> list[bytes]:
     return lines if all(line.endswith(b"\n") for line in lines) else []
 
 
-def _failed(line: bytes, item: Any, form: Form, where: str) -> bool:
-    """Whether an object has an error; refuses one that is not of this item."""
+def _check(line: bytes, item: Any, form: Form, where: str) -> None:
+    """Refuses an object that is not of this item."""
     if form.result is None:
-        return False
+        return
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -111,4 +108,3 @@ def _failed(line: bytes, item: Any, form: Form, where: str) -> bool:
     for name, text in zip(names, item if isinstance(item, tuple) else (item,), strict=False):
         if record.get(name) != ("" if isinstance(text, UserError) else text):
             raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
-    return bool(record.get("error"))

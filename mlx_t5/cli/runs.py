@@ -6,7 +6,7 @@ import argparse
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from itertools import count, tee
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ class Run:
         outcomes_a_prompt: lines a prompt.
         output_file: where results go; None is standard output.
         keep: bytes of results in it.
-        failed: whether one of those is an error.
         record: what lies beside the file that is written, for the next run.
         done: what an earlier run has left of the output.
     """
@@ -48,8 +47,7 @@ class Run:
     ) -> None:
         """Takes prompts that are not done."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
-        self.failed, self.done = done.failed, done
-        self.record = record
+        self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
         self.outcomes_a_prompt = _form(args).texts
         self.output_file: str | None = args.output_file
@@ -60,7 +58,6 @@ class Run:
         prompts: Any,
         args: argparse.Namespace,
         ranks: Ranks,
-        prefix: str,
         chosen: ModelPair,
     ) -> Run:
         """The run that the options ask for, and what `--resume` keeps of its output.
@@ -69,7 +66,6 @@ class Run:
             prompts: of rank 0, or of a process alone; draws those that are done.
             args: the options, with the settings of the model's own files.
             ranks: that do it; all of them call this.
-            prefix: that is put before every prompt.
             chosen: the models.
 
         Raises:
@@ -78,10 +74,10 @@ class Run:
         record, done = RunRecord(), ResumePoint()
         with agreeing(ranks):
             if args.output_file and not ranks.rank:
-                record = record_of(args, prefix, chosen)
+                record = record_of(vars(args), chosen)
             if args.resume and isinstance(prompts, Lines):
+                record.check()
                 done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
-                done = replace(done, failed=record.failed_of(done.prompts) or done.failed)
         done = ResumePoint(*ranks.shared(astuple(done)))
         if ranks.size > 1 and not isinstance(prompts, list):
             from mlx_t5.machines.prompts import SharedPrompts
@@ -97,7 +93,7 @@ class Run:
         if not self.first:
             return
         log(f"resuming: {self.first}{f' of {self.count}' * bool(self.count)} prompts are done")
-        if not self.record.existed:
+        if not self.record.path.exists():
             log(f"warning: there is no {self.record.path}, so nothing says what made the output")
 
     def outcomes(self, compute: Compute) -> Iterator[tuple[int, Any, Any]]:
