@@ -10,11 +10,11 @@ Generated text goes to standard output and everything else to standard error. Ex
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from mlx_t5.checkpoints.generation_config import (
     read_generation_config,
     read_tasks,
 )
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, given_settings, log, run
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, run
 from mlx_t5.cli.input import Lines, read_document, read_prompts
-from mlx_t5.cli.options import check_ranks, cutting_of, read_options
+from mlx_t5.cli.options import Options, check_ranks, read_options
 from mlx_t5.cli.output import (
     ARRAY,
     LineFile,
@@ -39,8 +39,7 @@ from mlx_t5.cli.output import (
     score_object,
     text_lines,
 )
-from mlx_t5.cli.run_record import record_of
-from mlx_t5.cli.runs import Compute, Run, lines_of, prefixed, unpaired
+from mlx_t5.cli.runs import Compute, Job, Run, lines_of, prefixed, unpaired
 from mlx_t5.cli.streaming import bar, write_text
 from mlx_t5.errors import UserError
 from mlx_t5.machines.launched import agreeing, join, leave_interrupts_to_rank_0, one_voice
@@ -72,122 +71,121 @@ def main(argv: list[str] | None = None) -> int:
     return run(lambda: one_voice(lambda: read_options(argv), _main))
 
 
-def _main(args: argparse.Namespace) -> int:
+def _main(options: Options) -> int:
     ranks = join()
-    check_ranks(args, ranks.size)
+    check_ranks(options, ranks.size)
     leave_interrupts_to_rank_0(ranks)
-    status = _run(args, ranks)
+    status = _run(options, ranks)
     # The launcher ends all ranks once one has failed; rank 0 may not have told everything by then.
     return 0 if ranks.rank and status == BAD_INPUT else status
 
 
-def _run(args: argparse.Namespace, ranks: Ranks) -> int:
+def _run(options: Options, ranks: Ranks) -> int:
     with agreeing(ranks):
-        prompts = _prompts(args, ranks)
-        if args.output_file and prompts:
-            check_output_file(args.output_file, args.input_file)
-        chosen = _choose(args)
-        presets = _presets(args, chosen.target)
-        settings = _settings(args, presets)
-    prefix = args.prefix
-    if prefix is None:
-        prefix = "".join(preset.prefix for preset in presets)
-    if args.is_document:
+        prompts = _prompts(options, ranks)
+        if options.output_file and prompts:
+            check_output_file(options.output_file, options.input_file)
+        models = _choose(options)
+        presets = _presets(options, models.target)
+        job = _job(options, models, presets)
+    if options.is_document:
         prompts = ranks.shared(prompts)
-    if _is_streamed(prompts, args):
-        decoder = _load(args, chosen, ranks)
-        painter = _begin(decoder, settings, chosen, presets, args)
-        args.output_file = os.devnull if args.output_file and ranks.rank else args.output_file
-        record = record_of(vars(args), chosen)
-        return write_text(decoder, prompts[0], prefix, settings, painter, record, args)
-    run = Run.of(prompts, args, ranks, chosen)
+    if _is_streamed(prompts, job):
+        decoder = _load(job, ranks)
+        painter = _begin(decoder, job, presets)
+        if options.output_file and ranks.rank:
+            job = replace(job, options=replace(options, output_file=os.devnull))
+        return write_text(decoder, prompts[0], job, painter, job.record())
+    run = Run.of(prompts, job, ranks)
     if run.done.all:
         log(f"all {run.done.prompts} prompts are done")
         return run.record.finish(0)
-    decoder = _load(args, chosen, ranks)
-    if args.resume:
+    decoder = _load(job, ranks)
+    if options.resume:
         run.log_resumed()
-    painter = _begin(decoder, settings, chosen, presets, args)
-    compute = _computation(decoder, prefix, settings, args)
-    return _write_all(run, compute, _output(run, painter, args), args)
+    painter = _begin(decoder, job, presets)
+    return _write_all(run, _computation(decoder, job), _output(run, painter, options), options)
 
 
-def _is_streamed(prompts: Any, args: argparse.Namespace) -> TypeGuard[list[str]]:
+def _is_streamed(prompts: Any, job: Job) -> TypeGuard[list[str]]:
     """Whether a single text is to be written while it is generated, piece by piece if split."""
-    if not isinstance(prompts, list) or len(prompts) > 1 or args.json or args.score or args.embed:
+    options = job.options
+    if not isinstance(prompts, list) or len(prompts) > 1:
         return False
-    whole = args.num_samples == args.num_beams == 1 and not args.output_file
-    return whole or args.split != "none"
+    if options.json or not options.writes_text:
+        return False
+    one = options.num_samples == job.settings.num_beams == 1
+    return (one and not options.output_file) or options.split != "none"
 
 
-def _prompts(args: argparse.Namespace, ranks: Ranks) -> list[str] | Lines | None:
+def _prompts(options: Options, ranks: Ranks) -> list[str] | Lines | None:
     """The prompts; None where rank 0 reads them for all."""
-    if args.input_file:
+    if options.input_file:
         if ranks.rank:
             return None
-        if args.is_document:
-            return [read_document(args.input_file, args.file_type)]
-        return lines_of(args)
-    return read_prompts(args.prompt or [DEFAULT_PROMPT])
+        if options.is_document:
+            return [read_document(options.input_file, options.file_type)]
+        return lines_of(options.input_file, options)
+    return read_prompts(options.prompt or [DEFAULT_PROMPT])
 
 
-def _choose(args: argparse.Namespace) -> ModelPair:
+def _choose(options: Options) -> ModelPair:
     # Not before: `--help` and a mistake in an option need not wait for MLX.
     from convert import convert
     from mlx_t5 import loading
 
-    scoring = args.score or args.embed
-    why = "no draft takes part" if scoring else "regular decoding"
-    regular = args.regular_decode or scoring
-    names = args.model, args.draft_model
-    fetch = not (args.num_beams or 1) > 1  # beams do without a draft: it is not worth a download
-    return loading.choose_pair(*names, convert, regular, args.adapter_path, why, fetch)
+    why = "regular decoding" if options.writes_text else "no draft takes part"
+    regular = options.regular_decode or not options.writes_text
+    names = options.model, options.draft_model
+    # Beams do without a draft: it is not worth a download.
+    fetch = options.settings.get("num_beams", 1) == 1
+    return loading.choose_pair(*names, convert, regular, options.adapter_path, why, fetch)
 
 
-def _presets(args: argparse.Namespace, folder: Path) -> list[Preset]:
+def _presets(options: Options, folder: Path) -> list[Preset]:
     """What the model's own files set; a later one overrides an earlier."""
-    presets = [] if args.ignore_generation_config else [read_generation_config(folder)]
-    return presets if args.task is None else [*presets, find_task(read_tasks(folder), args.task)]
+    presets = [] if options.ignore_generation_config else [read_generation_config(folder)]
+    task = options.task
+    return presets if task is None else [*presets, find_task(read_tasks(folder), task)]
 
 
-def _settings(args: argparse.Namespace, presets: list[Preset]) -> Settings:
-    """What the options set, and otherwise the model's own files; `args` has all of it then."""
+def _job(options: Options, models: ModelPair, presets: list[Preset]) -> Job:
+    """What the options ask for, and where they are silent the model's own files."""
     sources = [preset.settings for preset in presets]
-    settings = Settings(**combined(*sources, given_settings(args)))
-    vars(args).update(vars(settings))
-    if args.num_samples > 1 and settings.temp == 0:
+    settings = Settings(**combined(*sources, options.settings))
+    if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples: greedy samples would be equal; set --temp above 0")
-    return settings
+    prefix = options.prefix
+    if prefix is None:
+        prefix = "".join(preset.prefix for preset in presets)
+    return Job(options, settings, prefix, models)
 
 
-def _load(args: argparse.Namespace, chosen: ModelPair, ranks: Ranks) -> SpeculativeDecoder:
+def _load(job: Job, ranks: Ranks) -> SpeculativeDecoder:
     """The models, which are the same on all ranks."""
     from decoder import SpeculativeDecoder
     from mlx_t5 import loading
     from mlx_t5.network.interface import require_decoder
 
+    options = job.options
     with agreeing(ranks) as facts:
-        target, drafter, tokenizer, other = loading.load_pair(chosen, args.dtype, ranks.group)
-        if not args.embed:
+        target, drafter, tokenizer, other = loading.load_pair(
+            job.models, options.dtype, ranks.group
+        )
+        if options.writes_text:
             require_decoder(target)
-        num_draft = args.num_draft if args.exact else Settings.num_draft  # it sets the width
+        num_draft = job.settings.num_draft if options.exact else None  # it sets the width
         decoder = SpeculativeDecoder(
-            target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=args.exact
+            target, drafter, tokenizer, num_draft, draft_tokenizer=other, exact=options.exact
         )
         if ranks.size > 1:
             from mlx_t5.machines.fingerprints import common_facts
 
-            facts |= common_facts(chosen, decoder, vars(args))
+            facts |= common_facts(job.models, decoder, {**vars(options), **vars(job.settings)})
     return decoder
 
 
-def _begin(
-    decoder: SpeculativeDecoder,
-    settings: Settings,
-    chosen: ModelPair,
-    presets: list[Preset],
-    args: argparse.Namespace,
-) -> Painter | None:
+def _begin(decoder: SpeculativeDecoder, job: Job, presets: list[Preset]) -> Painter | None:
     """Tells what is run. An error before is the only line on standard error.
 
     Returns:
@@ -195,65 +193,63 @@ def _begin(
     """
     from mlx_t5.backend import device_name
 
-    if args.exact:
-        decoder.engine(settings, args.batch_size)  # which may refuse
-    texts = not (args.score or args.embed)
-    painter = Painter(decoder.tokenizer) if args.verbose and texts else None
-    notes = [chosen.note, f"on {device_name()}" if args.verbose else ""]
+    options = job.options
+    if options.exact:
+        decoder.engine(job.settings, options.batch_size)  # which may refuse
+    texts, verbose = options.writes_text, options.verbose
+    painter = Painter(decoder.tokenizer) if verbose and texts else None
+    notes = [job.models.note, f"on {device_name()}" if verbose else ""]
     notes += [preset.note for preset in presets if texts]
-    notes += [] if args.prompt or args.input_file else [f"prompt: {DEFAULT_PROMPT}"]
+    notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]
     notes += [painter.legend] if painter else []
     for note in filter(None, notes):
         log(note)
     return painter
 
 
-def _computation(
-    decoder: SpeculativeDecoder, prefix: str, settings: Settings, args: argparse.Namespace
-) -> Compute:
+def _computation(decoder: SpeculativeDecoder, job: Job) -> Compute:
     """What makes texts, scores or vectors of prompts."""
-    cutting = cutting_of(args, prefix)
+    options, cutting = job.options, job.cutting
+    batch_size = options.batch_size
 
     def compute(prompts: Iterator[Any], indexes: Iterator[int], ready: Any) -> Iterator[Any]:
-        prompts = prompts if cutting else prefixed(prompts, prefix)
-        if args.score:
-            return decoder.scoring.scores(prompts, args.batch_size, ready)
-        if args.embed:
-            return decoder.embeddings.vectors(prompts, args.normalize, args.batch_size, ready)
+        prompts = prompts if cutting else prefixed(prompts, job.prefix)
+        if options.score:
+            return decoder.scoring.scores(prompts, batch_size, ready)
+        if options.embed:
+            return decoder.embeddings.vectors(prompts, options.normalize, batch_size, ready)
         prompts, predictions = unpaired(prompts)
         return decoder.results(
             prompts,
-            args.seed,
-            args.batch_size,
-            args.num_samples,
+            options.seed,
+            batch_size,
+            options.num_samples,
             ready,
             indexes,
             predictions,
-            **vars(settings),
+            **vars(job.settings),
             **cutting,
         )
 
     return compute
 
 
-def _output(run: Run, painter: Painter | None, args: argparse.Namespace) -> LineFile | ArrayFile:
+def _output(run: Run, painter: Painter | None, options: Options) -> LineFile | ArrayFile:
     """Where results go, and what a line of them looks like."""
-    if args.embed and (run.output_file or "").endswith(ARRAY):
+    if options.embed and (run.output_file or "").endswith(ARRAY):
         from mlx_t5.cli.array_file import ArrayFile
 
         return ArrayFile(str(run.output_file))
-    if args.score:
+    if options.score:
         line_of: LineOf = score_object
-    elif args.embed:
+    elif options.embed:
         line_of = embedding_object
     else:
-        line_of = text_lines(args.json, bool(run.output_file) or args.json, painter)
+        line_of = text_lines(options.json, bool(run.output_file) or options.json, painter)
     return LineFile(run.output_file, run.keep, run.record, line_of)
 
 
-def _write_all(
-    run: Run, compute: Compute, output: LineFile | ArrayFile, args: argparse.Namespace
-) -> int:
+def _write_all(run: Run, compute: Compute, output: LineFile | ArrayFile, options: Options) -> int:
     """Write what becomes of every prompt, in order, as soon as it and all before it are done."""
     from mlx_t5.backend import mx
     from mlx_t5.cli.totals import Totals
@@ -263,7 +259,7 @@ def _write_all(
     unit = "prompts" if each == 1 else "texts"
     mx.reset_peak_memory()
     total, done = run.count and run.count * each, run.first * each
-    with output, bar(total, done, unit, args) as shown:
+    with output, bar(total, done, unit, options) as shown:
         try:
             for n, prompt, outcome in run.outcomes(compute):
                 output.write(prompt, outcome)
@@ -280,8 +276,8 @@ def _write_all(
     if status == INTERRUPTED:
         of_all = f" of {total}" if total else ""
         interrupted = f"interrupted: {totals.results}{of_all} {unit} done · "
-    texts = not (args.score or args.embed)
-    log(interrupted + totals.summary(time.perf_counter() - began, unit, texts, args.verbose))
+    seconds = time.perf_counter() - began
+    log(interrupted + totals.summary(seconds, unit, options.writes_text, options.verbose))
     return run.record.finish(status)
 
 

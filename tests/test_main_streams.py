@@ -16,11 +16,12 @@ import pytest
 import main
 from command_line import ROOT, start
 from mlx_t5.cli.input import Lines
-from mlx_t5.cli.options import build_parser
+from mlx_t5.cli.options import read_options
 from mlx_t5.cli.resume import ResumePoint
 from mlx_t5.cli.run_record import RunRecord
-from mlx_t5.cli.runs import Run
+from mlx_t5.cli.runs import Job, Run
 from mlx_t5.engine.rows import Result, Stats
+from mlx_t5.loading import ModelPair
 from mlx_t5.settings import Settings
 from standard_error import messages, without_metal
 
@@ -103,11 +104,13 @@ def test_neither_prompts_nor_results_are_kept(tmp_path):
 
     out = tmp_path / "out.txt"
     argv = ["--output-file", str(out), "--num-samples", "2", "--temp", "1"]
-    args = build_parser().parse_args(argv)
-    args.num_return_sequences = 1
-    run, decoder = Run(Many(), ResumePoint(), args, RunRecord()), FakeDecoder()
-    compute = main._computation(decoder, "", Settings(), args)
-    assert main._write_all(run, compute, main._output(run, None, args), args) == 0
+    options = read_options(argv)
+    job = Job(options, Settings(), "", ModelPair(tmp_path, None, False, ""))
+    run, compute = (
+        Run(Many(), ResumePoint(), job, RunRecord()),
+        main._computation(FakeDecoder(), job),
+    )
+    assert main._write_all(run, compute, main._output(run, None, options), options) == 0
     assert out.read_text() == "text\n" * 600
     assert most <= 2
 

@@ -12,15 +12,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from mlx_t5.errors import RanksApart, UserError, is_lost_rank, is_out_of_memory, log, reason
 from mlx_t5.ranges import Range, written
 from mlx_t5.settings import SETTINGS, Settings
 
+Options = TypeVar("Options")
 ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -258,8 +259,12 @@ def add_decoding(group: argparse._ActionsContainer, without: str) -> None:
     )
 
 
-def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+def parsed(kind: type[Options], values: Mapping[str, Any]) -> Options:
+    """A dataclass of options, from the values that argparse has for its fields."""
+    return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a prompt that a command line has; those that are None are absent."""
-    options = vars(args)
     names = [field.name for field in fields(Settings) if options.get(field.name) is not None]
     return {name: options[name] for name in names}

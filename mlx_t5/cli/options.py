@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,64 @@ from mlx_t5.cli.arguments import (
     at_least,
     given_settings,
     option_of,
+    parsed,
 )
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SETTINGS, SPLITS, Settings
 from mlx_t5.text.markup import SUFFIXES
 
 MARKUP = {*SUFFIXES} - {".txt"}  # plain text may begin with a prefix
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of main.py; what is not explained here is in `--help`.
+
+    Attributes:
+        settings: those of a prompt that are given.
+    """
+
+    model: str | None
+    draft_model: str | None
+    dtype: str | None
+    adapter_path: str | None
+    prompt: list[str] | None
+    input_file: str | None
+    output_file: str | None
+    resume: bool
+    json: bool
+    verbose: bool
+    split: str
+    prefix: str | None
+    source_language: str
+    max_source_tokens: int | None
+    task: str | None
+    ignore_generation_config: bool
+    exact: bool
+    regular_decode: bool
+    score: bool
+    embed: bool
+    normalize: bool
+    batch_size: int
+    num_samples: int
+    seed: int
+    settings: Mapping[str, Any]
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether texts are wanted, and not scores or vectors."""
+        return not (self.score or self.embed)
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the input file is one document as a whole."""
+        return self.split != "none" and not (self.input_file or ".jsonl").endswith(".jsonl")
+
+    @property
+    def file_type(self) -> str:
+        """The suffix of a document with markup, otherwise ""."""
+        suffix = Path(self.input_file or "").suffix.lower() if self.is_document else ""
+        return suffix if suffix in MARKUP else ""
 
 
 def build_parser() -> Parser:
@@ -151,92 +204,83 @@ def _scoring_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--normalize", action="store_true", help="with --embed: of length 1")
 
 
-def read_options(argv: list[str] | None) -> argparse.Namespace:
-    """The options, and what follows from the names of files.
-
-    `json` is set where the output's name asks for it. `is_document` says whether the input file is
-    one document as a whole, and `file_type` is that of its markup, or "".
+def read_options(argv: list[str] | None) -> Options:
+    """Parses and checks the command line; an output that ends in .jsonl implies --json.
 
     Raises:
-        UserError: some do not go together; the message names them.
+        UserError: some options do not go together; the message names them.
     """
-    args = build_parser().parse_args(argv)
-    Settings(**given_settings(args))
-    args.json |= (args.output_file or "").endswith(".jsonl")
-    file = args.input_file or ".jsonl"
-    args.is_document = args.split != "none" and not file.endswith(".jsonl")
-    args.file_type = Path(file).suffix.lower() if args.is_document else ""
-    if args.file_type not in MARKUP:
-        args.file_type = ""
-    _check(args)
-    return args
+    values = vars(build_parser().parse_args(argv))
+    values["settings"] = given_settings(values)
+    Settings(**values["settings"])
+    values["json"] |= (values["output_file"] or "").endswith(".jsonl")
+    options = parsed(Options, values)
+    _check(options)
+    return options
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(options: Options) -> None:
     """Refuses options that do not go together, before anything is read or loaded."""
-    output_file = args.output_file or ""
-    if args.task is not None and not (args.prompt or args.input_file):
+    output_file = options.output_file or ""
+    if options.task is not None and not (options.prompt or options.input_file):
         raise UserError("--task puts its prefix before a prompt; give --prompt or --input-file")
     if sys.__stdout__ is None and not output_file:
         raise UserError("standard output is closed; name an --output-file")
-    if args.score and not args.input_file:
+    if options.score and not options.input_file:
         raise UserError('--score: give --input-file, with {"prompt": "…", "target": "…"} a line')
-    if args.exact and (args.score or args.embed):
+    if options.exact and not options.writes_text:
         raise UserError("--exact is for texts that are written; leave it out")
-    if args.normalize and not args.embed:
+    if options.normalize and not options.embed:
         raise UserError("--normalize is for the vectors of --embed; leave it out")
-    if output_file.endswith(".npy") and not args.embed:
+    if output_file.endswith(".npy") and not options.embed:
         raise UserError("--output-file: an array (.npy) is for the vectors of --embed")
-    _check_documents(args)
-    if args.resume and not (args.input_file and output_file):
+    _check_documents(options)
+    if options.resume and not (options.input_file and output_file):
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
-    if args.resume and output_file.endswith(".npy"):
+    if options.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
-    if (
-        args.resume
-        and not args.json
-        and (args.input_file == "-" or Path(args.input_file).is_fifo())
-    ):
+    input_file = options.input_file or "-"
+    if options.resume and not options.json and (input_file == "-" or Path(input_file).is_fifo()):
         cure = "name a file, or an --output-file that ends in .jsonl"
         raise UserError(
             f"--resume: lines of text do not say which prompts of a pipe are done; {cure}"
         )
 
 
-def _check_documents(args: argparse.Namespace) -> None:
+def _check_documents(options: Options) -> None:
     """Refuses what does not go with a split, or needs one."""
-    if args.split == "none":
+    if options.split == "none":
         for name in ("source_language", "max_source_tokens"):
-            if vars(args)[name]:
+            if getattr(options, name):
                 raise UserError(f"{option_of(name)} is for documents; give --split as well")
         return
-    if args.score or args.embed:
+    if not options.writes_text:
         raise UserError("--split is for texts that are written; leave it out")
-    if args.num_samples > 1 or (args.num_return_sequences or 1) > 1:
-        name = "--num-samples" if args.num_samples > 1 else "--num-return-sequences"
+    if options.num_samples > 1 or options.settings.get("num_return_sequences", 1) > 1:
+        name = "--num-samples" if options.num_samples > 1 else "--num-return-sequences"
         raise UserError(f"--split joins one text a document; leave {name} out")
-    if args.is_document and args.resume:
+    if options.is_document and options.resume:
         cure = "leave --resume out, or give documents as JSON lines"
         raise UserError(f"--resume is for lines, and with --split a file is one; {cure}")
 
 
-def check_ranks(args: argparse.Namespace, size: int) -> None:
+def check_ranks(options: Options, size: int) -> None:
     """Refuses what so many ranks cannot do.
 
     Raises:
         UserError: the options ask for it.
     """
-    if size > 1 and "-" in [*(args.prompt or []), args.input_file]:
+    if size > 1 and "-" in [*(options.prompt or []), options.input_file]:
         raise UserError("mlx.launch never ends standard input, so - cannot be read; name a file")
 
 
-def cutting_of(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
+def cutting_of(options: Options, prefix: str) -> dict[str, Any]:
     """What `text.documents.Cutting` takes, if texts are to be split.
 
     A prefix that nobody gave may stand at their beginning.
     """
-    if args.split == "none":
+    if options.split == "none":
         return {}
-    given = prefix if prefix or args.prefix is not None else None
+    given = prefix if prefix or options.prefix is not None else None
     names = ("split", "source_language", "max_source_tokens", "file_type")
-    return {"prefix": given} | {name: vars(args)[name] for name in names}
+    return {"prefix": given} | {name: getattr(options, name) for name in names}

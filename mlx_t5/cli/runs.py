@@ -1,27 +1,65 @@
-"""The prompts of a command line: those of a process alone, or those that ranks share."""
+"""What main.py runs: a command line with what the model's files add, and its prompts."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from itertools import count, tee
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli.arguments import log
 from mlx_t5.cli.input import Lines
+from mlx_t5.cli.options import cutting_of
 from mlx_t5.cli.resume import Form, ResumePoint, find_resume_point
 from mlx_t5.cli.run_record import RunRecord, record_of
 from mlx_t5.machines.launched import agreeing
+from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
+    from mlx_t5.cli.options import Options
     from mlx_t5.loading import ModelPair
     from mlx_t5.network.ranks import Ranks
 
 # Makes outcomes of prompts, their indexes, and whether the next one is at hand.
 Compute = Callable[[Iterator[Any], Iterator[int], Callable[[], bool]], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What main.py is to do with every prompt.
+
+    Attributes:
+        options: the command line.
+        settings: of every prompt: the options', and where they are silent the model's own.
+        prefix: put before every prompt.
+        models: which ones to run.
+    """
+
+    options: Options
+    settings: Settings
+    prefix: str
+    models: ModelPair
+
+    @property
+    def form(self) -> Form:
+        """What the lines of the output look like."""
+        options = self.options
+        if not options.writes_text:
+            return Form(1, "logprob" if options.score else "embedding")
+        texts = options.num_samples * self.settings.num_return_sequences  # one of them is 1
+        return Form(texts, "text" if options.json else None)
+
+    def record(self) -> RunRecord:
+        """The record that lies beside the output while it is incomplete."""
+        values = {name: value for name, value in vars(self.options).items() if name != "settings"}
+        return record_of({**values, **vars(self.settings)}, self.models)
+
+    @property
+    def cutting(self) -> dict[str, Any]:
+        """What `text.documents.Cutting` takes, if texts are to be split."""
+        return cutting_of(self.options, self.prefix)
 
 
 class Run:
@@ -42,48 +80,42 @@ class Run:
         self,
         prompts: Any,
         done: ResumePoint,
-        args: argparse.Namespace,
+        job: Job,
         record: RunRecord,
     ) -> None:
         """Takes prompts that are not done."""
         self.prompts, self.first, self.keep = prompts, done.prompts, done.size
         self.done, self.record = done, record
         self.count = len(prompts) if isinstance(prompts, list) else getattr(prompts, "count", None)
-        self.outcomes_a_prompt = _form(args).texts
-        self.output_file: str | None = args.output_file
+        self.outcomes_a_prompt = job.form.texts
+        self.output_file: str | None = job.options.output_file
         self._ready = getattr(prompts, "ready", lambda: True)
 
     @staticmethod
-    def of(
-        prompts: Any,
-        args: argparse.Namespace,
-        ranks: Ranks,
-        chosen: ModelPair,
-    ) -> Run:
+    def of(prompts: Any, job: Job, ranks: Ranks) -> Run:
         """The run that the options ask for, and what `--resume` keeps of its output.
 
         Args:
             prompts: of rank 0, or of a process alone; draws those that are done.
-            args: the options, with the settings of the model's own files.
+            job: what is done with them.
             ranks: that do it; all of them call this.
-            chosen: the models.
 
         Raises:
             UserError: the output cannot be resumed.
         """
-        record, done = RunRecord(), ResumePoint()
+        record, done, output_file = RunRecord(), ResumePoint(), job.options.output_file
         with agreeing(ranks):
-            if args.output_file and not ranks.rank:
-                record = record_of(vars(args), chosen)
-            if args.resume and isinstance(prompts, Lines):
+            if output_file and not ranks.rank:
+                record = job.record()
+            if output_file and job.options.resume and isinstance(prompts, Lines):
                 record.check()
-                done = find_resume_point(args.output_file, prompts, _form(args), prompts.count)
+                done = find_resume_point(output_file, prompts, job.form, prompts.count)
         done = ResumePoint(*ranks.shared(astuple(done)))
         if ranks.size > 1 and not isinstance(prompts, list):
             from mlx_t5.machines.prompts import SharedPrompts
 
             prompts = SharedPrompts(prompts, ranks)
-        run = Run(prompts, done, args, record)
+        run = Run(prompts, done, job, record)
         if ranks.rank:
             run.output_file = os.devnull
         return run
@@ -128,21 +160,13 @@ def prefixed(prompts: Iterable[Any], prefix: str) -> Iterator[Any]:
             yield prefix + prompt if isinstance(prompt, str) else prompt
 
 
-def lines_of(args: argparse.Namespace) -> Lines:
+def lines_of(input_file: str, options: Options) -> Lines:
     """The input file's; with predictions where these may be copied from."""
-    proposing = not (args.score or args.embed or args.regular_decode)
-    return Lines(args.input_file, args.score, "prediction" if proposing else "")
+    proposing = options.writes_text and not options.regular_decode
+    return Lines(input_file, options.score, "prediction" if proposing else "")
 
 
 def unpaired(items: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
     """Prompts, and the prediction of each; None where it has none."""
     prompts, predictions = tee(i if isinstance(i, tuple) else (i, None) for i in items)
     return (prompt for prompt, _ in prompts), (prediction for _, prediction in predictions)
-
-
-def _form(args: argparse.Namespace) -> Form:
-    """What the lines of the output look like."""
-    if args.score or args.embed:
-        return Form(1, "logprob" if args.score else "embedding")
-    texts = args.num_samples * args.num_return_sequences  # one of them is 1
-    return Form(texts, "text" if args.json else None)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
-from mlx_t5.cli.options import cutting_of
 from mlx_t5.cli.output import LineFile, Painter, error_of
 from mlx_t5.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from decoder import SpeculativeDecoder
+    from mlx_t5.cli.options import Options
     from mlx_t5.cli.run_record import RunRecord
+    from mlx_t5.cli.runs import Job
     from mlx_t5.engine.rows import Chunk
-    from mlx_t5.settings import Settings
 
 
 def write_text(
-    decoder: Any,
-    prompt: str,
-    prefix: str,
-    settings: Settings,
-    painter: Painter | None,
-    record: RunRecord,
-    args: argparse.Namespace,
+    decoder: SpeculativeDecoder, prompt: str, job: Job, painter: Painter | None, record: RunRecord
 ) -> int:
     """Writes one text to standard output, or a document to the output file, to the byte.
 
@@ -41,15 +35,15 @@ def write_text(
     from mlx_t5.cli.totals import Totals
     from mlx_t5.engine.documents import spelled
 
-    split = args.split != "none"
+    options, split = job.options, job.options.split != "none"
     status, chunk, text, began = 0, None, "", time.perf_counter()
-    stream, count = _stream(decoder, prompt, prefix, settings, args)
-    output = LineFile(args.output_file, record=record, end="")
-    with contextlib.closing(stream) as chunks, output, bar(count, 0, "pieces", args) as shown:
+    stream, count = _stream(decoder, prompt, job)
+    output = LineFile(options.output_file, record=record, end="")
+    with contextlib.closing(stream) as chunks, output, bar(count, 0, "pieces", options) as shown:
         try:
             for chunk in chunks:
                 text = chunk.text
-                if painter and not args.output_file:
+                if painter and not options.output_file:
                     chunk = spelled(chunk, decoder.tokenizer) if split else chunk
                     rest = text[sum(map(len, chunk.pieces)) :]
                     text = painter.paint(chunk.pieces, chunk.writers, rest)
@@ -57,7 +51,7 @@ def write_text(
                 shown.update(bool(split and chunk.writers))
         except KeyboardInterrupt:
             status = INTERRUPTED
-    if not (split and (args.output_file or not sys.stdout.isatty())):
+    if not (split and (options.output_file or not sys.stdout.isatty())):
         print(flush=True)
     if chunk:
         if chunk.result and (error := error_of(chunk.result)):
@@ -68,32 +62,32 @@ def write_text(
         totals = Totals()
         totals.add(chunk)
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
-        line = totals.summary(seconds, verbose=args.verbose)
+        line = totals.summary(seconds, verbose=options.verbose)
         log(("interrupted: " if status == INTERRUPTED else "") + line)
     record.finish(status == INTERRUPTED)  # a document with pieces that failed is complete
     return status
 
 
 def _stream(
-    decoder: Any, prompt: str, prefix: str, settings: Settings, args: argparse.Namespace
+    decoder: SpeculativeDecoder, prompt: str, job: Job
 ) -> tuple[Generator[Chunk, None, None], int]:
     """The chunks of a text, and how many pieces a document has, unless some are too long."""
     from mlx_t5.engine.documents import chunks
     from mlx_t5.text.documents import Cutting, Document
 
-    call = {"seed": args.seed, "batch_size": args.batch_size, **vars(settings)}
-    if split := cutting_of(args, prefix):
+    call = {"seed": job.options.seed, "batch_size": job.options.batch_size, **vars(job.settings)}
+    if split := job.cutting:
         cutting = Cutting(**split)
         prefixes = decoder.model.config.task_prefixes
         pieces = Document(prompt, cutting, lambda text: 0, prefixes=prefixes).cut()
         return chunks(decoder, cutting, [prompt], **call), sum(1 for _ in pieces)
-    return decoder.stream(prefix + prompt, **call), 0
+    return decoder.stream(job.prefix + prompt, **call), 0
 
 
-def bar(total: int | None, done: int, unit: str, args: argparse.Namespace) -> tqdm:
+def bar(total: int | None, done: int, unit: str, options: Options) -> tqdm:
     """Shows how much is finished, on standard error."""
     from tqdm import tqdm
 
     # In a terminal a bar would run through the texts; tqdm knows where there is none to show it in.
-    hidden = True if args.verbose or (not args.output_file and sys.stdout.isatty()) else None
+    hidden = True if options.verbose or (not options.output_file and sys.stdout.isatty()) else None
     return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden)
