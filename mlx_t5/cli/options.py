@@ -192,14 +192,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
     if args.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
-    if (
-        args.resume
-        and not args.json
-        and (args.input_file == "-" or Path(args.input_file).is_fifo())
-    ):
-        cure = "name a file, or an --output-file that ends in .jsonl"
+    pipe = args.input_file == "-" or Path(args.input_file or "").is_fifo()
+    if args.resume and pipe and not args.json:  # nothing says whether its prompts are the same
         raise UserError(
-            f"--resume: lines of text do not say which prompts of a pipe are done; {cure}"
+            "--resume of a pipe needs an --output-file that ends in .jsonl; or name a file"
         )
 
 
