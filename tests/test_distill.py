@@ -89,10 +89,9 @@ class FakeApi:
     def create_repo(self, name, exist_ok):
         assert (name, exist_ok) == ("me/draft", True)
 
-    def create_commit(self, name, operations, commit_message):
-        read = {file.path_in_repo: Path(file.path_or_fileobj).read_bytes() for file in operations}
-        self.sent.update(read)
-        return SimpleNamespace(commit_url=f"https://huggingface.co/{name}/commit/1")
+    def upload_folder(self, repo_id, folder_path, allow_patterns, commit_message):
+        self.sent.update({name: (folder_path / name).read_bytes() for name in allow_patterns})
+        return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
 
 
 @pytest.mark.slow

@@ -239,11 +239,10 @@ def _check(options: Options) -> None:
         raise UserError("--resume goes on with an output; give --input-file and --output-file")
     if options.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
-    input_file = options.input_file or "-"
-    if options.resume and not options.json and (input_file == "-" or Path(input_file).is_fifo()):
-        cure = "name a file, or an --output-file that ends in .jsonl"
+    pipe = options.input_file == "-" or Path(options.input_file or "").is_fifo()
+    if options.resume and pipe and not options.json:  # nothing says whether its prompts are the same
         raise UserError(
-            f"--resume: lines of text do not say which prompts of a pipe are done; {cure}"
+            "--resume of a pipe needs an --output-file that ends in .jsonl; or name a file"
         )
 
 

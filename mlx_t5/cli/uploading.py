@@ -6,18 +6,14 @@ language and task the card says what the source's own card does, and nothing whe
 
 from __future__ import annotations
 
-import os
 import platform
-import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mlx_t5.cli.arguments import INTERRUPTED, Parser
-from mlx_t5.errors import UserError
+from mlx_t5.cli.arguments import INTERRUPTED, Parser, log
+from mlx_t5.errors import UserError, reason
 from mlx_t5.names import ADAPTED, source_of
-from mlx_t5.sizes import readable
 
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md")
 TAKEN_OVER = ("license", "license_name", "license_link", "language", "pipeline_tag")
@@ -33,28 +29,21 @@ def check_repository(name: str | None) -> None:
     """Refuses what could not be sent in the end, before the work begins; None is not to be sent.
 
     Raises:
-        UserError: the name is none, or there is no token, or one that may not write.
+        UserError: the name is none, there is no token that may write, or no connection.
     """
     if name is None:
         return
-    from huggingface_hub import HfApi, errors, utils
+    from huggingface_hub import HfApi, utils
 
-    trouble = ""
     try:
         utils.validate_repo_id(name)
         if "/" not in name:
-            raise ValueError(f"{name!r} has no owner; give OWNER/NAME")
+            raise ValueError(f"{name!r} has no owner")
         if HfApi().whoami().get("auth", {}).get("accessToken", {}).get("role") == "read":
-            trouble = "may only read"
-    except ValueError as error:
-        raise UserError(f"--upload-repo: {error}") from None
-    except errors.LocalTokenNotFoundError:
-        trouble = "is missing"
-    except Exception as error:  # without a connection, there may be one when the work is done
-        if getattr(getattr(error, "response", None), "status_code", None) == 401:
-            trouble = "is refused"
-    if trouble:
-        raise UserError(f"--upload-repo: the token for the Hub {trouble}; `hf auth login`")
+            raise ValueError("the token may only read")
+    except Exception as error:  # which type it is depends on the library's version and transport
+        cure = "give OWNER/NAME, and a token that may write with `hf auth login`"
+        raise UserError(f"--upload-repo: {reason(error).partition('. ')[0]}; {cure}") from None
 
 
 def model_files(folder: Path) -> list[str]:
@@ -62,14 +51,13 @@ def model_files(folder: Path) -> list[str]:
     from mlx_t5.checkpoints.checkpoint import SAFETENSORS
     from mlx_t5.checkpoints.hub import choose_files
 
-    inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    there = [path for place in (folder, *inside) for path in place.iterdir()]
-    files = {p.relative_to(folder).as_posix() for p in there if stat.S_ISREG(os.lstat(p).st_mode)}
+    there = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    files = {path.relative_to(folder).as_posix() for path in there}
     return sorted(files & {*choose_files(files), f"{SAFETENSORS}.index.json", CARD})
 
 
 def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> int:
-    """Writes a folder's card, shows what is sent, and sends it in one commit.
+    """Writes a folder's card, names the files that are sent, and sends them in one commit.
 
     Args:
         folder: that has just been written; it stays whatever happens.
@@ -85,24 +73,27 @@ def upload(folder: Path, repository: str | None, card: Callable[[str], str]) -> 
     """
     if repository is None:
         return 0
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import HfApi
 
     cure = f"the folder is complete: `hf upload {repository} {folder}` sends it"
     try:
         (folder / CARD).write_text(card(repository), encoding="utf-8")
-        sizes = {name: (folder / name).stat().st_size for name in model_files(folder)}
-        what = f"sending {readable(sum(sizes.values()))} to {repository} on the Hugging Face Hub:"
-        _log("\n  ".join([what, *(f"{name} ({size:,} bytes)" for name, size in sizes.items())]))
-        added = [CommitOperationAdd(name, folder / name) for name in sizes]
+        files = model_files(folder)
+        log(f"sending to {repository} on the Hugging Face Hub: {', '.join(files)}")
         HfApi().create_repo(repository, exist_ok=True)
-        done = HfApi().create_commit(repository, added, commit_message="Upload an MLX model")
+        done = HfApi().upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=files,
+            commit_message="Upload an MLX model",
+        )
     except KeyboardInterrupt:
-        _log(f"interrupted; {cure}")
+        log(f"interrupted; {cure}")
         return INTERRUPTED
-    except Exception as error:  # which type it is depends on the library's version and transport
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{repository}: cannot be sent ({reason}); {cure}") from error
-    _log(f"sent: {done.commit_url}")
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{repository}: cannot be sent ({cause}); {cure}") from error
+    log(f"sent: {done.commit_url}")
     return 0
 
 
@@ -117,12 +108,9 @@ def conversion_card(name: str, folder: Path, source: str) -> str:
         form = "{bits} bits a weight ({mode}, groups of {group_size})".format_map(stored)
         tags = [f"{stored['bits']}-bit"]
     encodes = str(config.get("architectures")).endswith("EncoderModel']")
-    parts = {
-        "about": f"{source_of(folder) or local.name}, converted to MLX: {form}.",
-        "options": f"--model {name}" + " --embed" * encodes,
-        "arguments": f'"{name}"',
-    }
-    return _card(name, folder, local, tags, parts)
+    about = f"{source_of(folder) or local.name}, converted to MLX: {form}."
+    options = f"--model {name}" + " --embed" * encodes
+    return _card(folder, local, tags, name=name, about=about, options=options, call=f'"{name}"')
 
 
 def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) -> str:
@@ -143,23 +131,21 @@ def draft_card(name: str, target: Path, source: Path, dtype: Any, verdict: str) 
     named, _, lora = whose.partition(ADAPTED)
     flag, argument = (f" --adapter-path {lora}", f', adapter="{lora}"') if lora else ("", "")
     verified = "It proposes tokens, which that model verifies, so the text is that model's own."
-    parts = {
-        "about": f"A draft for {whose}. {verified}\n\n{verdict}\n\nMeasured on {machine}.",
-        "options": f"--model {named}{flag} --draft-model {name}",
-        "arguments": f'"{named}"{argument}, draft="{name}"',
-    }
-    return _card(name, source, source, ["speculative-decoding"], parts)
+    about = f"A draft for {whose}. {verified}\n\n{verdict}\n\nMeasured on {machine}."
+    options = f"--model {named}{flag} --draft-model {name}"
+    call = f'"{named}"{argument}, draft="{name}"'
+    tags = ["speculative-decoding"]
+    return _card(source, source, tags, name=name, about=about, options=options, call=call)
 
 
-def _card(name: str, folder: Path, local: Path, tags: list[str], parts: dict[str, str]) -> str:
+def _card(folder: Path, local: Path, tags: list[str], **parts: str) -> str:
     """A card.
 
     Args:
-        name: of the repository.
         folder: whose config.json says where it comes from.
         local: folder in which the source's card may be; otherwise it is looked for on the Hub.
         tags: besides those of the source.
-        parts: of the text.
+        parts: of the text, as card.md names them.
     """
     from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 
@@ -171,19 +157,15 @@ def _card(name: str, folder: Path, local: Path, tags: list[str], parts: dict[str
         path = local / CARD
         if public and not path.is_file():
             path = Path(hf_hub_download(base, CARD))
-        source = ModelCard(read_small(path).decode(), ignore_metadata_errors=True).data.to_dict()
+        known = ModelCard(read_small(path).decode(), ignore_metadata_errors=True).data
     except Exception:  # no connection, no card, or one that somebody wrote by hand
-        source = {}
-    if "license" not in source:
-        _log("no licence is known from the source's card, so the new one names none")
+        known = ModelCardData()
+    if not known.get("license"):
+        log("no licence is known from the source's card, so the new one names none")
     data = ModelCardData(
         library_name="mlx",
-        base_model=base if public else source.get("base_model"),
-        tags=[*source.get("tags", []), "mlx", *tags],
-        **{key: source[key] for key in TAKEN_OVER if key in source},
+        base_model=base if public else known.get("base_model"),
+        tags=[*(known.get("tags") or ()), "mlx", *tags],
+        **{name: known.get(name) for name in TAKEN_OVER},
     )
-    return TEMPLATE.read_text("utf-8").format(metadata=data.to_yaml(), name=name, **parts)
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return TEMPLATE.read_text("utf-8").format(metadata=data.to_yaml(), **parts)

@@ -62,8 +62,7 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tm
     assert {"config.json", "model.safetensors", "model.safetensors.index.json", CARD} < set(sent)
     commit = hashlib.sha1(SOURCE.encode()).hexdigest()  # of the Hub that the test has
     assert json.loads(sent["config.json"])["converted_from"] == {"model": SOURCE, "commit": commit}
-    listed = [line.split()[0] for line in err.splitlines() if line.startswith("  ")]
-    assert listed == sorted(sent) and " MB to me/byt5-4bit on the Hugging Face Hub:\n" in err
+    assert f"sending to me/byt5-4bit on the Hugging Face Hub: {', '.join(sorted(sent))}\n" in err
     assert f"sent: {hub.endpoint}/me/byt5-4bit/commit/1" in err
     card = sent[CARD].decode()
     assert metadata(card) == {
@@ -83,14 +82,13 @@ def test_a_conversion_is_sent_file_by_file_and_can_be_loaded_by_its_name(hub, tm
 
 @pytest.mark.slow
 def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
-    token = "the token for the Hub {}; `hf auth login`".format
+    cure = "; give OWNER/NAME, and a token that may write with `hf auth login`"
     refused = {
-        ("me/x", ""): token("is missing"),
-        ("me/x", "hf_wrong"): token("is refused"),
-        ("me/x", "hf_reads"): token("may only read"),
-        ("x", "hf_writes"): "'x' has no owner; give OWNER/NAME",
+        ("me/x", ""): "no token found",
+        ("me/x", "hf_wrong"): "Invalid ",
+        ("me/x", "hf_reads"): "the token may only read",
+        ("x", "hf_writes"): "'x' has no owner",
         ("me/a b", "hf_writes"): "Repo id must ",
-        ("", "hf_writes"): "Repo id must ",
     }
     code = (
         "import os, sys, convert, distill\n"
@@ -104,7 +102,7 @@ def test_what_could_not_be_sent_is_refused_before_the_work(hub, tmp_path):
     lines = messages(done.stderr)
     assert lines[::2] == lines[1::2], "distill.py says the same"
     for line, told in zip(lines[::2], refused.values(), strict=True):
-        assert line.startswith(f"error: --upload-repo: {told}")
+        assert line.startswith("error: --upload-repo: ") and told in line and line.endswith(cure)
     assert not (tmp_path / "models").exists() and not hub.fetched
 
 
@@ -158,7 +156,7 @@ def converted(folder: Path, **more: object) -> Path:
 
 def test_a_card_says_only_what_is_known(tmp_path, capsys, monkeypatch):
     """Of a local source without a card, with a bad one, and with one that is a link."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
     made, source = converted(tmp_path / "made"), tmp_path / "my-t5"
     source.mkdir()
     plain = {"library_name": "mlx", "tags": ["mlx"]}
@@ -167,7 +165,6 @@ def test_a_card_says_only_what_is_known(tmp_path, capsys, monkeypatch):
     for write in (
         lambda path: None,
         lambda path: path.write_text("---\n{license: [\n---\n"),
-        lambda path: path.write_bytes(b"\xff"),
         lambda path: (path.unlink(), path.symlink_to(secret)),
     ):
         write(source / CARD)
@@ -215,10 +212,3 @@ def test_a_card_of_a_draft(tmp_path):
     assert "A draft for my-t5 with adapter lora. " in card
     assert "main.py --model my-t5 --adapter-path lora --draft-model me/draft --prompt" in card
     assert 'from_pretrained("my-t5", adapter="lora", draft="me/draft")' in card
-
-
-def test_a_folders_name_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
-    record = {"folder": "t5", "adapter": "lora"}
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("looked up"))
-    card = conversion_card("me/x", converted(tmp_path / "made", converted_from=record), "t5")
-    assert "base_model" not in metadata(card)
