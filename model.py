@@ -23,6 +23,7 @@ from typing import Any
 from mlx_t5.backend import announce_kernels, mx, nn
 from mlx_t5.checkpoints.adapters import open_adapter
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.names import locate
 from mlx_t5.network.attention import biases, source_biases
@@ -53,7 +54,6 @@ from mlx_t5.network.weights import (
     shapes_of,
     tensor_names,
 )
-from mlx_t5.pooling import Pooling
 from mlx_t5.text.tokenizer import load_tokenizer
 
 LAYERS_AT_ONCE = 6  # so many are described before the device is given them

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx
-from mlx_t5.checkpoints.adapter_config import OTHERS, LoraConfig, adapter_folder
-from mlx_t5.checkpoints.adapter_patterns import CONFIG
+from mlx_t5.checkpoints.adapter_config import CONFIG, OTHERS, LoraConfig, adapter_folder
 from mlx_t5.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mlx_t5.checkpoints.folder import write_json
 from mlx_t5.checkpoints.output_folder import new_folder
@@ -43,12 +42,12 @@ class Adapter:
 
     Args:
         stored: their file.
-        scales: what B @ A is multiplied by, for every layer that is changed.
-        dora: whether there are lengths of the rows.
+        layers: those that are changed.
+        config: how.
     """
 
-    def __init__(self, stored: Checkpoint, scales: Mapping[str, float], dora: bool = False):
-        self._stored, self._scales, self._dora = stored, scales, dora
+    def __init__(self, stored: Checkpoint, layers: Collection[str], config: LoraConfig):
+        self._stored, self._layers, self._config = stored, layers, config
 
     def row_tiles(self, name: str, tiles: Iterable[mx.array]) -> Iterator[mx.array]:
         """Merges a weight a few rows at a time.
@@ -64,19 +63,19 @@ class Adapter:
             UserError: the adapter's file cannot be read after all.
         """
         layer = name.removesuffix(_WEIGHT)
-        if layer not in self._scales:
+        if layer not in self._layers:
             yield from tiles
             return
         down, up, length = _tensors(layer)
         a = self._stored.read(down).astype(mx.float32)
-        lengths = self._stored.read(length).astype(mx.float32) if self._dora else None
+        lengths = self._stored.read(length).astype(mx.float32) if self._config.use_dora else None
         row_bytes = self._stored.nbytes(up) // self._stored.shape(up)[0]
         b_tiles: Iterator[mx.array] | None = None
         for rows in tiles:
             b_tiles = b_tiles or self._stored.row_tiles(up, len(rows) * row_bytes)
             b = next(b_tiles).astype(mx.float32)
             # GPUs may multiply float32 with fewer digits (TF32).
-            change = mx.matmul(b, a, stream=mx.cpu) * self._scales[layer]
+            change = mx.matmul(b, a, stream=mx.cpu) * self._config.scale
             rows = rows.astype(mx.float32) + change
             if lengths is not None:
                 norms = mx.linalg.norm(rows, axis=1)
@@ -123,7 +122,7 @@ class Adapter:
 
     def _changed(self, ours: Mapping[str, str]) -> dict[str, str]:
         """Hugging Face's name of every layer that is changed, by its path."""
-        return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._scales}
+        return {ours[layer + _WEIGHT].removesuffix(_WEIGHT): layer for layer in self._layers}
 
     def _merge(self, name: str, weight: mx.array) -> mx.array:
         return next(self.row_tiles(name, [weight]))
@@ -150,30 +149,29 @@ def open_adapter(folder: str | Path | None, shapes: Mapping[str, Shape]) -> Adap
             or is damaged.
     """
     if folder is None:
-        return Adapter(Checkpoint([], {}), {})
+        return Adapter(Checkpoint([], {}), (), LoraConfig())
     folder = adapter_folder(folder)
     config = LoraConfig.read(folder)
     weights = {name: s for name, s in shapes.items() if len(s) == 2 and name.endswith(_WEIGHT)}
     layers = {name.removesuffix(_WEIGHT): shape for name, shape in weights.items()}
     whole = any(name.startswith(_DECODER) for name in shapes)
     # An output head that is the embedding has no tensor, and is a layer all the same.
-    changes = config.changes(dict.fromkeys([*layers, *([_HEAD] if whole else [])]))
-    for layer in changes:
+    targets = config.targets(dict.fromkeys([*layers, *([_HEAD] if whole else [])]))
+    for layer in targets:
         if layer.rpartition(".")[2] in OTHERS:
             raise UserError(f"{CONFIG}: LoRA on {layer} cannot be merged here; merge it with PEFT")
-    if not changes:
-        cause = "target_modules, exclude_modules and layers_to_transform leave no layer to change"
+    if not targets:
+        cause = "target_modules and exclude_modules leave no layer to change"
         raise UserError(f"{folder / CONFIG}: {cause} in this model")
     checkpoint = open_checkpoint(folder, WEIGHTS)
     expected: dict[str, Shape] = {}
-    for layer, change in changes.items():
-        (outputs, inputs), rank = layers[layer], change.rank
-        shapes_of_layer = (rank, inputs), (outputs, rank), (outputs,)
+    for layer in targets:
+        outputs, inputs = layers[layer]
+        shapes_of_layer = (config.r, inputs), (outputs, config.r), (outputs,)
         named = list(zip(_tensors(layer), shapes_of_layer, strict=True))
         expected |= dict(named if config.use_dora else named[:2])
     _check(checkpoint, expected, "" if whole else _PREFIX + _DECODER)
-    scales = {layer: change.scale for layer, change in changes.items()}
-    return Adapter(checkpoint, scales, config.use_dora)
+    return Adapter(checkpoint, frozenset(targets), config)
 
 
 def save_adapter(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from mlx_t5.checkpoints.adapter_patterns import CONFIG as ADAPTER_CONFIG
+from mlx_t5.checkpoints.adapter_config import CONFIG as ADAPTER_CONFIG
 from mlx_t5.checkpoints.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, TORCH, open_checkpoint
 from mlx_t5.checkpoints.sentence_modules import CONFIG, modules

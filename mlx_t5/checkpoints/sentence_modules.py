@@ -1,9 +1,9 @@
-"""The modules of a folder of sentence-transformers: their list, what they compute, and copies.
+"""The modules and settings of a folder of sentence-transformers: read, copied, or refused.
 
 modules.json lists a Transformer, which is the folder itself, and what turns its states into a
-vector, each with a folder of its own: `1_Pooling/config.json`, `2_Dense/config.json` and its
-weights, `3_Normalize`. They compute what they do in version 6; what is not supported or not known
-is refused by its name. All of it is treated as coming from a stranger.
+vector: `1_Pooling/config.json`, `2_Dense/config.json` with its weights, `3_Normalize`. They and the
+settings beside them mean what they mean to `SentenceTransformer.encode` of version 6. What is not
+supported or not known is refused by its name. All of it is treated as coming from a stranger.
 """
 
 from __future__ import annotations
@@ -12,48 +12,70 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from mlx_t5.backend import mx
+from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.checkpoint import SAFETENSORS, open_checkpoint
+from mlx_t5.checkpoints.pooling import Pooling, Step, normalized
 from mlx_t5.checkpoints.safetensors_file import SafetensorsWriter
-from mlx_t5.checkpoints.sentence_settings import (
-    read_entry,
-    read_if_there,
-    read_settings,
-    refused,
-    require_known,
+from mlx_t5.checkpoints.small_files import (
+    MODULES,
+    SENTENCE_SETTINGS,
+    read_object,
+    read_small,
+    require_own,
 )
-from mlx_t5.checkpoints.small_files import MODULES, read_small, require_own
 from mlx_t5.errors import UserError, shown
-from mlx_t5.pooling import (
-    ACTIVATIONS,
-    MODES,
-    TOKENS,
-    VECTOR,
-    Applied,
-    Module,
-    Pooled,
-    Pooling,
-    normalized,
-)
-from mlx_t5.ranges import FLAG, Range, checked
+from mlx_t5.ranges import POSITIVE, Range, checked
 
-CONFIG = "config.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+READING, GENERAL = SENTENCE_SETTINGS
 _MAX_MODULES = 16
-# Of a dense layer's output; published: 768 and 1024.
-_WIDTH = Range(int, 1, 2**16, "a whole number from 1 to 65536")
-# The flags of MODES in a Pooling module's configuration.
-_FLAGS = tuple(
-    f"pooling_mode_{name}"
-    for name in ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens",
-                 "weightedmean_tokens", "lasttoken")
-)  # fmt: skip
-_DIMENSION = ("embedding_dimension", "word_embedding_dimension")
+_KINDS = ("Transformer",), ("Pooling",), ("Dense", "Normalize")  # in this order, the last repeated
 _PACKAGE = "sentence_transformers."
 _CLASSES = f"{_PACKAGE}models."
 _TORCH = "torch.nn."
-_INPUT, _OUTPUT = "module_input_name", "module_output_name"
+# Of a dense layer's output; published: 768 and 1024.
+_WIDTH = Range(int, 1, 2**16, "a whole number from 1 to 65536")
+_UNLIMITED = 1e20  # what transformers takes for no limit; it writes 1e30
+_NOTHING: tuple[Any, ...] = (None, False, {}, [])  # entries of these values ask for nothing
+_ACTIVATIONS: Mapping[str, Step] = MappingProxyType(
+    {"Identity": lambda x: x, "Tanh": mx.tanh, "ReLU": nn.relu, "GELU": nn.gelu}
+)
+# Flags that older versions write in place of `pooling_mode`.
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_cls_token": "cls",
+        "pooling_mode_lasttoken": "lasttoken",
+    }
+)
+# Entries that are read, or change no vector.
+_KNOWN = frozenset(
+    "max_seq_length unpad_inputs prompts default_prompt_name __version__ requirements "
+    "similarity_fn_name in_features out_features bias activation_function embedding_dimension "
+    "word_embedding_dimension pooling_mode".split()
+) | frozenset(_FLAGS)
+# What others may hold, in the settings' files and in those of modules.
+_OF_SETTINGS: Mapping[str, tuple] = MappingProxyType(
+    {
+        "model_type": ("SentenceTransformer",),
+        "transformer_task": ("feature-extraction",),
+        "module_output_name": ("token_embeddings",),
+        "modality_config": tuple(
+            {"text": {"method": "forward", "method_output_name": output}}
+            for output in ("last_hidden_state", ["last_hidden_state"])
+        ),
+    }
+)
+_OF_MODULES: Mapping[str, tuple] = MappingProxyType(
+    {
+        "include_prompt": (True,),
+        "module_input_name": ("sentence_embedding",),
+        "module_output_name": ("sentence_embedding",),
+    }
+)
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
@@ -71,14 +93,10 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         if type(listed) is not list or len(listed) > _MAX_MODULES:
             raise ValueError(f"it is no list, or one of more than {_MAX_MODULES}")
         pairs = [(entry["type"], entry["path"]) for entry in listed]
-        if len({str(entry.get("name", i)) for i, entry in enumerate(listed)}) < len(listed):
-            raise ValueError("two modules have one name")
         kinds = [(t.rpartition(".")[2] if t.startswith(_PACKAGE) else t, p) for t, p in pairs]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         cause = shown(str(error))
         raise UserError(f"{file}: no list of modules ({cause}): fetch it again") from None
-    for entry in listed:
-        require_known(file, entry, ("idx", "name", "path", "type", "kwargs"))
     for _, path in kinds:
         if type(path) is not str or path in (".", "..") or set(path) & set("/\\\0"):
             raise UserError(f"{file}: names {shown(path)!r}, which is no folder of its own")
@@ -106,17 +124,14 @@ def copy_modules(source: Path, target: Path) -> None:
             continue
         (target / path).mkdir()
         (target / path / CONFIG).write_bytes(read_small(module / CONFIG, root=source))
-        if kind == "Dense":
-            _copy_weights(module, source, target / path / SAFETENSORS)
+        if kind != "Dense":
+            continue
+        with open_checkpoint(module, root=source) as stored:
+            tensors = {name: (stored.dtype(name), stored.shape(name)) for name in stored.names}
+            with SafetensorsWriter(target / path / SAFETENSORS, tensors, {"format": "pt"}) as file:
+                for name, array in stored.items():
+                    file.append(name, array)
     (target / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-
-
-def _copy_weights(module: Path, root: Path, path: Path) -> None:
-    with open_checkpoint(module, root=root) as stored:
-        tensors = {name: (stored.dtype(name), stored.shape(name)) for name in stored.names}
-        with SafetensorsWriter(path, tensors, {"format": "pt"}) as file:
-            for name, array in stored.items():
-                file.append(name, array)
 
 
 def read_pooling(folder: Path, d_model: int) -> Pooling:
@@ -132,98 +147,92 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     if not os.path.lexists(folder / MODULES):
         return Pooling()
     listed = modules(folder)
-    if not listed or listed[0] != ("Transformer", folder):
-        raise UserError(f"{folder / MODULES}: the first module must be the folder's Transformer")
-    build = {"Pooling": _pooled, "Dense": _dense, "Normalize": _normalize}
-    widths, built = {TOKENS: d_model}, []  # of the features there are
-    for kind, module in listed[1:]:
-        if kind not in build:
-            cause = f"module {shown(kind)} is not supported; known: {', '.join(build)}"
-            raise UserError(f"{folder / MODULES}: {cause}")
-        built.append(build[kind](module / CONFIG, folder, widths))
-    if VECTOR not in widths:
+    for i, (kind, path) in enumerate(listed):
+        if kind not in _KINDS[min(i, 2)] or (path == folder) != (i == 0):
+            raise _refused(folder / MODULES, f"module {i}", kind)
+    if len(listed) < 2:
         raise UserError(f"{folder / MODULES} has no Pooling module for its vectors: fetch it again")
-    return Pooling(tuple(built), **read_settings(folder))
+    steps, width = [], d_model
+    for kind, path in listed[2:]:
+        if kind == "Dense":
+            step, width = _dense(path, folder, width)
+        else:
+            _entries(path / CONFIG, folder, _OF_MODULES)
+            step = normalized
+        steps.append(step)
+    mode, prompt = _mode(listed[1][1] / CONFIG, folder), _prompt(folder)
+    return Pooling(mode, tuple(steps), _max_tokens(folder), prompt)
 
 
-def _pooled(file: Path, root: Path, widths: dict[str, int]) -> Module:
-    """The modes that a Pooling module's config.json asks for, by name or by flags."""
-    raw = read_if_there(file, root)
-    require_known(file, raw, ("pooling_mode", "include_prompt", *_DIMENSION, *_FLAGS))
-    if not any(name in raw for name in _DIMENSION):
-        raise UserError(f"{file} has no {_DIMENSION[0]}: fetch it again")
-    if raw.get("include_prompt", True) is not True:
-        raise refused(file, "include_prompt", raw["include_prompt"])
-    by_flags = [mode for mode, flag in zip(MODES, _FLAGS, strict=True) if raw.get(flag)]
-    given = raw.get("pooling_mode", by_flags or "mean")
+def _entries(file: Path, root: Path, supported: Mapping[str, tuple]) -> dict[str, Any]:
+    """What a file says, all of it known or `supported`; {} if it is not there."""
+    raw = read_object(file, "fetch it again", root) if os.path.lexists(file) else {}
+    for name, value in raw.items():
+        if name not in _KNOWN and value is not None and value not in supported.get(name, _NOTHING):
+            raise _refused(file, name, value)
+    return raw
+
+
+def _refused(file: Path, name: str, value: Any) -> UserError:
+    what = f"{file}: {shown(name)} {shown(value)}"
+    return UserError(f"{what} is not supported here; use sentence-transformers")
+
+
+def _mode(file: Path, root: Path) -> str:
+    """The mode that a Pooling module's config.json asks for, by name or by a flag."""
+    raw = _entries(file, root, _OF_MODULES)
+    if not raw:
+        raise UserError(f"{file} says nothing of how to pool: fetch it again")
+    flags = [mode for flag, mode in _FLAGS.items() if raw.get(flag)]
+    given = raw.get("pooling_mode", flags or "mean")
     modes = given if isinstance(given, list) else [given]
-    unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in MODES]
-    if unknown or not 1 <= len(modes) <= _MAX_MODULES:
-        wrong = shown(unknown[0]) if unknown else f"a list of {len(modes)}"
-        raise UserError(f"{file}: pooling mode {wrong}; known: {', '.join(MODES)}")
-    widths[VECTOR] = len(modes) * widths[TOKENS]
-    return Pooled(tuple(modes))
+    if modes not in ([mode] for mode in _FLAGS.values()):
+        raise _refused(file, "pooling_mode", given)
+    return modes[0]
 
 
-def _dense(file: Path, root: Path, widths: dict[str, int]) -> Module:
-    """A Dense module: a linear layer, an activation, and a connection around both."""
-    raw = read_if_there(file, root)
-    sizes = ("in_features", "out_features", "bias", "use_residual")
-    require_known(file, raw, (*sizes, "activation_function", _INPUT, _OUTPUT))
-    feature = _feature(file, raw, widths)
-    inputs = widths[feature]
-    if raw.get("in_features", inputs) != inputs:
-        raise UserError(f"{file}: in_features {shown(raw['in_features'])} must be {inputs}")
+def _dense(module: Path, root: Path, inputs: int) -> tuple[Step, int]:
+    """A linear layer with an activation, and the width of its output."""
+    file = module / CONFIG
+    raw = _entries(file, root, _OF_MODULES)
     outputs = checked(f"{file}: out_features", raw.get("out_features"), _WIDTH)
-    bias = read_entry(file, raw, "bias", FLAG, True)
-    around = read_entry(file, raw, "use_residual", FLAG)
-    act = _activation(file, raw.get("activation_function", f"{_TORCH}Tanh"))
+    name = str(raw.get("activation_function", f"{_TORCH}Tanh"))
+    act = _ACTIVATIONS.get(name.rpartition(".")[2]) if name.startswith(_TORCH) else None
+    if act is None:
+        raise _refused(file, "activation_function", name)
     expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
-    expected |= {"linear.bias": (outputs,)} if bias else {}
-    expected |= {"residual.weight": (outputs, inputs)} if around and inputs != outputs else {}
-    weights = _weights(file.parent, root, expected)
-
-    def layer(x: mx.array) -> mx.array:
-        y = act(x @ weights["linear.weight"].T + weights.get("linear.bias", 0))
-        if not around:
-            return y
-        return y + (x @ weights["residual.weight"].T if inputs != outputs else x)
-
-    widths[feature] = outputs
-    return Applied(layer, feature)
-
-
-def _normalize(file: Path, root: Path, widths: dict[str, int]) -> Module:
-    raw = read_if_there(file, root)
-    require_known(file, raw, (_INPUT, _OUTPUT))
-    return Applied(normalized, _feature(file, raw, widths))
-
-
-def _feature(file: Path, raw: Mapping[str, Any], widths: Mapping[str, int]) -> str:
-    """The name of the feature that a module changes: the tokens' states, or the vector."""
-    feature = VECTOR if raw.get(_INPUT) is None else raw[_INPUT]
-    if not isinstance(feature, str) or feature not in widths:
-        raise refused(file, _INPUT, feature)
-    if raw.get(_OUTPUT) not in (None, feature):
-        raise refused(file, _OUTPUT, raw[_OUTPUT])
-    return feature
-
-
-def _activation(file: Path, name: Any) -> Any:
-    activation = str(name).removeprefix(_TORCH).rpartition(".")[2]
-    if not str(name).startswith(_TORCH) or activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{file}: activation_function {shown(name)} is not known; known: {known}")
-    return ACTIVATIONS[activation]
-
-
-def _weights(
-    module: Path, root: Path, expected: Mapping[str, tuple[int, ...]]
-) -> dict[str, mx.array]:
-    """A module's tensors in float32, which must be these, by name and shape."""
+    expected |= {"linear.bias": (outputs,)} if raw.get("bias") is not False else {}
     with open_checkpoint(module, root=root) as stored:
         if {name: stored.shape(name) for name in stored.names} != expected:
-            raise UserError(f"{module}: its tensors are not {dict(expected)}: fetch it again")
+            raise UserError(f"{module}: its tensors are not {expected}: fetch it again")
         weights = {name: stored.read(name).astype(mx.float32) for name in expected}
         mx.eval(weights)
-    return weights
+    weight, bias = weights["linear.weight"], weights.get("linear.bias", 0)
+    return lambda x: act(x @ weight.T + bias), outputs
+
+
+def _prompt(folder: Path) -> str:
+    """What is put in front of texts for which no prompt is named."""
+    file = folder / GENERAL
+    raw = _entries(file, folder, _OF_SETTINGS)
+    name, prompts = raw.get("default_prompt_name"), raw.get("prompts")
+    if name is None:
+        return ""
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if not isinstance(prompt, str):
+        raise UserError(f"{file}: its prompts have no text for default_prompt_name {shown(name)}")
+    return prompt
+
+
+def _max_tokens(folder: Path) -> int | None:
+    """How many tokens of a text are read, the end token included; None for all."""
+    reading, file = _entries(folder / READING, folder, _OF_SETTINGS), folder / TOKENIZER
+    own = read_object(file, "fetch it again", folder) if os.path.lexists(file) else {}
+    if own.get("truncation_side") not in (None, "right"):
+        raise _refused(file, "truncation_side", own["truncation_side"])
+    name, limit = "max_seq_length", reading.get("max_seq_length")
+    if limit is None:
+        name, limit = "model_max_length", own.get("model_max_length")
+    if limit is None or (isinstance(limit, (int, float)) and limit > _UNLIMITED):
+        return None
+    return checked(f"{folder}: {name}", limit, POSITIVE)

@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-# What a folder of sentence-transformers has beside them, see pooling.py.
+# What a folder of sentence-transformers has beside them, see sentence_modules.py.
 MODULES = "modules.json"
 SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDER = re.compile(r"\d{1,2}_(Pooling|Dense|Normalize)")

@@ -129,7 +129,7 @@ def check_options(args: argparse.Namespace) -> None:
     Raises:
         UserError: they do not, or it is.
     """
-    from mlx_t5.checkpoints.adapter_patterns import CONFIG
+    from mlx_t5.checkpoints.adapter_config import CONFIG
     from mlx_t5.checkpoints.adapters import WEIGHTS
     from mlx_t5.checkpoints.folder import is_model_file
 

@@ -15,7 +15,7 @@ Symbols: M rows of x, W (N, K), A (r, K), B (N, r).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,7 +99,9 @@ class Adapters:
     def __init__(
         self,
         model: Any,
-        scales: Mapping[str, tuple[int, float]],
+        paths: Collection[str],
+        rank: int,
+        scale: float,
         dora: bool,
         dropout: float,
         seed: int,
@@ -108,7 +110,9 @@ class Adapters:
 
         Args:
             model: a `model.T5`, whole.
-            scales: rank and s of every layer that gets one, by its path.
+            paths: of the layers that get one.
+            rank: r.
+            scale: s.
             dora: whether rows get a length of their own.
             dropout: the share of its input that an adapter does not get to see in training.
             seed: of every A; B is zero.
@@ -117,10 +121,9 @@ class Adapters:
         modules: dict[str, Any] = dict(model.named_modules())
         for module in modules.values():
             module.__dict__.pop("joined", None)  # each has its own product from now on
-        self._dropout, self._layers = dropout, [modules[path] for path in sorted(scales)]
-        keys = mx.random.split(mx.random.key(seed), len(scales))
-        for layer, path, key in zip(self._layers, sorted(scales), keys, strict=True):
-            rank, scale = scales[path]
+        self._dropout, self._layers = dropout, [modules[path] for path in sorted(paths)]
+        keys = mx.random.split(mx.random.key(seed), len(paths))
+        for layer, key in zip(self._layers, keys, strict=True):
             layer.adapter = Adapter(scale, dropout)
             weight = plain_weights(layer)["weight"]
             outputs, inputs = weight.shape

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.errors import UserError
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.config import T5Config
-from mlx_t5.pooling import Pooling
 
 
 class WeightsRead(NamedTuple):

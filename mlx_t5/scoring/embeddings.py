@@ -1,4 +1,4 @@
-"""Vectors of texts: the encoder's states, pooled as pooling.py says.
+"""Vectors of texts: the encoder's states, pooled as checkpoints/pooling.py says.
 
 Symbols: B rows, S source positions.
 """
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.pooling import normalized
 from mlx_t5.errors import UserError
 from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.network import memory
 from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import padded
 from mlx_t5.network.ranks import ranks_of
-from mlx_t5.pooling import normalized
 from mlx_t5.ranges import FLAG, checked
 from mlx_t5.scoring.passes import NotFinite, Part, each_read, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE
@@ -36,7 +36,7 @@ def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: Any) -> li
     """
     if not isinstance(prompt, str):
         return token_ids(prompt, tokenizer, model.config.vocab_size)
-    text = model.pooling.read(prompt) if prompt.strip() else prompt
+    text = model.pooling.prompt + prompt if prompt.strip() else prompt
     return model.pooling.cut(token_ids(text, tokenizer, model.config.vocab_size))
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
+from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.codec import CHARACTERS
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
-from mlx_t5.pooling import Pooling
 from mlx_t5.scoring.pairs import ranks_by
 from mlx_t5.serving import api
 from mlx_t5.serving.answers import EventStream, TokenSpelling

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.errors import UserError
-from mlx_t5.pooling import Pooling
 from mlx_t5.serving.errors import ApiError
 from mlx_t5.text.prompts import token_ids
 
@@ -79,7 +79,7 @@ class TokenizerThread:
         found = []
         for text in given:
             pooled = pooling if isinstance(text, str) and text.strip() else None
-            read = pooled.read(text) if pooled else text
+            read = pooled.prompt + text if pooled else text
             work = partial(token_ids, read, vocab_size=self.vocab_size, what=NAMES[param])
             ids = await self.run(work, param)
             found.append(pooled.cut(ids) if pooled else ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.adapter_config import Change, LoraConfig
+from mlx_t5.checkpoints.adapter_config import LoraConfig
 from mlx_t5.checkpoints.adapters import save_adapter
 from mlx_t5.checkpoints.folder import (
     SHARD_BYTES,
@@ -39,46 +39,44 @@ def paths(config: Any) -> dict[str, str]:
     return {theirs: ours for theirs, ours in layers.items() if quantize_predicate(ours)}
 
 
-def changes(config: Any, lora: LoraConfig, num_layers: int) -> dict[str, Change]:
-    """What is adapted, by its Hugging Face name.
+def targets(config: Any, lora: LoraConfig, num_layers: int) -> list[str]:
+    """The layers that are adapted, by their Hugging Face names.
 
     Args:
         config: of the model.
-        lora: which layers, and how much.
+        lora: which layers.
         num_layers: only so many of each stack, the last ones; -1 for all.
 
     Raises:
-        UserError: a name is that of no layer, a rank too large, or a pattern cannot be matched.
+        UserError: a name is that of no layer, or the rank is too large.
     """
     first = _first_layers(config, num_layers)
-    found = {
-        name: change
-        for name, change in lora.changes(paths(config)).items()
+    found = [
+        name
+        for name in lora.targets(paths(config))
         if int(name.split(".")[2]) >= first[name.split(".")[0]]
-    }
-    whole, targets = [f".{name}" for name in found], lora.target_modules
-    names = () if isinstance(targets, str) else targets
-    unused = [name for name in names if not any(n.endswith(f".{name}") for n in whole)]
-    if unused or not found:
+    ]
+    names = () if isinstance(lora.target_modules, str) else lora.target_modules
+    unused = [name for name in names if not any(f".{n}".endswith(f".{name}") for n in found)]
+    if unused:
         raise UserError(
-            f"--target-modules {' '.join(unused) or targets}: this model has no such layer of "
+            f"--target-modules {' '.join(unused)}: this model has no such layer of "
             "attention or feed-forward to train; give names like q v wi_0 wo, or all-linear alone"
         )
-    for name, change in found.items():
+    for name in found:
         inner = config.d_ff if "DenseReluDense" in name else config.num_heads * config.d_kv
-        if change.rank > (side := min(inner, config.d_model)):
+        if lora.r > (side := min(inner, config.d_model)):
             cause = f"the smaller side of {name} is {side}"
-            raise UserError(f"--r {change.rank} is too large: {cause}; give at most that")
+            raise UserError(f"--r {lora.r} is too large: {cause}; give at most that")
     return found
 
 
 def adapt(
     model: Any, lora: LoraConfig, num_layers: int = -1, dropout: float = 0.0, seed: int = 0
 ) -> Adapters:
-    """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `changes`."""
-    of, found = paths(model.config), changes(model.config, lora, num_layers)
-    scales = {of[name]: (change.rank, change.scale) for name, change in found.items()}
-    return Adapters(model, scales, lora.use_dora, dropout, seed)
+    """Freezes a model (`model.T5`) and puts adapters beside its layers; errors as of `targets`."""
+    of, found = paths(model.config), targets(model.config, lora, num_layers)
+    return Adapters(model, [of[n] for n in found], lora.r, lora.scale, lora.use_dora, dropout, seed)
 
 
 def unfreeze_last(model: Any, num_layers: int) -> None:
@@ -115,9 +113,9 @@ def write_adapter(
         layer, _, part = name.rpartition(".")
         tensors.setdefault(names[layer], {})[part] = array
     # Which layers these are in both stacks, PEFT could not tell from a number of layers.
-    targets = lora.target_modules if num_layers < 0 else sorted(tensors)
+    named = lora.target_modules if num_layers < 0 else sorted(tensors)
     of_lora = {name: getattr(lora, name) for name in ("r", "lora_alpha", "use_rslora", "use_dora")}
-    modules = targets if isinstance(targets, str) else list(targets)
+    modules = named if isinstance(named, str) else list(named)
     return save_adapter(path, of_lora | {"target_modules": modules} | entries, tensors)
 
 

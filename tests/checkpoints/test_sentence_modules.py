@@ -1,19 +1,16 @@
-"""The modules of sentence-transformers: what they make of states, and what is refused."""
-
-import json
+"""Folders of sentence-transformers: what they make of texts, and what is refused."""
 
 import numpy as np
 import pytest
 
 from convert import convert
 from families import torch
-from mlx_t5.backend import mx
+from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.checkpoints.sentence_modules import read_pooling
 from mlx_t5.errors import UserError
-from mlx_t5.pooling import ACTIVATIONS, MODES
 from sentence_folders import (
     NORMALIZE,
-    OF_TOKENS,
+    SETTINGS,
     by_sentence_transformers,
     change,
     dense,
@@ -26,24 +23,22 @@ from sentence_folders import (
 )
 
 TEXTS = ["ab", "abcdefgh", "c"]
+PROMPTS = {"prompts": {"q": "query: ", "none": ""}}
 
 
 @pytest.mark.parametrize(
     "modules",
     [
-        *([pooling(mode)] for mode in MODES),
-        [flags("cls_token", "mean_tokens", "lasttoken"), dense(96, 24, "Tanh"), NORMALIZE],
-        [flags()],
-        [pooling("mean", "cls"), dense(64, 8)],  # in the file's order, and as often as there
-        [pooling("lasttoken", "max", "lasttoken")],
-        [pooling("mean"), dense(activation="ReLU", use_residual=True)],
-        [pooling("mean"), dense(32, 8, "GELU", use_residual=True, bias=False), NORMALIZE],
-        [dense(32, 16, **OF_TOKENS), module("Normalize", **OF_TOKENS), pooling("max", "mean")],
-        [pooling("mean"), dense(32, 8, "SiLU", module_output_name="sentence_embedding")],
+        *([pooling(mode)] for mode in ("mean", "cls", "lasttoken")),
+        *([flags(*names)] for names in ((), ["cls_token"], ["lasttoken"])),
+        [flags("mean_tokens"), dense(bias=False), NORMALIZE],  # as of sentence-t5
+        [pooling(["mean"]), dense(32, 24, "Tanh"), dense(24, 8, "GELU"), dense(8, 8, "ReLU")],
     ],
 )
-def test_vectors_are_those_of_sentence_transformers(tmp_path, modules):
-    folder = folder_of(tmp_path / "m", *modules, reading={"max_seq_length": 5})
+@pytest.mark.parametrize("general", [{}, {**PROMPTS, "default_prompt_name": "q"}])
+def test_vectors_are_those_of_sentence_transformers(tmp_path, modules, general):
+    settings = {"reading": {"max_seq_length": 12, "do_lower_case": False}, "general": general}
+    folder = folder_of(tmp_path / "m", *modules, **settings)
     decoder = embedder(folder)
     found = decoder.embed(TEXTS)
     np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=2e-5)
@@ -51,23 +46,87 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, modules):
 
 
 def test_modules_go_with_a_conversion(tmp_path):
-    modules = [dense(**OF_TOKENS), pooling("mean", "cls"), dense(64, 8, use_residual=True)]
-    folder = folder_of(tmp_path / "m", *modules, NORMALIZE, reading={"do_lower_case": True})
-    whole = embedder(folder)
+    modules = [pooling("cls"), dense(32, 64), NORMALIZE]
+    folder = folder_of(tmp_path / "m", *modules, reading={"max_seq_length": 5})
     out = convert(folder, tmp_path / "mlx", dtype="float32", encoder_only=True)
-    np.testing.assert_array_equal(embedder(out).embed(["Ab", "ab"]), whole.embed(["ab", "Ab"]))
+    np.testing.assert_array_equal(embedder(out).embed(TEXTS), embedder(folder).embed(TEXTS))
     assert not list(out.rglob("*.bin")), "safetensors alone"
     again = convert(folder, out, overwrite=True, quantize=True, q_group_size=32)
-    assert (again / "3_Dense" / "model.safetensors").exists()
+    assert (again / "2_Dense" / "model.safetensors").exists()
+
+
+def test_what_version_6_writes_is_read_as_its_original(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    folder, saved = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE), tmp_path / "v6"
+    SentenceTransformer(str(folder), device="cpu").save_pretrained(str(saved))
+    change(saved / SETTINGS["reading"], {"unpad_inputs": False})
+    change(saved / SETTINGS["general"], {"requirements": {"transformers": ">=5.15"}})
+    np.testing.assert_allclose(embedder(saved).embed(TEXTS), embedder(folder).embed(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({}, None),
+        ({"reading": {"max_seq_length": 5}, "tokenizer": {"model_max_length": 3}}, 5),
+        ({"reading": {"max_seq_length": None}, "tokenizer": {"model_max_length": 3}}, 3),
+        ({"tokenizer": {"model_max_length": int(1e30), "truncation_side": "right"}}, None),
+    ],
+)
+def test_where_texts_are_cut(tmp_path, settings, limit):
+    found = read_pooling(folder_of(tmp_path / "m", pooling("mean"), **settings), 32)
+    assert found == Pooling(max_tokens=limit)
+    ids = [*range(10, 19), 1]
+    assert found.cut(ids) == (ids if limit is None else [*ids[: limit - 1], 1])
+
+
+POOLING, DENSE, NORM = "1_Pooling/config.json", "2_Dense/config.json", "3_Normalize/config.json"
+READING, GENERAL, TOKENIZER = SETTINGS.values()
+
+
+@pytest.mark.parametrize(
+    "file, entries",
+    [
+        (POOLING, {"pooling_mode": "max"}),
+        (POOLING, {"pooling_mode": "weightedmean"}),
+        (POOLING, {"pooling_mode": ["mean", "cls"]}),
+        (POOLING, {"pooling_mode_mean_sqrt_len_tokens": True}),
+        (POOLING, {"include_prompt": False}),
+        (DENSE, {"use_residual": True}),
+        (DENSE, {"activation_function": "os.system"}),
+        (DENSE, {"activation_function": "evil.Tanh"}),
+        (DENSE, {"module_input_name": "token_embeddings"}),
+        (DENSE, {"module_output_name": "aside"}),
+        (NORM, {"module_input_name": "token_embeddings"}),
+        (NORM, {"p": 1}),
+        (READING, {"do_lower_case": True}),
+        (READING, {"tokenizer_args": {"a": 1}}),
+        (READING, {"transformer_task": "fill-mask"}),
+        (READING, {"modality_config": {"message": {}}}),
+        (READING, {"module_output_name": "scores"}),
+        (READING, {"processing_kwargs": {"text": {"max_length": 4}}}),
+        (GENERAL, {"truncate_dim": 8}),
+        (GENERAL, {"model_type": "SparseEncoder"}),
+        (GENERAL, {"an_entry_of_tomorrow": 1}),
+        (TOKENIZER, {"truncation_side": "left"}),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_name(tmp_path, file, entries):
+    folder = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE)
+    change(folder / file, entries)
+    assert refused(folder, next(iter(entries))).endswith("use sentence-transformers")
 
 
 @pytest.mark.parametrize(
     "modules, message",
     [
-        ([module("Router")], "module Router is not supported; known: Pooling, Dense, "),
-        ([module("evil.Pooling")], "module evil.Pooling is not supported"),
+        ([module("Router")], "module 1 Router is not supported here; use sentence-transformers$"),
+        ([module("evil.Pooling")], "module 1 evil.Pooling is not supported"),
+        ([dense(), pooling("mean")], "module 1 Dense is not supported"),
+        ([pooling("mean"), pooling("cls")], "module 2 Pooling is not supported"),
+        ([pooling("mean"), dense(64, 8)], "its tensors are not"),
         ([], "no Pooling module"),
-        ([dense()], "module_input_name sentence_embedding is not supported"),
     ],
 )
 def test_modules_that_are_not_supported_are_refused(tmp_path, modules, message):
@@ -81,39 +140,22 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, modules, message):
         ("modules.json", "[1]", "no list of modules"),
         ("modules.json", '[{"type": "a.Pooling", "path": "../x"}]', "no folder of its own"),
         ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "no folder of its own"),
-        ("modules.json", "[]", "the first module must be the folder's Transformer"),
-        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "the first module must be"),
-        ("modules.json", json.dumps([{"type": "a", "path": "", "name": "b"}] * 2), "have one name"),
-        ("1_Pooling/config.json", "{}", "has no embedding_dimension"),
-        ("1_Pooling/config.json", "no", "no valid JSON"),
-        ("2_Dense/config.json", "{}", "out_features is None; it must be a whole number from 1"),
-        ("2_Dense/config.json", '{"out_features": 8}', "its tensors are not"),
-        ("sentence_bert_config.json", "[]", "holds no object"),
-        ("1_Pooling/config.json", {"pooling_mode": "best"}, "pooling mode best; known: cls"),
-        ("1_Pooling/config.json", {"pooling_mode": []}, "pooling mode a list of 0"),
-        ("1_Pooling/config.json", {"pooling_mode": ["cls"] * 17}, "a list of 17"),
-        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt False"),
-        ("1_Pooling/config.json", {"weights": 1}, "weights 1 is not supported here"),
-        ("2_Dense/config.json", {"activation_function": "os.system"}, "os.system is not known"),
-        ("2_Dense/config.json", {"activation_function": "evil.Tanh"}, "evil.Tanh is not known"),
-        ("2_Dense/config.json", {"out_features": 99999999}, "out_features is 99999999"),
-        ("2_Dense/config.json", {"in_features": 8}, "in_features 8 must be 32"),
-        ("2_Dense/config.json", {"use_residual": 1}, "use_residual is 1; it must be True or False"),
-        ("2_Dense/config.json", {"module_output_name": "aside"}, "module_output_name aside is not"),
-        ("2_Dense/config.json", {"module_input_name": "aside"}, "module_input_name aside"),
-        ("2_Dense/config.json", {**OF_TOKENS, "module_output_name": "sentence_embedding"}, "not s"),
-        ("2_Dense/config.json", {"init_weight": [1]}, "init_weight .* is not supported"),
-        ("3_Normalize/config.json", {"module_input_name": "aside"}, "module_input_name aside"),
-        ("3_Normalize/config.json", {"p": 1}, "'?p'? 1 is not supported"),
+        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "module 0 a.Pooling is not"),
+        ("modules.json", "[]", "has no Pooling module"),
+        (POOLING, "{}", "says nothing of how to pool"),
+        (POOLING, "no", "no valid JSON"),
+        (DENSE, "{}", "out_features is None; it must be a whole number from 1"),
+        (DENSE, '{"out_features": 99999999}', "out_features is 99999999"),
+        (DENSE, '{"out_features": 8}', "its tensors are not"),
+        (READING, "[]", "holds no object"),
+        (READING, '{"max_seq_length": "many"}', "max_seq_length is 'many'; it must"),
+        (TOKENIZER, '{"model_max_length": 0}', "model_max_length is 0"),
+        (GENERAL, '{"default_prompt_name": "q"}', "no text for default_prompt_name q$"),
     ],
 )
-def test_what_is_damaged_or_not_supported_is_refused_by_name(tmp_path, file, content, message):
-    """Content takes a file's place; entries are added to it."""
-    folder = folder_of(tmp_path / "m", pooling("mean"), dense(), NORMALIZE)
-    if isinstance(content, str):
-        (folder / file).write_text(content)
-    else:
-        change(folder / file, content)
+def test_what_is_damaged_is_refused(tmp_path, file, content, message):
+    folder = folder_of(tmp_path / "m", pooling("mean"), dense())
+    (folder / file).write_text(content)
     refused(folder, message)
 
 
@@ -122,10 +164,3 @@ def test_a_pickle_that_is_no_tensor_is_refused(tmp_path):
     torch.save({"linear.weight": print}, folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(UserError):
         read_pooling(folder, 32)
-
-
-def test_activations_are_those_of_torch():
-    x = np.linspace(-4, 4, 101, dtype=np.float32)
-    for name, act in ACTIVATIONS.items():
-        theirs = getattr(torch.nn, name)()(torch.tensor(x)).numpy()
-        np.testing.assert_allclose(np.array(act(mx.array(x))), theirs, atol=1e-6)

@@ -11,10 +11,10 @@ from functools import lru_cache
 import numpy as np
 
 from mlx_t5.backend import mx
+from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.ranks import ALONE
-from mlx_t5.pooling import Pooling
 
 START, EOS = 0, 1
 
