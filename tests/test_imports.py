@@ -87,7 +87,7 @@ def test_torch_can_be_imported_after_a_tokenizer():
 # Imports go down only: each line may import from the lines above it and from its own room. Types
 # alone are named under TYPE_CHECKING.
 FLOORS = """
-errors sizes | ranges blas cuda | backend timing disk grouping | settings pooling
+errors sizes | ranges blas cuda | backend timing disk grouping | settings
 checkpoints | text | sampling | network | names | model
 drafting scoring | engine loading | decoder
 machines | training | cli | serving

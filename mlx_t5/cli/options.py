@@ -240,7 +240,7 @@ def _check(options: Options) -> None:
     if options.resume and output_file.endswith(".npy"):
         raise UserError("--resume goes on with lines; name an --output-file that ends in .jsonl")
     pipe = options.input_file == "-" or Path(options.input_file or "").is_fifo()
-    if options.resume and pipe and not options.json:  # nothing says whether its prompts are the same
+    if options.resume and pipe and not options.json:  # its prompts may be others now
         raise UserError(
             "--resume of a pipe needs an --output-file that ends in .jsonl; or name a file"
         )
